@@ -1,4 +1,4 @@
-"""Codecs: bytes to typed messages and back, one codec for each direction of a conversation."""
+"""Codecs between bytes and typed messages, one codec for each direction of a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from schemas.errors import MalformedMessageError, TooLargeError
 from schemas.wire import Message, agent, client, feed, files, worker
 
-MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
+MAX_BYTES: Final = 4 * 1024 * 1024  # size of a message; sockets disconnect a peer that sends more
 
 MISSING: Final = "Object missing required field "
 M = TypeVar("M")
@@ -18,12 +18,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """Return the MessagePack bytes of a message: a map with its tag under the key `type`."""
+    """Return the MessagePack bytes of a message: a map whose key `type` has the tag."""
     return _encoder.encode(message)
 
 
 class Codec(Generic[M]):
-    """Decoder of the messages of one direction of a conversation; it refuses all others."""
+    """Decoder for the messages of one direction of a conversation; it refuses other messages."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
         self.conversation = conversation
@@ -32,15 +32,15 @@ class Codec(Generic[M]):
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[M]:
-        """Decoder, built on first use: to build all takes a tenth of a short command's time."""
+        """Decoder, built on first use: all decoders take a tenth of a short command's time."""
         return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:
-        """Return the message in `data`: a frame from a socket, or the content of a file.
+        """Return the message in `data`, a frame from a socket or the content of a file.
 
         Raises:
             TooLargeError: if `data` is longer than `MAX_BYTES`.
-            MalformedMessageError: if it is not a message of this conversation; `field` is the
+            MalformedMessageError: if `data` is not a message of this conversation; `field` is the
                 path of the invalid field, if there is one.
         """
         if len(data) > MAX_BYTES:
@@ -69,7 +69,7 @@ class Codec(Generic[M]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags that this codec accepts."""
+        """Tags of the messages that this codec accepts."""
         return tuple(tag_of(kind) for kind in self.kinds)
 
 

@@ -6,15 +6,15 @@ import msgspec
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Mean times of a worker's steps. A step has `passes` passes; the last includes the reduction.
+    """Mean times of a worker's steps, each of which has `passes` passes.
 
-    The last pass is longer than the others by `sync_s`.
+    The last pass includes the reduction and is longer than the others by `sync_s`.
     """
 
     pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # part in the reduction, with waits for peers; 0 without peers
-    local_batch: int  # samples of a pass, the largest of the step
-    passes: int  # in a step; more than 1: gradient accumulation
+    sync_s: float  # its part in the reduction, including waits for peers; 0 without peers
+    local_batch: int  # samples in the largest pass of the step
+    passes: int  # passes in a step; more than 1: gradient accumulation
 
     @property
     def step_s(self) -> float:
@@ -28,13 +28,13 @@ class EpochFacts(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int  # 1-based, counted by the job
     step: int  # optimizer steps since the job began
     samples_per_s: float  # X_j, mean over the epoch, pauses included
-    train_loss: float | None  # mean over the epoch's samples; None: not measured
+    train_loss: float | None  # mean over the samples of the epoch; None: not measured
     metrics: dict[str, float]
     global_batch: int
     lr: float
     samples_done: int = 0  # Y_processed since the job began; 0: not known
     epoch_samples: int = 0  # ||D||; 0: not known
     noise_scale: float | None = None  # gradient noise scale, samples; needs two batch sizes
-    trained_samples: int | None = None  # in this epoch; None: not known
+    trained_samples: int | None = None  # samples trained in this epoch; None: not known
     left_early: bool = False  # the script left its loop before the epoch's end
-    step_times: StepTimes | None = None  # mean of the epoch; None: not measured
+    step_times: StepTimes | None = None  # means over the epoch; None: not measured

@@ -1,4 +1,4 @@
-"""Errors that cross a wire, with stable codes, and the base of all errors raised on purpose."""
+"""Errors that cross a wire, with stable codes, and the base class of all deliberate errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
-TOO_MANY_FILES: Final = "Too many open files"  # in the system's words, and ZeroMQ's
+TOO_MANY_FILES: Final = "Too many open files"  # message of the operating system and of ZeroMQ
 MORE_FILES_HINT: Final = (
     "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 )
-MAX_COMPARED: Final = 1000  # names, at 60 us each
-# In errors that torch raises for the process of a data loader.
+MAX_COMPARED: Final = 1000  # names; comparing one takes 60 us
+# Line in errors that torch raises for the process of a data loader.
 WORKER_TRACEBACK: Final = "Original Traceback (most recent call last):"
 
 
@@ -19,7 +19,7 @@ class OnesError(Exception):
     """Base of every error that the project raises on purpose.
 
     Attributes:
-        code: stable and machine-readable; the same on every side of a wire.
+        code: stable and machine-readable; the same at both ends of a wire.
         message: one line that says what happened, without a full stop.
         hint: the remedy; may be empty.
         field: path of the invalid field; may be empty.
@@ -35,14 +35,14 @@ class OnesError(Exception):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the first exception of a (nested) exception group, or `error` itself."""
+    """Return the first exception of a (nested) exception group; otherwise return `error` itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def one_line_error(error: BaseException) -> str:
-    """Return the class and text of the root cause of `error`, and the remedy if one is known."""
+    """Return one line about the root cause of `error`: class, text, and the remedy if known."""
     error = root_cause(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
@@ -60,10 +60,10 @@ def one_line_error(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for an unknown name: the most similar known name, and the general hint.
+    """Return the hint `otherwise`, preceded by the most similar known name, if there is one.
 
-    `known` are existing names, oldest first; `digits` matches the last `digits-N` among them.
-    Otherwise only the last 1000 are compared, which takes less than 0.1 s.
+    `known` lists existing names, oldest first. For `digits`, the last name of the form `digits-N`
+    is proposed. Without one, only the last 1000 names are compared, in less than 0.1 s.
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
@@ -84,13 +84,13 @@ class TooLargeError(OnesError):
 
 
 class BadFieldError(OnesError):
-    """A value that cannot be accepted; `field` names it."""
+    """A value cannot be accepted; `field` is the path of the value."""
 
     code = "bad_field"
 
 
 class UnknownJobError(OnesError):
-    """The cluster has never accepted a job of that name; `known` are names to propose from."""
+    """The cluster has never accepted a job of this name; the hint proposes one of `known`."""
 
     code = "unknown_job"
 
@@ -101,19 +101,19 @@ class UnknownJobError(OnesError):
 
 
 class UnknownNodeError(OnesError):
-    """An agent of that name has never joined."""
+    """No agent of this name has ever joined."""
 
     code = "unknown_node"
 
 
 class DeniedError(OnesError):
-    """The key is known but has no right to do this."""
+    """The key is known, but has no right to make this request."""
 
     code = "denied"
 
 
 class UnavailableError(OnesError):
-    """The controller cannot make anything durable at the moment; nothing was accepted."""
+    """The controller cannot make any change durable at the moment; nothing was accepted."""
 
     code = "unavailable"
 
@@ -131,7 +131,7 @@ class TimedOutError(OnesError):
 
 
 class SettingsError(OnesError):
-    """A settings or job file that cannot be used in its present form."""
+    """A settings file or job file cannot be used in its present form."""
 
     code = "settings"
 
@@ -153,7 +153,7 @@ BY_CODE: dict[str, type[OnesError]] = {
 
 
 class RemoteError(OnesError):
-    """An error with a code that this release does not know."""
+    """An error from the other end, with a code that this release does not know."""
 
     def __init__(self, code: str, message: str, hint: str = "", field: str = "") -> None:
         super().__init__(message, hint, field)
@@ -161,7 +161,7 @@ class RemoteError(OnesError):
 
 
 def error_from_code(code: str, message: str, hint: str, field: str) -> OnesError:
-    """Return the error that the other side raised. An unknown code becomes a `RemoteError`."""
+    """Return the error that the other end raised; an unknown code becomes a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))
     leaf = BY_CODE.get(code)

@@ -9,12 +9,12 @@ NodeId = NewType("NodeId", str)
 SlotId = NewType("SlotId", str)  # NODE/INDEX: one GPU, or one declared CPU slot
 WorkerId = NewType("WorkerId", str)  # JOB.vVERSION.rRANK: one process on one slot
 BootId = NewType("BootId", str)  # one run of an agent process
-Version = NewType("Version", int)  # of a job's group; only grows
+Version = NewType("Version", int)  # version of a job's group; only grows
 Term = NewType("Term", int)  # incarnation of the controller; only grows
 Rank = NewType("Rank", int)
 Seconds = NewType("Seconds", float)
 Samples = NewType("Samples", int)
-LAST: Final = Seconds(253_402_300_799.0)  # end of the year 9999, the limit of datetime
+LAST: Final = Seconds(253_402_300_799.0)  # end of the year 9999, which is the limit of datetime
 
 
 def slot_id(node: NodeId, index: int) -> SlotId:
@@ -23,12 +23,12 @@ def slot_id(node: NodeId, index: int) -> SlotId:
 
 
 def node_of(slot: SlotId) -> NodeId:
-    """Return the node that a slot belongs to."""
+    """Return the node to which a slot belongs."""
     return NodeId(slot.rpartition("/")[0])
 
 
 def index_of(slot: SlotId) -> int:
-    """Return the position of a slot on its node.
+    """Return the 0-based position of a slot on its node.
 
     Raises:
         ValueError: if the name does not end in a number.
@@ -37,5 +37,5 @@ def index_of(slot: SlotId) -> int:
 
 
 def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:
-    """Return the name of a worker that starts with `version`; also the name of its folder."""
+    """Return the name of a worker that starts with `version`; its folder has the same name."""
     return WorkerId(f"{job}.v{version}.r{rank}")

@@ -1,4 +1,4 @@
-"""A job as its user describes it: program, batch, slots, stop rule; and checks of job files."""
+"""A job as its user describes it (program, batch, slots, stop rule), and checks of job files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_SLOTS: Final = 65_536
 if TYPE_CHECKING:
     Slots = tuple[int, int]
 else:
-    Slots = tuple[int, int] | int  # accepted; `JobSpec` stores (least, most)
+    Slots = tuple[int, int] | int  # a single number is accepted; `JobSpec` stores (least, most)
 SWEEP_SCRIPT: Final = "sweep"  # `script` of a job that is a sweep
 KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
 AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
@@ -33,7 +33,7 @@ MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
-MAX_SPEC_BYTES: Final = 1 << 20  # encoded; sent with every order and reply about the job
+MAX_SPEC_BYTES: Final = 1 << 20  # encoded; each order and reply about the job contains it
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -51,14 +51,14 @@ MAX_STOP: Final = {
 }
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
-_NCCL: Final = (  # the first three are older names
+_NCCL: Final = (  # the first three names are older
     "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_COMM_BLOCKING",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG",
     "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_NONBLOCKING_TIMEOUT",
     "TORCH_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
 )  # fmt: skip
-CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that sets one
+CLUSTER_VARIABLES: Final = {  # set for each worker; with the remedy for a job that sets one
     "CUDA_VISIBLE_DEVICES": _NO_DEVICE,
     "CUDA_DEVICE_ORDER": _NO_DEVICE,
     "NVIDIA_VISIBLE_DEVICES": _NO_DEVICE,
@@ -70,12 +70,15 @@ CLUSTER_PREFIX: Final = "ONES_"
 
 
 def is_reserved(name: str) -> bool:
-    """True if the cluster sets this environment variable, so that jobs must not."""
+    """True if the cluster sets this environment variable, so that jobs must not set it."""
     return name.startswith(CLUSTER_PREFIX) or name in CLUSTER_VARIABLES
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End of a job's training. Exactly one form is set; `epochs` may also bound a metric form."""
+    """Condition that ends the training: `epochs`, `samples`, or a condition on `metric`.
+
+    Exactly one of them is set, but `epochs` may also bound a condition on `metric`.
+    """
 
     EXAMPLES: ClassVar = {
         "epochs": "30",
@@ -89,7 +92,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metric: str | None = None
     at_least: float | None = None  # with `metric`: reached in `consecutive` epochs in a row
     consecutive: int = 1
-    plateau: int | None = None  # with `metric`: no increase for this many epochs in a row
+    plateau: int | None = None  # with `metric`: stop after so many epochs without an increase
 
 
 class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,8 +104,8 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     EXAMPLES: ClassVar = {"value": "80", "deadline_s": "3600", "decay": "0.01"}
     value: float  # theta_1, relative to other jobs
-    deadline_s: float = math.inf  # theta_3, seconds after the submission; default: none
-    decay: float = 0.0  # theta_2, per second: steepness of the fall at the deadline
+    deadline_s: float = math.inf  # theta_3, seconds after the submission; default: no deadline
+    decay: float = 0.0  # theta_2, per second: how steeply the value falls at the deadline
 
     def at(self, seconds: float) -> float:
         """Return the value of a completion `seconds` after the submission."""
@@ -115,7 +118,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job as its user describes it; the fields of a job file."""
 
-    EXAMPLES: ClassVar = {  # values in a job file, quoted in errors
+    EXAMPLES: ClassVar = {  # example values in a job file, quoted in errors
         "name": '"digits"',
         "script": '"train.py"',
         "batch_size": "64",
@@ -142,24 +145,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workdir: str = "."
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
-    lr: float | None = None  # at `batch_size`; default: the script's own
-    slots: Slots = (1, 1)  # least, most; one number is both
-    family: str | None = None  # jobs of one script and model; default: name, script and args
-    slots_wanted: int | None = None  # for policies that give a fixed number; default: least
+    lr: float | None = None  # learning rate at `batch_size`; default: the script's own
+    slots: Slots = (1, 1)  # (least, most); a single number sets both
+    family: str | None = None  # equal for jobs of one script and model; default: name, script, args
+    slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
-    retries: int = 0  # script failures after which the job restarts from its last epoch
+    retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
-    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that admit jobs
+    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # the job is this sweep
-    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # the job is a graduated trial
+    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
+    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
 
     def __post_init__(self) -> None:
-        """Turn a single number of slots into a range."""
+        """Convert a single number of slots to a range."""
         if isinstance(self.slots, int):
             msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
 
@@ -167,8 +170,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def batch_limit(self) -> int:
         """Largest global batch that the user allows, in samples.
 
-        If the cluster chooses the limit, it is what fits the most slots in one pass each.
-        Policies use a smaller limit, see `controlplane.core.model.job`.
+        If the cluster chooses the limit, this is the batch that the maximum number of slots can
+        process in one pass. Policies use a smaller limit, see `controlplane.core.model.job`.
         """
         if isinstance(self.max_batch_size, int):
             return self.max_batch_size
@@ -178,46 +181,46 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def batch_limit_is_auto(self) -> bool:
-        """True if the cluster chooses the largest batch, by data set and noise scale."""
+        """True if the cluster chooses the largest batch, based on data set and noise scale."""
         return self.max_batch_size in {None, AUTO}
 
     @property
     def pass_limit(self) -> int:
-        """Largest batch of one pass of one slot, in samples."""
+        """Largest batch that one slot may process in one pass, in samples."""
         return self.batch_size if self.max_local_batch is None else self.max_local_batch
 
     @property
     def local_limit(self) -> int:
-        """Largest share of a step that a policy may give to one slot, in samples.
+        """Largest share of a step that a policy may assign to one slot, in samples.
 
-        It is at least `batch_size`, because a job may start on one slot. A worker splits what
-        exceeds `pass_limit` into several passes.
+        It is at least `batch_size`, because a job may start on one slot. A worker splits a share
+        above `pass_limit` into several passes.
         """
         return max(self.batch_size, self.pass_limit)
 
     @property
     def wanted(self) -> int:
-        """Number of slots for policies that give a fixed number."""
+        """Number of slots for policies that assign a fixed number."""
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
 
     @property
     def fails_on_loss(self) -> bool:
-        """True if the job fails, instead of restarting, when no worker has its state any more."""
+        """True if the job fails, instead of restarting, once no worker has its state."""
         return self.on_loss == "fail"
 
     @property
     def stated_seed(self) -> int | None:
-        """Seed given by the user; None: the script decides."""
+        """Seed given by the user; None if the script chooses it."""
         return None if self.seed is msgspec.UNSET else self.seed
 
     @property
     def stated_sweep(self) -> SweepSpec | None:
-        """Description of the sweep; None: an ordinary job."""
+        """Description of the sweep; None for an ordinary job."""
         return None if self.sweep is msgspec.UNSET else self.sweep
 
     @property
     def stated_trial(self) -> TrialSpec | None:
-        """Graduated trial that this job continues; None: not part of a sweep."""
+        """Graduated trial that this job continues; None for other jobs."""
         return None if self.trial is msgspec.UNSET else self.trial
 
     @property
@@ -235,9 +238,9 @@ class JobProblem(msgspec.Struct, frozen=True):
 
 
 def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
-    """Return everything that is wrong with a decoded job, in the order of the fields.
+    """Return all problems of a decoded job, in the order of its fields.
 
-    Decoding checked the types; this checks what types cannot express.
+    Decoding has checked the types. This function checks everything that types cannot express.
     """
     shape = (*_text(spec), *_paths(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
@@ -248,7 +251,7 @@ def _size(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         size = len(msgspec.msgpack.encode(spec))
     except (OverflowError, UnicodeEncodeError):
-        return  # reported by another check
+        return  # another check reports it
     if size > MAX_SPEC_BYTES:
         what = f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}"
         yield JobProblem("args", what, "put large values into a file of the working directory")
@@ -297,7 +300,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_word(text: str) -> bool:
-    """True if a process can receive the text as an argument or variable."""
+    """True if a process can receive the text as an argument or as an environment variable."""
     return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
 
 
@@ -312,7 +315,10 @@ def _paths(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
-    """Return why a script, perhaps with known first bytes, is not Python, and the remedy."""
+    """Return the reason why a script is not Python, and the remedy; None if it may be Python.
+
+    `first` are the first bytes of the script, if known.
+    """
     name = script.rpartition("/")[2]
     suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
     shebang = first.partition(b"\n")[0] if not suffix and first.startswith(b"#!") else b""

@@ -22,22 +22,22 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     node: NodeId
     host: str
-    address: str  # at which other nodes reach its workers
+    address: str  # for other nodes, to reach its workers
     slots: tuple[SlotSpec, ...]
     cores: int
     memory_bytes: int
-    release: str  # of the agent
-    fenced_s: float = 0.0  # without a reply for so long, the agent has killed its workers; 0: never
-    states_port: int = 0  # serves states of sweeps; 0: an older agent serves none
+    release: str  # release of the agent
+    fenced_s: float = 0.0  # after this time without a reply, its workers are dead; 0: never
+    states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a group starts from: written after `epoch` by `version`.
+    """The checkpoint from which a group starts, written by the group of `version` after `epoch`.
 
-    It was written at the end of the epoch, or within the next epoch if the group was paused there.
+    It was written at the end of the epoch, or during the next epoch if the group was paused then.
     """
 
-    epoch: int  # 1-based, finished
+    epoch: int  # finished epoch, 1-based
     version: Version
 
 
@@ -51,19 +51,19 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The workers that train a job at one version, in rank order, and their batches."""
+    """The workers that train a job at one version, in rank order, with their batch sizes."""
 
     version: Version
     members: tuple[Member, ...]
-    lr: float | None  # at `base_batch`; None: the script's own
+    lr: float | None  # learning rate at `base_batch`; None: the script's own
     base_batch: int = 0  # global batch for which `lr` is given
     resume: ResumePoint | None = None
 
     @property
     def global_batch(self) -> int:
-        """B_j of ONES eq. 2, samples per step."""
+        """Global batch size: B_j of ONES eq. 2, samples per step."""
         return sum(member.local_batch for member in self.members)
 
     def member(self, worker: WorkerId) -> Member | None:
-        """Return the entry of a worker in this group; None if it is not a member."""
+        """Return the entry of a worker in this group; None if the worker is not a member."""
         return next((member for member in self.members if member.worker == worker), None)

@@ -1,10 +1,10 @@
 """Sans-I/O delivery between the controller and one agent.
 
-Inputs are decoded messages, clock ticks and things to send; outputs are values that state what to
-send, publish or accept. Events up are numbered per (node, boot) and delivered once and in order.
-Deltas down are ordered by (term, version, stage), those of sweeps separately by (term, revision);
-they are delivered at least once and applied once. Nothing here uses a socket, a clock or a thread.
-All times are seconds of one monotonic clock.
+Inputs are decoded messages, clock ticks, and events or deltas to send. Outputs are values that
+describe what to send, publish or accept. Events go up: they are numbered per (node, boot) and
+delivered once, in order. Deltas go down: those of jobs are ordered by (term, version, stage), those
+of sweeps by (term, revision); each is delivered at least once and applied once. This module uses no
+socket, clock or thread. All times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 Delta = GroupDelta | SweepDelta
-Order = tuple[int, ...]  # (term, version, stage), of a sweep (term, revision)
-Key = tuple[JobId, bool]  # True: the job's sweep
+Order = tuple[int, ...]  # (term, version, stage); for a sweep (term, revision)
+Key = tuple[JobId, bool]  # True for the sweep of the job
 MAX_RESENT: Final = 256  # events in one Resent
-MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
-MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+MAX_DOUBLINGS: Final = 10  # then the pause between hellos grows no further
+MAX_HELLO_PAUSE_S: Final = 8.0  # longest pause between hellos; the first one is one heartbeat
 MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
 MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
@@ -53,12 +53,12 @@ class SessionTimings:
     heartbeat_s: float = 1.0
     suspect_s: float = 6.0
     lost_s: float = 30.0
-    missed_s: float = 5.0  # lost so early if workers of other nodes miss their peers
+    missed_s: float = 5.0  # earlier limit if workers of other nodes miss their peers
     retry_s: float = 2.0
 
 
 def equivalent_hellos(one: Hello, other: Hello) -> bool:
-    """True if two hellos differ only in the range of events, the repeated word and the requests."""
+    """True if two hellos differ only in the event numbers, in `echo`, or in the known jobs."""
 
     def lasting(hello: Hello) -> Hello:
         unlike = {"events_sent": 0, "events_dropped": 0, "echo": None, "jobs": (), "term": 0}
@@ -68,7 +68,7 @@ def equivalent_hellos(one: Hello, other: Hello) -> bool:
 
 
 def key_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Key:
-    """Return the key of a delta's subject. A later delta with this key replaces the delta."""
+    """Return the key of a delta's job or sweep. A later delta with this key replaces the delta."""
     return message.job, isinstance(message, SweepDelta | SweepDeltaAcked)
 
 
@@ -93,31 +93,31 @@ def _ack(delta: Delta, order: Order, *, applied: bool) -> DeltaAcked | SweepDelt
 
 @dataclass(frozen=True, slots=True)
 class ToController:
-    """Send this over the agent's DEALER."""
+    """Instruction to send a message over the agent's DEALER."""
 
     message: FromAgent
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish this on the agent's PUB."""
+    """Instruction to publish an event on the agent's PUB."""
 
     numbered: Numbered
 
 
 @dataclass(frozen=True, slots=True)
 class SendHello:
-    """Build a `Hello` from the current workers and send it; on failure, call `hello_not_sent`."""
+    """Instruction to send a `Hello` with the current workers; on failure, call `hello_not_sent`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Make this the desired state of its job, or of its sweep, on this node."""
+    """Instruction to make this the desired state of its job, or of its sweep, on this node."""
 
     delta: Delta
 
 
-# A `Welcome` begins a session, and names ports; `Refused`: the controller rejects this node.
+# A `Welcome` begins a session and has ports. `Refused` means that the controller rejects this node.
 AgentOutput = ToController | Publish | SendHello | Apply | Welcome | Refused
 
 
@@ -133,15 +133,15 @@ class AgentSession:
     spool: list[Numbered] = field(default_factory=list)
     sent: int = 0  # last sequence number
     held: dict[Key, Order] = field(default_factory=dict)
-    echo: str = ""  # word that the last `HelloRequest` asked to repeat
-    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
+    echo: str = ""  # from the last `HelloRequest`, to be repeated in hellos
+    chance: Callable[[], float] = lambda: 0.0  # random, 0 to 1: spreads the hellos of agents
     _last_received_at: Seconds = Seconds(0.0)
     _unanswered_hellos: int = 0
-    _next_hello_at: Seconds = Seconds(-1e9)  # when the next one is due
+    _next_hello_at: Seconds = Seconds(-1e9)  # time of the next hello
     _last_sent: Seconds = Seconds(-1e9)
-    _heartbeats: int = 0  # sent
-    _pending: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
-    _acked_sent_at: Seconds | None = None  # time of sending of the last heartbeat with a reply
+    _heartbeats: int = 0  # number of sent heartbeats
+    _pending: dict[int, Seconds] = field(default_factory=dict)  # sending times by heartbeat number
+    _acked_sent_at: Seconds | None = None  # sending time of the last acknowledged heartbeat
 
     @property
     def spool_full(self) -> bool:
@@ -154,24 +154,24 @@ class AgentSession:
         return self.spool[0].seq - 1 if self.spool else self.sent
 
     def unconfirmed_s(self, now: Seconds) -> float:
-        """Return how long the controller might have received nothing from this agent, in s.
+        """Return for how many seconds the controller might have received nothing from this agent.
 
-        A reply proves that its heartbeat arrived, and the agent knows when it sent that heartbeat.
-        The controller has received something since then, even if later replies were lost.
+        A reply proves that a heartbeat arrived, and the agent knows when it sent this heartbeat.
+        So the controller has received something since then, even if later replies were lost.
         """
         return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
     def record_event(self, event: AgentEvent) -> list[AgentOutput]:
-        """Number an event of a worker, keep it until it is committed, publish it."""
+        """Number an event of a worker, store it until it is committed, and publish it."""
         self.sent += 1
         numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
         self.spool.append(numbered)
         return [Publish(numbered)]
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
-        """Return what is due: a heartbeat, or a hello."""
+        """Return what must be sent now: a heartbeat, a hello, or nothing."""
         if self._acked_sent_at is None:
-            self._acked_sent_at = now  # the agent starts
+            self._acked_sent_at = now  # first tick after the agent's start
         if self.session is not None and now - self._last_received_at > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
@@ -185,7 +185,7 @@ class AgentSession:
         return [ToController(heartbeat)]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
-        """Process one message of the controller; a stale one changes nothing."""
+        """Process a message from the controller; an outdated message changes nothing."""
         match message:
             case Welcome():
                 return self._on_welcome(message, now)
@@ -211,7 +211,7 @@ class AgentSession:
                 return self._on_delta(message)
 
     def _record_ack(self, number: int, now: Seconds) -> None:
-        """Record that a heartbeat arrived; an older controller does not say which heartbeat."""
+        """Record that a heartbeat arrived; replies of older controllers do not have its number."""
         sent_at = self._pending.get(number) if number else now
         if sent_at is not None:
             self._acked_sent_at = sent_at
@@ -246,12 +246,12 @@ class AgentSession:
         return [SendHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
-        """Return the time of the next hello: pauses double, and agents differ by chance."""
+        """Return the time of the next hello; pauses double, and vary randomly between agents."""
         pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def hello_not_sent(self, now: Seconds) -> None:
-        """Retry soon after a hello that could not be sent; it caused the controller no work."""
+        """Retry soon after a hello that could not be sent, as it caused the controller no work."""
         self._unanswered_hellos = 0
         self._next_hello_at = self._after_pause(now)
 
@@ -274,13 +274,13 @@ class AgentSession:
             return [ToController(_ack(delta, held, applied=False))]
         self.held[key], self.term = order, delta.term
         applied: list[AgentOutput] = []
-        # A job may be forgotten later than its last version.
+        # `forget` may be set after the last version of a job was applied.
         if order > newest or (isinstance(delta, GroupDelta) and delta.forget):
             applied = [Apply(delta)]
         return [*applied, ToController(_ack(delta, order, applied=True))]
 
     def forget_job(self, job: JobId) -> None:
-        """Drop the order numbers of a job that has nothing left on this node."""
+        """Delete the order numbers of a job that has nothing left on this node."""
         for is_sweep in (False, True):
             self.held.pop((job, is_sweep), None)
 
@@ -290,14 +290,14 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class ToNode:
-    """Send this to the agent."""
+    """Instruction to send a message to the agent."""
 
     message: ToSession
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The next event of the stream; commit it, then call `acknowledge`."""
+    """The next event of the stream; the caller commits it, then calls `acknowledge`."""
 
     numbered: Numbered
 
@@ -306,7 +306,7 @@ ControllerOutput = ToNode | Deliver
 
 
 class Condition(Enum):
-    """State of a node, by the length of its silence."""
+    """Condition of a node, derived from the length of its silence."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -322,8 +322,8 @@ class ControllerSession:
     timings: SessionTimings = field(default_factory=SessionTimings)
     session: str | None = None
     boot: BootId | None = None
-    received: int = 0  # delivered through this seq
-    durable: int = 0  # committed through this seq
+    received: int = 0  # delivered up to this seq
+    durable: int = 0  # committed up to this seq
     outstanding: dict[Key, tuple[Delta, Seconds]] = field(default_factory=dict)
     last_received_at: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
@@ -331,8 +331,8 @@ class ControllerSession:
     _behind_at: int | None = None  # `received` when the last heartbeat announced more
     _sessions: int = 0
     _echoes: int = 0
-    _echo: str = ""  # word that the next hello must repeat; empty: none
-    _hello: Hello | None = None  # that began this session
+    _echo: str = ""  # the next hello must repeat it; empty: none
+    _hello: Hello | None = None  # the one that began this session
     _report_again: bool = False  # the journal lost reports of this boot
 
     def open_session(
@@ -341,8 +341,8 @@ class ControllerSession:
         """Begin a session; `committed` is the highest durable sequence number of this boot.
 
         Events that the agent dropped although the journal lacks them are requested anew.
-
-        A hello that does not repeat our word is no sign of life: its agent may not receive us.
+        A hello without our echo does not prove that the node is alive, because the agent might not
+        receive our messages.
         """
         self._sessions += 1
         self._hello = hello
@@ -352,7 +352,7 @@ class ControllerSession:
         if hello.boot != self.boot:
             self._early.clear()
             self.received = committed
-            self.last_received_at = now  # a new connection, whose handshake needed our replies
+            self.last_received_at = now  # the handshake of its new connection needed our replies
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
         self._requested_at = now
@@ -360,14 +360,14 @@ class ControllerSession:
         return self.resume_session(hello, now, log_port, event_port)
 
     def repeats_hello(self, hello: Hello) -> bool:
-        """True if a hello only repeats the one with which the current session began."""
+        """True if a hello is equivalent to the one that began the current session."""
         begun = self._hello
         return self.session is not None and begun is not None and equivalent_hellos(begun, hello)
 
     def resume_session(
         self, hello: Hello, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Welcome an agent back into its open session; its deltas continue to be repeated."""
+        """Send another welcome in the open session; its deltas continue to be repeated."""
         if self.session is None:
             return []
         if self.echo_matches(hello):
@@ -386,12 +386,12 @@ class ControllerSession:
     def echo_matches(self, hello: Hello) -> bool:
         """True if a hello proves that its agent receives our messages.
 
-        An older agent repeats nothing, and is believed.
+        Older agents repeat no echo; their hellos are accepted as proof.
         """
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
     def request_hello(self) -> list[ControllerOutput]:
-        """Request a hello that repeats a word which the agent cannot know otherwise."""
+        """Request a hello with an `echo` that the agent can only know from this request."""
         if not self._echo:
             self._echoes += 1
             self._echo = f"{self.term}.{self._echoes}"
@@ -413,9 +413,9 @@ class ControllerSession:
                 return []
 
     def receive_events(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
-        """Deliver events that are next in order, hold early ones, request missing ones.
+        """Deliver events that are next in order, store early ones, and request missing ones.
 
-        The events may be unordered, repeated or of an earlier boot; those of another node are
+        The events may be in any order. Repeated events, and those of another node or boot, are
         skipped.
         """
         outputs: list[ControllerOutput] = []
@@ -441,9 +441,9 @@ class ControllerSession:
         return [ToNode(EventsCommitted(boot=self.boot, through=through))]
 
     def order(self, delta: Delta, now: Seconds) -> list[ControllerOutput]:
-        """Send a delta until it is acknowledged; only the newest of a job or sweep is repeated.
+        """Send a delta and repeat it until it is acknowledged, or replaced by a newer one.
 
-        Returns nothing while no session is open: the next hello requests all deltas again.
+        Returns nothing while no session is open, because all deltas are sent after the next hello.
         """
         if self.session is None:
             return []
@@ -451,7 +451,7 @@ class ControllerSession:
         return [ToNode(delta)]
 
     def withdraw(self, delta: Delta) -> None:
-        """Stop repeating this delta; a newer one of its job stays."""
+        """Stop repeating this delta; a newer delta of the same job continues to be repeated."""
         ordered = self.outstanding.get(key_of(delta))
         if ordered is not None and ordered[0] is delta:
             del self.outstanding[key_of(delta)]
@@ -480,7 +480,7 @@ class ControllerSession:
             session=self.session, term=self.term, committed=self.durable, number=message.number
         )
         behind = message.events_sent > self.received
-        # Events use another socket: late ones arrive before the next heartbeat.
+        # Events use another socket, so late ones may still arrive before the next heartbeat.
         missing = self._request_missing(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
         return [ToNode(answer), *missing]

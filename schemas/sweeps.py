@@ -1,6 +1,6 @@
-"""A sweep over configurations of one training as its user describes it, and its checks.
+"""A sweep over configurations of one training, as its user describes it, and its checks.
 
-Also Hyperband's brackets, and the bounds of the metrics that scripts report for an epoch.
+Also Hyperband's brackets, and bounds for the metrics that scripts report after an epoch.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ VisitOrder = Literal["greedy", "rollouts", "random", "fixed"]
 
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
-MAX_EPOCH_METRICS: Final = 500  # names for each epoch
-MAX_METRIC: Final = 100  # characters of a name
+MAX_EPOCH_METRICS: Final = 500  # number of metrics for each epoch
+MAX_METRIC: Final = 100  # characters of a metric's name
 MAX_SEED: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
 MAX_PARAMETERS: Final = 256
-MAX_SPACE_BYTES: Final = 128 << 10  # encoded; sent with every reply about the sweep
+MAX_SPACE_BYTES: Final = 128 << 10  # encoded; each reply about the sweep contains the space
 MAX_WHOLE: Final = 2**53  # larger integers are not exact in a float
-MAX_VALUES: Final = 100_000  # over all configurations: drawing them blocks the controller
+MAX_VALUES: Final = 100_000  # over all configurations, because drawing them blocks the controller
 PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
 
@@ -53,41 +53,41 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     choice: tuple[Value, ...] | None = None
     uniform: tuple[float, float] | None = None  # least, most
-    log_uniform: tuple[float, float] | None = None  # the logarithm is uniform; above 0
+    log_uniform: tuple[float, float] | None = None  # least, most, above 0; the logarithm is uniform
     integer: tuple[int, int] | None = None  # least, most, both included
-    log_integer: tuple[int, int] | None = None  # the same, uniform in the logarithm
-    when: Mapping[str, tuple[Value, ...]] = {}  # only if these parameters have these values
+    log_integer: tuple[int, int] | None = None  # as `integer`, but the logarithm is uniform
+    when: Mapping[str, tuple[Value, ...]] = {}  # applies only if others have these values
 
     @property
     def form(self) -> str:
-        """Name of the form that is set; empty if none."""
+        """Name of the form that is set; "" if no form is set."""
         return next((form for form in FORMS if getattr(self, form) is not None), "")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Least and greatest value; for a choice, the first and last index."""
+        """Smallest and largest value; for a choice, the first and last index."""
         if self.choice is not None:
             return 0, len(self.choice) - 1
         return self.uniform or self.log_uniform or self.integer or self.log_integer or (0, 0)
 
 
 def choice(*values: Value) -> Parameter:
-    """Return a parameter that takes one of `values` with equal probability."""
+    """Return a parameter that has one of `values`, each with equal probability."""
     return Parameter(choice=values)
 
 
 def uniform(least: float, most: float) -> Parameter:
-    """Return a parameter with numbers between the bounds."""
+    """Return a parameter with uniformly distributed numbers between the bounds."""
     return Parameter(uniform=(least, most))
 
 
 def log_uniform(least: float, most: float) -> Parameter:
-    """Return a parameter with each order of magnitude equally likely; `least` is above 0."""
+    """Return a parameter with all orders of magnitude equally likely; `least` is above 0."""
     return Parameter(log_uniform=(least, most))
 
 
 def integer(least: int, most: int) -> Parameter:
-    """Return a parameter with whole numbers, both bounds included."""
+    """Return a parameter with whole numbers from `least` to `most`, both included."""
     return Parameter(integer=(least, most))
 
 
@@ -95,7 +95,7 @@ Space = Mapping[str, Parameter]
 
 
 class Grid(msgspec.Struct, frozen=True, tag="grid", tag_field="type", forbid_unknown_fields=True):
-    """Grid of all combinations of choices and whole numbers, each trained to the last epoch."""
+    """All combinations of choices and whole numbers, each trained to the last epoch."""
 
 
 class RandomSearch(
@@ -106,7 +106,7 @@ class RandomSearch(
     configurations: int
 
 
-# Order in which ASHA uses scores: independent of timing, or (paper) as they arrive.
+# Order in which ASHA uses scores: independent of timing, or, as in the paper, as they arrive.
 Promotes = Literal["in_order", "on_arrival"]
 
 
@@ -144,17 +144,17 @@ class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unk
 class MedianStopping(
     msgspec.Struct, frozen=True, tag="median", tag_field="type", forbid_unknown_fields=True
 ):
-    """Stops trials that are worse than the median of the others (Golovin et al., KDD '17)."""
+    """Search that stops trials worse than the median of the others (Golovin et al., KDD '17)."""
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # trials that have trained as long
+    min_others: int = 3  # required number of trials that have trained as long
 
 
 class PopulationBased(
     msgspec.Struct, frozen=True, tag="pbt", tag_field="type", forbid_unknown_fields=True
 ):
-    """Replaces the worst quarter by changed copies of the best (Jaderberg et al., 2017)."""
+    """Search that replaces the worst quarter by changed best trials (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1
@@ -184,18 +184,19 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     search: SearchSpec
-    input_fn: str  # the data of one partition
-    model_fn: str  # the model, from the values of a configuration
-    train_fn: str  # one pass over a partition
-    eval_fn: str | None = None  # metrics of a model, at the end of each epoch
+    input_fn: str  # loads the data of one partition
+    model_fn: str  # makes the model from the values of a configuration
+    train_fn: str  # trains one pass over a partition
+    eval_fn: str | None = None  # computes metrics of a model at the end of each epoch
     partitions: int  # number of data partitions
-    replicas: int = 1  # nodes that hold each partition; above the number of nodes: all
-    keep: int = 1  # best configurations whose states are kept after the sweep
-    revoke_s: float = 120.0  # time for a worker to end its unit when its slot is withdrawn
-    # Choice of the next visit: most loaded first; best of 20 rollouts; random (Cerebro).
+    replicas: int = 1  # number of nodes with a copy of each partition, limited to all nodes
+    keep: int = 1  # number of best configurations whose states are kept after the sweep
+    revoke_s: float = 120.0  # time that a worker has to end its unit when its slot is withdrawn
+    # Choice of the next visit: greedy: most loaded first; rollouts: best of 20; random: as Cerebro.
     order: VisitOrder = "fixed"
-    # Global batch of the last trials as elastic jobs, once they are fewer than half the slots.
-    graduate_batch: int | None = None  # None: they stay in the sweep, bit-exact
+    # Global batch with which the last trials become elastic jobs, once they are fewer than half the
+    # slots.
+    graduate_batch: int | None = None  # None: they stay in the sweep and remain bit-exact
 
     @property
     def functions(self) -> dict[str, str]:
@@ -210,13 +211,13 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     sweep: JobId
     trial: int
     values: dict[str, Value]
-    functions: dict[str, str]  # paths by field
+    functions: dict[str, str]  # paths of functions by field
     partitions: int
-    seed: int  # of the sweep
-    epochs: int  # limit
+    seed: int  # seed of the sweep
+    epochs: int  # upper limit
     epochs_done: int
-    version: int  # of the state to continue from
-    digest: str  # of that state
+    version: int  # version of the state to continue from
+    digest: str  # digest of this state
     sources: tuple[str, ...]  # HOST:PORT of processes that serve the state
 
 
@@ -231,7 +232,7 @@ def check_sweep(spec: SweepSpec) -> None:
     """Check a sweep.
 
     Raises:
-        SettingsError: names the invalid field and the remedy.
+        SettingsError: if a field is invalid; names the field and the remedy.
     """
     check_search(spec.search)
     for field in FUNCTIONS:
@@ -256,7 +257,7 @@ def check_values(space: Space, values: Values) -> None:
     """Check a user's configuration against a valid space; numbers may exceed the space's bounds.
 
     Raises:
-        SettingsError: names the invalid field and the remedy.
+        SettingsError: if a value is invalid or missing; names the field and the remedy.
     """
     for name in values:
         if name not in space:
@@ -289,7 +290,7 @@ def _check_value(field: str, parameter: Parameter, value: Value) -> None:
 
 
 def is_metric(name: str) -> bool:
-    """True if `name` can name a metric: short and printable."""
+    """True if `name` is a valid name of a metric: short and printable."""
     return 1 <= len(name) <= MAX_METRIC and name.isprintable()
 
 
@@ -297,7 +298,7 @@ def check_search(spec: SearchSpec) -> None:
     """Check a search.
 
     Raises:
-        SettingsError: names the invalid field and the remedy.
+        SettingsError: if a field is invalid; names the field and the remedy.
     """
     if not spec.space:
         raise SettingsError("space is empty", "give at least one value to choose", "space")
@@ -467,5 +468,5 @@ def are_bounded(given: Mapping[str, float]) -> bool:
 
 
 def printable(text: str) -> str:
-    """Return the text in one line; characters that could control a terminal become spaces."""
+    """Return the text on one line; characters that could control a terminal become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,1 +1,1 @@
-"""The command line: `ones`."""
+"""The command line program `ones`."""

@@ -1,4 +1,4 @@
-"""`ones admin` and `ones config check`: the journal and settings files, on their host."""
+"""`ones admin` and `ones config check`: commands that read local journals and settings files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ admin = App(
 
 @admin.command(name="backup")
 def backup(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
-    """Copy the journal to FILE, as of one moment; the controller may be running."""
+    """Copy the journal to FILE in a consistent state; the controller may be running."""
     journal, _ = _journal(of, common)
     back_up(journal, file, force=force)
     _say(common, {"journal": str(journal), "file": str(file), "bytes": file.stat().st_size})
@@ -49,7 +49,7 @@ def backup(file: Path, *, of: Where = None, force: Force = False, common: Common
 def restore_journal(
     file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON
 ) -> int:
-    """Replace the journal by FILE; the controller must be stopped, and the old journal is kept."""
+    """Replace the journal with FILE, and keep the old journal; stop the controller first."""
     journal, _ = _journal(of, common, must_exist=False)
     kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
@@ -69,7 +69,7 @@ def accept_lost_inputs(*, of: Where = None, common: Common = COMMON) -> int:
 
 @admin.command(name="check")
 def check(*, of: Where = None, common: Common = COMMON) -> int:
-    """Read the whole journal: its pages, checksums and snapshots, and whether a replay agrees."""
+    """Check the journal's pages, checksums and snapshots, and whether a replay agrees with them."""
     journal, _ = _journal(of, common)
     lost = list(losses(journal))
     with contextlib.closing(Reader(journal)) as reader:
@@ -95,7 +95,7 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
 
 @admin.command(name="compact")
 def compact_journal(*, of: Where = None, common: Common = COMMON) -> int:
-    """Delete records beyond the retention, and shrink the file; the controller must be stopped."""
+    """Delete records that exceed the retention, and shrink the file; stop the controller first."""
     journal, settings = _journal(of, common)
     keep = Retention(
         inputs_s=settings.keep_inputs_s,
@@ -119,7 +119,7 @@ def decode(
     job: Annotated[str | None, Parameter(help="only inputs that mention this job")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Print inputs of the journal as JSON, one per line; with `-o json` as one document."""
+    """Print the inputs in the journal as JSON, one per line, or as one document with `-o json`."""
     journal, _ = _journal(of, common)
     with contextlib.closing(Reader(journal)) as reader:
         first = max(from_, reader.first_and_last()[0])
@@ -133,7 +133,7 @@ def decode(
 
 
 def _names(said: Any) -> Iterator[str]:
-    """Yield every text in a message, with keys; for workers and states also their job."""
+    """Yield every string and key in a message; of a worker's name such as `JOB.v2`, also JOB."""
     if isinstance(said, str):
         yield said
         yield said.rpartition(".v")[0]
@@ -149,7 +149,7 @@ def _names(said: Any) -> Iterator[str]:
 def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
-    """Return the path of the selected journal, and its controller's settings for it."""
+    """Return the path of the selected journal and the journal settings of its controller."""
     home = home_folder(common.home)
     path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
@@ -182,7 +182,7 @@ def check_settings(
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Print every problem of a settings file on this host; exit code 2 if there are any."""
+    """Print every problem of a settings file on this host; exit with code 2 if there are any."""
     path = file.expanduser().resolve()
     daemon = kind or _kind_of(path)
     problems = CHECKS[daemon][1](path)

@@ -1,4 +1,4 @@
-"""Owners of slots over time, derived from the cluster's events."""
+"""Owners of slots over time, derived from the events of the cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PALETTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Time in which one worker owned a slot."""
+    """Period in which one worker owned a slot."""
 
     slot: SlotId
     job: JobId
@@ -53,32 +53,33 @@ class Span(NamedTuple):
 
 
 class JobHistory(NamedTuple):
-    """States, batches and rates of a job over time."""
+    """States, batch sizes and rates of a job over time."""
 
-    spans: tuple[Span, ...]  # contiguous, from its submission to its end
+    spans: tuple[Span, ...]  # contiguous, from submission to end of the job
     batches: tuple[tuple[float, int], ...]  # (time, global batch) of each change
-    rates: tuple[tuple[float, float], ...]  # (end of an epoch, samples/s in it)
+    rates: tuple[tuple[float, float], ...]  # (end of an epoch, samples/s in that epoch)
 
 
 class Window(NamedTuple):
-    """Time range of a timeline; its axis counts from `begin`."""
+    """Time range of a timeline; the axis of the timeline starts with 0 at `begin`."""
 
     begin: float  # seconds since the epoch
     end: float
 
     @property
     def length(self) -> float:
-        """Seconds; never 0, so that an empty timeline has a scale."""
+        """Length in seconds; 1 for an empty range, so that an empty timeline still has a scale."""
         return (self.end - self.begin) or 1.0
 
 
 def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocation, ...]:
-    """Return the allocations of slots until time `until`, by start.
+    """Return the allocations of slots until time `until`, sorted by their start.
 
-    A worker owns its slot from `worker.started` to `worker.exited`; the first workers of a job from
-    the order to start. A worker that was prepared beside the slot's owner starts where the owner
-    ends. A worker whose exit was not recorded is counted until its job ended, or until `until`. The
-    events are all those of the feed, in order.
+    `events` must contain all events of the feed, in order. A worker owns its slot from
+    `worker.started` to `worker.exited`. The first workers of a job own their slots already from
+    `job.starting`. If a worker was prepared while another one still owned the slot, its allocation
+    starts when that of the other one ends. If the exit of a worker was not recorded, its allocation
+    ends with the job, or at `until`.
     """
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
@@ -111,9 +112,9 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
 
 
 def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobHistory]:
-    """Return states, batches and rates of jobs until time `until`, by submission.
+    """Return states, batch sizes and rates of each job until time `until`, in order of submission.
 
-    The events are all those of the feed, in order.
+    `events` must contain all events of the feed, in order.
     """
     states: dict[JobId, list[tuple[float, str]]] = {}
     batches: defaultdict[JobId, list[tuple[float, int]]] = defaultdict(list)
@@ -141,7 +142,7 @@ def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobH
 
 
 def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...]:
-    """Return the periods between changes of state, equal neighbours joined, until the job's end."""
+    """Return the periods of each state until the end of the job; equal neighbours are merged."""
     found: list[Span] = []
     for (begin, state), (end, _) in zip(states, [*states[1:], (until, "")], strict=True):
         if state in ENDED:
@@ -154,7 +155,7 @@ def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...
 
 
 def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:
-    """Return every slot of nodes that joined and of workers, by node and index."""
+    """Return every slot of the nodes that joined and of the workers, sorted by node and index."""
     found: set[SlotId] = set()
     for event in events:
         if event.event == "node.joined" and event.node is not None:
@@ -166,14 +167,14 @@ def all_slots(events: Iterable[FeedEvent]) -> tuple[SlotId, ...]:
 
 
 def slot_sort_key(slot: SlotId) -> tuple[list[tuple[int, str]], int]:
-    """Return a sort key under which node-2 comes before node-10."""
+    """Return a sort key that puts node-2 before node-10."""
     parts = groupby(node_of(slot), str.isdigit)
     words = ((digits, "".join(letters)) for digits, letters in parts)
     return [(int(word), "") if digits else (-1, word) for digits, word in words], index_of(slot)
 
 
 def clipped(allocations: Iterable[Allocation], window: Window) -> tuple[Allocation, ...]:
-    """Return the parts of `allocations` inside `window`."""
+    """Return the parts of `allocations` that lie inside `window`."""
     found = []
     for one in allocations:
         begin, end = max(one.begin, window.begin), min(one.end, window.end)
@@ -188,19 +189,19 @@ def _worker(event: FeedEvent, job: JobId) -> WorkerId:
 
 
 def full_window(allocations: Sequence[Allocation]) -> Window:
-    """Return the time from the first start to the last end."""
+    """Return the range from the first start to the last end of all allocations."""
     begin = min((allocation.begin for allocation in allocations), default=Seconds(0.0))
     return Window(begin, max((allocation.end for allocation in allocations), default=begin))
 
 
 def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
-    """Return the colour index of each job, in order of appearance."""
+    """Return a colour index for each job, in order of appearance."""
     jobs = dict.fromkeys(allocation.job for allocation in allocations)
     return {job: index for index, job in enumerate(jobs)}
 
 
 def job_colour(index: int) -> str:
-    """Return the colour of a job's index: `PALETTE`, then darker, then paler."""
+    """Return the colour for an index: first those of `PALETTE`, then darker, then paler ones."""
     value = PALETTE[index % len(PALETTE)].removeprefix("#")
     rgb = (int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
     hue, lightness, saturation = colorsys.rgb_to_hls(*rgb)

@@ -1,4 +1,4 @@
-"""`ones init`: a commented job file for a script, and the changes to the script."""
+"""`ones init`: write a commented job file for a script, and propose changes to the script."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from schemas.jobs import NAME
 
 COMMON_NAMES: Final = frozenset({"train", "main", "run", "job", "script"})
 DEFAULT_BATCH: Final = 32
-MAX_SLOTS: Final = 4  # the most slots that the job file asks for
-MAX_SHOWN_OPTIONS: Final = 4  # options of the script in the comment on `args`
+MAX_SLOTS: Final = 4  # the most slots that the job file requests
+MAX_SHOWN_OPTIONS: Final = 4  # options of the script that the comment on `args` lists
 
 
 def job_name(script: Path) -> str:
-    """Return a job name: the script's, or its folder's if the script's is a common one."""
+    """Return a job name: that of the script, or of its folder if the script's name is common."""
     stem = script.parent.name if script.stem.lower() in COMMON_NAMES else script.stem
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40]
     return name if NAME.fullmatch(name) else "job"
 
 
 def job_file(facts: Facts, script: Path, relative: str) -> str:
-    """Return the text of a job file that can be submitted, with a comment on every choice.
+    """Return the text of a valid job file, with a comment on every choice.
 
-    `relative` is the path of the script from the job file's folder.
+    `relative` is the path of the script relative to the folder of the job file.
     """
     batch = facts.batch_size or DEFAULT_BATCH
     where = "the script's" if facts.batch_size else "not found in the script: set it"
@@ -100,7 +100,7 @@ def init(
     force: Annotated[bool, Parameter(help="replace an existing job file")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Write a job file for SCRIPT, and show the lines to change so that it uses the library."""
+    """Write a job file for SCRIPT, and show the changes that make the script use the library."""
     source = _read(script)
     target = to or script.parent / "job.toml"
     keeps = target.exists() and not force
@@ -142,7 +142,11 @@ def _read(script: Path) -> Source:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file atomically."""
+    """Replace a file atomically.
+
+    Raises:
+        BadFieldError: if the file cannot be written.
+    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -154,7 +158,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _ask(facts: Facts) -> None:
-    """Ask for numbers that the script does not state, if a terminal is present."""
+    """Ask the user for numbers that the script does not contain; do nothing without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if facts.batch_size is None:

@@ -1,4 +1,4 @@
-"""`ones ps`: jobs as lines of a table at any width, once or repeatedly."""
+"""`ones ps`: print a table of jobs at any width, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from schemas.wire.client import Jobs, JobSummary
 
 
 def describe_promise(job: JobSummary) -> str:
-    """Return the promised end of a job and whether it was kept, or ""."""
+    """Return the promised end of a job and whether the promise was kept; "" without a promise."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)
@@ -49,9 +49,9 @@ def describe_promise(job: JobSummary) -> str:
 
 
 def clock(time_s: float, beside_s: float | None = None) -> str:
-    """Format a moment as its time of day, UTC; with its date if `beside_s` is on another day.
+    """Format a time as time of day (UTC), with the date if `beside_s` is on another day.
 
-    Both are seconds since the epoch. None: the date is never added.
+    Both times are seconds since the epoch. If `beside_s` is None, the date is omitted.
     """
     whole = second(time_s)
     same = beside_s is None or second(beside_s)[:10] == whole[:10]
@@ -59,7 +59,7 @@ def clock(time_s: float, beside_s: float | None = None) -> str:
 
 
 def _distance(job: JobSummary, came: float) -> str:
-    """Return the distance between the promised end and `came`."""
+    """Return the time from the promised end of a job to `came`, such as `5m00s late`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
@@ -67,11 +67,11 @@ def _distance(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-MIN_REASON_WIDTH: Final = 24  # columns; other columns are omitted before the reason gets narrower
-OMIT_ORDER: Final = (  # omitted in this order
+MIN_REASON_WIDTH: Final = 24  # columns; others are omitted before the reason is cut further
+OMIT_ORDER: Final = (  # columns; the first is omitted first
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
-LEFT_ALIGNED: Final = frozenset({"job", "user", "state", "metrics", WHY})  # left-aligned
+LEFT_ALIGNED: Final = frozenset({"job", "user", "state", "metrics", WHY})
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "job": lambda job: job.job,
     "user": lambda job: job.user,
@@ -93,7 +93,7 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
 
 
 class JobLines(NamedTuple):
-    """Table of jobs: its head, and a line for each job."""
+    """Table of jobs: a header line, and one line for each job."""
 
     head: str
     rows: tuple[str, ...]
@@ -104,8 +104,8 @@ def job_lines(
 ) -> JobLines:
     """Return a table of jobs, one line each.
 
-    Columns that do not fit into `width` (None: unlimited) are omitted, the least informative first;
-    then the reason is cut. `styled` decorates the state.
+    If the table is wider than `width` (None: unlimited), the least informative columns are omitted
+    first. Then the reason is cut. `styled` adds colours to the state.
     """
     filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
@@ -139,7 +139,7 @@ def _line(parts: Sequence[str], width: int | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Cut `text` to at most `width` columns, with an ellipsis."""
+    """Shorten `text` to at most `width` columns, with an ellipsis."""
     if len(text) * 2 <= width or _columns(text) <= width:
         return text
     while text and _columns(text) >= width:
@@ -148,7 +148,7 @@ def cut(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text of a script as one printable line without control characters."""
+    """Return output of a script as one printable line without control characters."""
     if text.isprintable() and (text.isascii() or not CONTROL_CHARACTER.search(text)):
         return text
     line = harmless(" ".join(text.split()))
@@ -156,7 +156,7 @@ def one_line(text: str) -> str:
 
 
 def _one_lines(texts: list[str]) -> list[str]:
-    """Apply `one_line` to many texts; fast if all are printable ASCII."""
+    """Apply `one_line` to many texts; return them unchanged if all are printable ASCII."""
     together = "".join(texts)
     if together.isascii() and together.isprintable():
         return texts
@@ -175,7 +175,7 @@ def _columns(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
-HOME: Final = "\x1b[H"  # moves the cursor to the corner
+HOME: Final = "\x1b[H"  # moves the cursor to the top left corner
 CLEAR_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[J"
 
@@ -196,7 +196,7 @@ class Choice:
     ] = None
 
     def ask(self, client: BlockingClient) -> Jobs:
-        """Return the jobs that match now."""
+        """Request the jobs that match the filters now."""
         states = [state.strip() for state in (self.state or "").split(",") if state.strip()]
         return client.find_jobs(
             ended=self.all_, states=states, user=self.user or "", name=self.name or ""
@@ -211,7 +211,7 @@ def ps(
     ] = False,
     common: Common = COMMON,
 ) -> int:
-    """List jobs, oldest first, one line each; `ones show` prints what was cut."""
+    """List jobs, oldest first, one line each; `ones show` prints a job in full."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
         raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
     with BlockingClient(common.home, ABSENT_AFTER_S if watch else None) as client:
@@ -225,7 +225,7 @@ def ps(
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:
-        lines = table(found, width_of(sys.stdout))  # escaped, with our own colours
+        lines = table(found, width_of(sys.stdout))  # escaped already, with our own colours
         drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
@@ -233,9 +233,9 @@ def ps(
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
-    """Return the output of `ps`: head, rule, and a line for each job; nothing without jobs.
+    """Return the lines of `ones ps`: header, rule, and one line for each job; [] without jobs.
 
-    `coloured`: None: on a terminal, unless NO_COLOR is set.
+    If `coloured` is None, colours are used on a terminal unless NO_COLOR is set.
     """
     if not found.jobs:
         return []
@@ -246,7 +246,7 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
 
 
 def none_found(choice: Choice) -> str:
-    """Return the message for an empty list."""
+    """Return the message that replaces an empty list."""
     if choice.state or choice.user or choice.name:
         return (
             "no such job" if choice.all_ or choice.state else "no such job; -a includes ended jobs"
@@ -255,7 +255,7 @@ def none_found(choice: Choice) -> str:
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
-    """Return the screen of `ps --watch`: as many jobs as fit, and the number of the others."""
+    """Return the lines of `ps --watch`: as many jobs as fit, then the number of omitted jobs."""
     shown = table(found, columns, coloured="NO_COLOR" not in os.environ)
     waiting = sum(job.state == "queued" for job in found.jobs)
     running = sum(bool(job.slots) for job in found.jobs)
@@ -268,10 +268,10 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Draw every second until cancelled; an absent controller is tolerated.
+    """Redraw the table every second until cancelled, also while the controller does not reply.
 
     Raises:
-        UnreachableError: if the controller does not reply the first time.
+        UnreachableError: if the controller does not reply to the first request.
     """
     for found, note in readings(ask, pause):
         size = shutil.get_terminal_size()

@@ -1,4 +1,4 @@
-"""`ones logs`, `fetch` and `export`: output, files and the trained model of a job."""
+"""`ones logs`, `fetch` and `export`: output, files and trained model of a job."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def logs(
     ] = False,
     common: Common = COMMON,
 ) -> int:
-    """Print the output of JOB from its start, across restarts of the controller and of workers."""
+    """Print the output of JOB from its start, also across restarts of the controller or workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
-    line_pattern(grep or "")  # fails before any request
+    line_pattern(grep or "")  # an invalid pattern fails before any request
     first_s = time.time() - seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
@@ -121,7 +121,7 @@ def logs(
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Print finished lines; keep the unfinished one at the bottom."""
+    """Print finished lines, and redraw the newest unfinished line at the bottom of the terminal."""
     going: dict[int | None, str] = {}  # by rank
     for page in filter(None, pages):
         text = CLEAR if going else ""
@@ -139,7 +139,7 @@ def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
-    """Write finished lines, and the newest state of each progress bar once per page."""
+    """Write finished lines, and once per page the newest state of each progress bar."""
     bars: dict[int | None, str] = {}  # by rank: the state that was written last
     for page in pages:
         for line in page:
@@ -152,7 +152,7 @@ def write_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
 
 
 def warn_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[list[OutputLine]]:
-    """Yield the pages; print `silent` to stderr at the end if no line came."""
+    """Yield the pages; if they contain no line, print `silent` to stderr at the end."""
     came = False
     for page in pages:
         came = came or bool(page)
@@ -172,7 +172,7 @@ def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
 def with_ranks(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
-    """Prefix lines with their rank; with None, from the page on in which a second rank occurs."""
+    """Prefix lines with their rank; if `prefix` is None, only once a second rank has written."""
     ranks: set[int] = set()
     for page in pages:
         ranks.update(line.rank for line in page if line.rank is not None)
@@ -222,7 +222,7 @@ def fetch(
 def _with_model(
     client: BlockingClient, job: str, folder: Path, python: str | None, done: Fetch
 ) -> Fetch:
-    """Add the model to the files, if a checkpoint is available."""
+    """Export the model if a checkpoint exists, and add the file to the result of the fetch."""
     try:
         model = _exported(client, job, folder / MODEL, python)
     except NoTorchError as error:
@@ -240,7 +240,7 @@ def export(
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Write the model of JOB's last checkpoint, or a sweep's best, to FILE: a `state_dict`."""
+    """Write the `state_dict` of JOB's last checkpoint, or of the best trial of a sweep, to FILE."""
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}

@@ -69,7 +69,7 @@ def print_job(detail: JobDetail) -> None:
 def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
     """Print every decision about a job with its reason, and the accuracy of the scheduler.
 
-    `numbers` adds the numbers behind each decision.
+    If `numbers` is True, the numbers that led to each decision are printed, too.
     """
     rows = [
         [
@@ -95,7 +95,7 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
 
 
 def search_facts(search: SearchInfo) -> dict[str, str]:
-    """Return the work of the scheduler so far and the errors of its predictions."""
+    """Describe the scheduler's changes so far, its search, and the errors of its predictions."""
     found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
     if search.predicted_gain is not None and search.realised_gain is not None:
         found["speed-up"] = (
@@ -125,9 +125,9 @@ def _size(size: Size) -> str:
 
 
 def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
-    """Yield days, and below each its changes by time of day.
+    """Yield a line for each day, followed by the state changes of that day.
 
-    Long lines are folded to `width` columns; None: never.
+    Long lines are wrapped at `width` columns; None disables wrapping.
     """
     day = ""
     for change in detail.history:
@@ -190,7 +190,7 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """Return the current or initial batch, and its limit."""
+    """Return the current batch size, or the initial one, with its upper limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"
@@ -275,7 +275,7 @@ def resize(
     auto: Annotated[bool, Parameter(help="return the job to the policy's control")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Change the size of JOB while it trains; the policy leaves the job alone until --auto."""
+    """Change the size of JOB while it trains; the policy will not change it until --auto."""
     if auto and not (slots is None and batch is None and on is None):
         problem = "--auto returns the job to the policy, which chooses its size"
         raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
@@ -285,7 +285,7 @@ def resize(
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
-    """Release the slots of JOB; when resumed, the job continues from the same step."""
+    """Release the slots of JOB; after `resume`, the job continues from the same step."""
     with BlockingClient(common.home) as client:
         return _moved(client, client.pause(job), common)
 
@@ -297,7 +297,7 @@ def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> int:
-    """Print the samples of each committed step of JOB (requires record_samples in its file)."""
+    """Print the samples of each committed step of JOB, whose file must set record_samples."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
     return Exit.OK
@@ -340,9 +340,9 @@ def events(
 
 
 def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
-    """Yield the events; print a line to stderr for each gap of events that are no longer kept.
+    """Yield the events, and print a line to stderr for each range of deleted events.
 
-    `first` is the number of the first requested event, 1-based.
+    `first` is the number of the first requested event; numbers start at 1.
     """
     expected = max(1, first)
     for event in events:
@@ -356,7 +356,7 @@ def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
 
 
 def warn_if_absent(client: BlockingClient) -> None:
-    """Print at once that the controller does not reply; waiting commands retry for a minute."""
+    """Print a warning if the controller does not reply; later requests are retried for a minute."""
     try:
         client.cluster()
     except UnreachableError as error:
@@ -369,7 +369,7 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
     lines = [f"{job.job} {job.state}: {job.reason}"]
     if common.output == "table" and job.state == "rescaling":
         last = client.explain(job.job).decisions[-1:]
-        if last and last[0].outcome == "ordered":  # the line above shows the old size
+        if last and last[0].outcome == "ordered":  # the first line shows the old size
             lines.append(f"{job.job}: {last[0].reason}; starts after the current change")
     say(common, row, *lines)
     return Exit.OK

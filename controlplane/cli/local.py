@@ -1,4 +1,4 @@
-"""`ones local`: a whole cluster in one folder of one host."""
+"""`ones local`: a complete cluster in one folder of one host."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from schemas.host.files import pid_of
 from schemas.host.settings import read_toml
 from schemas.transport.keys import write_keys
 
-PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
+PORTS: Final = range(20_000, 32_000)  # below the kernel's range for outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
-REQUIRED_BYTES: Final = 128 << 20  # an agent refuses work below half of this
+REQUIRED_BYTES: Final = 128 << 20  # an agent refuses work with less than half of this
 DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
-POLL_S: Final = 0.05  # between two looks at processes
+POLL_S: Final = 0.05  # between two checks of the processes
 
 
 class OtherClusterError(OnesError):
-    """The existing cluster was made with other settings than the requested ones."""
+    """The settings of the existing cluster differ from the requested ones."""
 
     code = "other_cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One process of the cluster."""
+    """The controller or one agent of the cluster, with its files."""
 
     name: str
     module: str
@@ -70,7 +70,7 @@ class _Part:
         return None
 
     def is_named_in(self, command: bytes) -> bool:
-        paths = (self.config, self.config.resolve())  # the title of a daemon has the latter
+        paths = (self.config, self.config.resolve())  # a daemon's title has the resolved path
         return any(str(path).encode() in command for path in paths)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -96,7 +96,7 @@ def up(
     policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Start what is not running of the cluster in a folder; create the cluster if missing."""
+    """Start the cluster's processes that are not running; create the cluster if it is missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
@@ -152,7 +152,7 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
 
 
 def _require_disk_space(home: Path) -> None:
-    """Refuse a full disk before any part of the cluster is written."""
+    """Raise `SettingsError` if the disk has too little free space for a cluster."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
@@ -173,7 +173,7 @@ def down(
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Stop the cluster in a folder and its workers; jobs resume at the next `ones local up`."""
+    """Stop the cluster in a folder and its workers; the next `ones local up` resumes the jobs."""
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
@@ -190,7 +190,7 @@ def down(
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """Allow one `up` or `down` at a time."""
+    """Hold a file lock, so that only one `up` or `down` runs at a time."""
     for name in ("", "run", "state", "logs", "keys"):
         (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "run" / "local.lock").open("w") as file:
@@ -207,7 +207,7 @@ def _parts(home: Path) -> list[_Part]:
 
 
 def _pid_file(config: Path) -> Path:
-    """Return the pid file of a part; the default path if its settings cannot be read."""
+    """Return the path of a part's pid file; the default path if the settings cannot be read."""
     name = None
     with contextlib.suppress(SettingsError):
         name = read_toml(config).get("pid_file")
@@ -244,7 +244,7 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
 
 
 def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
-    """Refuse settings that differ from the cluster's: its agents, slots and policy are fixed."""
+    """Raise `OtherClusterError` if the cluster has other agents, slots or policy than requested."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
@@ -270,7 +270,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports outside the range of outgoing connections."""
+    """Return `count` free ports outside the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -314,7 +314,7 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
 
 
 def _stop(part: _Part) -> str:
-    """Stop a part; return the reason if it could not be stopped, else ""."""
+    """Stop a part of the cluster; return the reason if this fails, else ""."""
     pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
     try:
         while (pid := part.pid()) is not None:
@@ -333,7 +333,7 @@ def _stop(part: _Part) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process; empty if it has exited or is hidden."""
+    """Return the command line of a process; b"" if the process has exited or cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -341,7 +341,7 @@ def _command(pid: int) -> bytes:
 
 
 def _end_workers(agent: _Part) -> str:
-    """Stop the workers of an agent; return the reason if some may be left, else ""."""
+    """Stop the workers of an agent; return the reason if some may still run, else ""."""
     command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
     done = subprocess.run(  # noqa: S603 - our own interpreter and module
         [*command, "--end-workers"], capture_output=True, text=True, check=False, cwd="/"

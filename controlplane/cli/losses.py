@@ -1,4 +1,4 @@
-"""Losses of a job, the curve fitted to them and its forecast: values, text and PNG."""
+"""Losses of a job, the curve fitted to them and its forecast, as values, text and PNG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED
 from schemas.wire.client import EpochInfo, JobDetail
 
-MIN_FORECAST_EPOCHS: Final = 10  # epochs
+MIN_FORECAST_EPOCHS: Final = 10
 FIT_POINTS: Final = 200
 FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
 SHAPES: Final = {  # descriptions of the forms
@@ -30,31 +30,31 @@ SHAPES: Final = {  # descriptions of the forms
 class LossPoint(msgspec.Struct, frozen=True):
     """Loss at one point of the training."""
 
-    epoch: float  # finished epochs
+    epoch: float  # number of finished epochs
     loss: float
 
 
 class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Reported losses of one job and their fit."""
+    """Reported losses of one job and the curve fitted to them."""
 
     job: JobId
     state: str
     reported: tuple[LossPoint, ...]  # at the ends of epochs; finite losses only
     left_out: int  # number of losses that are not finite
     running: LossPoint | None  # mean of the running epoch, in the middle of its trained part
-    batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
-    form: str = ""  # sublinear or exponential; empty: no curve
-    reason: str = ""  # reason for no curve
+    batches: tuple[tuple[int, int], ...] = ()  # (epoch, global batch at its end)
+    form: str = ""  # sublinear or exponential; empty without a curve
+    reason: str = ""  # why there is no curve
     error: float | None = None  # root mean square of weighted residuals, in units of the loss
     limit: float | None = None  # lower bound of the curve
-    fitted: tuple[LossPoint, ...] = ()  # over the reports that were used
-    predicted: tuple[LossPoint, ...] = ()  # one for each epoch to come; empty after the job's end
+    fitted: tuple[LossPoint, ...] = ()  # along the losses to which the curve was fitted
+    predicted: tuple[LossPoint, ...] = ()  # one for each forecast epoch; empty after the job's end
 
 
 def loss_curve(detail: JobDetail) -> LossCurve:
-    """Return the losses of a job with their fit, whatever the policy.
+    """Return the losses of a job and a curve fitted to them, for any policy.
 
-    The fit is that of policy `slaq` (SLAQ section 2), here for the losses of epochs only.
+    The curve is fitted as in policy `slaq` (SLAQ section 2), but only to losses at ends of epochs.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
     finite = {epoch: loss for epoch, loss in sorted(known.items()) if math.isfinite(loss)}
@@ -71,7 +71,7 @@ def loss_curve(detail: JobDetail) -> LossCurve:
 
 
 def describe_curve(curve: LossCurve) -> list[str]:
-    """Describe the reported losses, the fit and the forecast in lines of text."""
+    """Return lines of text about the reported losses, the fitted curve and the forecast."""
     lines = [f"{curve.job}  {curve.state}"]
     if curve.reported:
         last, lowest = curve.reported[-1], min(point.loss for point in curve.reported)
@@ -102,7 +102,7 @@ def describe_curve(curve: LossCurve) -> list[str]:
 
 
 def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
-    """Return the fields of a `LossCurve` that the fit sets, or the reason for no fit."""
+    """Return the fields of `LossCurve` that describe the fitted curve, or only `reason`."""
     positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
@@ -129,7 +129,7 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
 
 
 def _forecast_epochs(detail: JobDetail) -> int:
-    """Return the forecast length: as many epochs as seen, 10 or more, within the stop rule."""
+    """Return how many epochs to forecast: as many as reported, at least 10, up to the stop."""
     if detail.summary.state in ENDED:
         return 0
     seen = detail.summary.epoch
@@ -138,7 +138,7 @@ def _forecast_epochs(detail: JobDetail) -> int:
 
 
 def _running(detail: JobDetail) -> LossPoint | None:
-    """Return the loss of the running epoch from telemetry; None if it predates the epoch."""
+    """Return the mean loss of the running epoch; None before telemetry of this epoch arrives."""
     loss = detail.summary.train_loss
     last: EpochInfo | None = detail.epochs[-1] if detail.epochs else None
     if loss is None or not math.isfinite(loss) or detail.summary.state in ENDED:
@@ -153,7 +153,7 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 MIN_COLUMNS: Final = 20
-LOG_SCALE_RATIO: Final = 100.0  # of largest to smallest loss; above, the scale is logarithmic
+LOG_SCALE_RATIO: Final = 100.0  # largest to smallest loss; above, the scale is logarithmic
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -177,7 +177,7 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
-    """Draw losses over epochs as text, below their description."""
+    """Return a text plot of losses over epochs, below a description of the curve."""
     text = Text("\n".join(describe_curve(curve)), no_wrap=True, overflow="ellipsis")
     everything = _shown(curve)
     if not everything:
@@ -205,7 +205,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
     """Draw losses over epochs into a PNG file.
 
     Raises:
-        BadFieldError: if there is no loss to draw.
+        BadFieldError: if the job has reported no finite loss.
         ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     everything = _shown(curve)
@@ -253,11 +253,11 @@ def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
     batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # sizes that occurred
     batch.tick_params(axis="y", colors=BATCH["color"])
     batch.spines[["top", "right"]].set_visible(False)
-    axes.set_zorder(batch.get_zorder() + 1)  # losses above batch sizes
+    axes.set_zorder(batch.get_zorder() + 1)  # draw losses over batch sizes
     axes.patch.set_visible(False)
 
 
-# --- of the text
+# --- parts of the text
 
 
 def _points(curve: LossCurve) -> dict[str, tuple[LossPoint, ...]]:
@@ -278,7 +278,7 @@ def _log_scale(points: Sequence[LossPoint]) -> bool:
 
 
 def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
-    """Return the loss of each row, from the top."""
+    """Return the loss that each row of the plot represents, from the top."""
     low, high = min(point.loss for point in points), max(point.loss for point in points)
     shares = [1.0 - row / (rows - 1) for row in range(rows)]
     if _log_scale(points):

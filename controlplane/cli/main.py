@@ -28,8 +28,8 @@ from controlplane.client import Client
 from schemas import __version__
 from schemas.errors import OnesError, UnknownJobError
 
-SUGGESTION_TIMEOUT_S = 2.0  # timeout for the names in a suggestion
-GC_THRESHOLD = 100_000  # allocations before a garbage collection: rows of lists are no garbage
+SUGGESTION_TIMEOUT_S = 2.0  # for the request of job names for a suggestion
+GC_THRESHOLD = 100_000  # allocations between garbage collections; long tables are not garbage
 
 TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
@@ -40,7 +40,7 @@ SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
 ADMIN = "Back up, restore, check and read the controller's journal, on its host."
 
-SYNONYMS: Final = {  # commands of other schedulers and tools, and ours
+SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
     "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
@@ -57,7 +57,7 @@ class UsageError(OnesError):
 
 
 def build() -> App:
-    """Return the command tree; job commands also exist below `job`."""
+    """Return the command tree; commands about jobs also exist as subcommands of `job`."""
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
     app.version = __version__
     app.default_parameter = Parameter(negative=())  # no --no-FLAG for flags that are off by default
@@ -115,7 +115,7 @@ def build() -> App:
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
-    """Print a script that completes commands, options and names of jobs in SHELL.
+    """Print a script that completes commands, options and job names in SHELL.
 
     bash: ones completion bash > ~/.local/share/bash-completion/completions/ones
     """
@@ -127,7 +127,7 @@ def main() -> None:
     """Run one command and exit with a code of `Exit`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     gc.set_threshold(GC_THRESHOLD)
-    # Matrices are small here; waiting BLAS threads would occupy a core.
+    # Matrices are small here, and waiting BLAS threads would occupy a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _option_value(sys.argv[1:], "--output", "-o") or "table"
     # Completion output is parsed by a shell and must not be escaped.
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def usage_error(error: CycloptsError) -> UsageError:
-    """Return what is wrong with a command line, and the help of the intended command."""
+    """Return an error that says what is wrong with a command line and which help to read."""
     words = error.unused_tokens or [""]
     command = " ".join(("ones", *(error.command_chain or ())))
     hint = f"see `{command} --help`"
@@ -175,7 +175,7 @@ def usage_error(error: CycloptsError) -> UsageError:
         positional = argument.index is not None
         name = argument.name.lstrip("-").upper() if positional else argument.name
         return UsageError(f"`{command}` needs {name}", hint)
-    text = " ".join(str(error).split()).partition(" Available commands")[0]  # listed by --help
+    text = " ".join(str(error).split()).partition(" Available commands")[0]  # --help lists them
     problem, _, guess = text.partition(" Did you mean ")
     if guess:
         return UsageError(problem.removesuffix("."), f"did you mean {guess} {hint}")
@@ -183,7 +183,7 @@ def usage_error(error: CycloptsError) -> UsageError:
 
 
 def _option_value(arguments: list[str], *names: str) -> str | None:
-    """Return the value of an option, for errors that come before or after a command."""
+    """Return the value of an option in `arguments`, for errors outside of a command."""
     for place, argument in enumerate(arguments):
         if argument in names and place + 1 < len(arguments):
             return arguments[place + 1]
@@ -193,7 +193,7 @@ def _option_value(arguments: list[str], *names: str) -> str | None:
 
 
 def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
-    """Return the same error with a similar name of an existing job."""
+    """Return the error with a similar name of an existing job, if the controller replies."""
     try:
         return UnknownJobError(error.job, asyncio.run(_job_names(home)))
     except OnesError:

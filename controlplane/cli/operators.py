@@ -1,4 +1,4 @@
-"""`ones node` and `ones key`: commands of operators and admins."""
+"""`ones node` and `ones key`: commands for operators and admins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add(
     out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Make a key for NAME and authorise it; the secret half stays in the folder."""
+    """Make a key pair for NAME and authorise its public key; the secret key stays in the folder."""
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
     ends = None if expires is None else _time_of(expires)
@@ -78,14 +78,14 @@ def list_(*, common: Common = COMMON) -> int:
 
 @key.command(name="revoke")
 def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
-    """Revoke keys permanently: those of a name, or one public key; their sessions are closed."""
+    """Revoke a public key, or all keys of a name, permanently, and close their sessions."""
     with BlockingClient(common.home) as client:
         _show(client.revoke_key(key_), common)
     return Exit.OK
 
 
 class _Files:
-    """Folder that the owner of a key can use as ONES_HOME; a node's contains only keys."""
+    """Folder with a new key, usable as ONES_HOME; the folder of a node's key has only keys."""
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
         if name == SERVER:
@@ -101,7 +101,7 @@ class _Files:
                 raise SettingsError(problem, "choose another --out, or move it away", "out")
 
     def write(self, home: Home) -> str:
-        """Write the folder and return the public key."""
+        """Write the files and return the public key."""
         try:
             pair = write_keys(self._keys, self._name)
             server = self._keys / f"{SERVER}.key"
@@ -117,7 +117,7 @@ class _Files:
         return pair.public.decode()
 
     def delete(self) -> None:
-        """Delete the key pair, which is not authorised."""
+        """Delete the key pair after its authorisation has failed."""
         self.secret.unlink(missing_ok=True)
         self._public.unlink(missing_ok=True)
 
@@ -133,7 +133,11 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    """Parse a duration from now, or a date, into seconds since the epoch."""
+    """Convert a duration from now, or a date, into seconds since the epoch.
+
+    Raises:
+        BadFieldError: if `text` is neither a duration nor a date.
+    """
     number, unit = text[:-1], text[-1:]
     if unit in UNITS and number.replace(".", "", 1).isdecimal():
         return time.time() + float(number) * UNITS[unit]
@@ -170,7 +174,7 @@ key = "keys/server.key"
 
 
 def node_list(*, common: Common = COMMON) -> int:
-    """List the nodes that ever joined, with their slots."""
+    """List all nodes that have ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
     rows = [
@@ -210,13 +214,13 @@ def drain(
     reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
 ) -> int:
-    """Drain NODE: its jobs move or wait with their state kept, and no job starts there."""
+    """Drain NODE: its jobs move or wait without losing state, and no job starts on it."""
     with BlockingClient(common.home) as client:
         return _say(client.drain(node, deadline, reason), common)
 
 
 def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
-    """Return NODE to service: jobs may start there again."""
+    """Return NODE to service: jobs may start on it again."""
     with BlockingClient(common.home) as client:
         return _say(client.undrain(node), common)
 

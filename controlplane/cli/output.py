@@ -1,4 +1,4 @@
-"""Output of commands: tables, JSON, errors and exit codes; options that every command takes."""
+"""Output of commands: tables, JSON, errors, exit codes, and the options of every command."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from schemas.errors import BadFieldError, OnesError, UnavailableError, Unreachab
 from schemas.ids import LAST
 
 T = TypeVar("T")
-SHOWN_FROM: Final = 4 << 20  # bytes of a transfer above which a bar is shown
+SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a progress bar
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """Print an error as one line to stderr; JSON errors go to a piped stdout, too."""
+    """Print an error as one line to stderr; JSON also to stdout, unless stdout is a terminal."""
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
@@ -37,13 +37,13 @@ def print_error(error: OnesError, output: str) -> None:
 
 
 def error_body(error: OnesError) -> dict[str, str | None]:
-    """Return an error in its JSON form."""
+    """Return the fields of an error for JSON."""
     body = {"code": error.code, "message": error.message, "hint": error.hint}
     return {**body, "field": error.field or None}
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in a form for JSON, without the tags of wire messages."""
+    """Convert `value` for JSON; the tags of wire messages are removed."""
 
     def untagged(value: Any) -> Any:
         if isinstance(value, dict):
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
+    """Print a value as one indented JSON document."""
     built = plain(value)
     try:  # the indentation of `json` takes a second for 10,000 jobs
         text = msgspec.json.format(json.dumps(built), indent=2)
@@ -68,15 +68,15 @@ def print_json(value: Any) -> None:
 
 
 def print_line(value: Any) -> None:
-    """Print one JSON document on one line and flush."""
+    """Print a value as one line of JSON and flush stdout."""
     sys.stdout.write(json.dumps(plain(value)) + "\n")
     sys.stdout.flush()
 
 
 def print_data(value: Any, output: str) -> None:
-    """Print a value for programs: one document (json), or a line for each item (jsonl).
+    """Print a value for programs: as one document (json), or as one line for each item (jsonl).
 
-    An iterator is printed line by line (jsonl), or as one list at its end (json).
+    With jsonl, the items of an iterator are printed as they arrive; with json, as one list.
     """
     if output == "jsonl":
         for row in value if isinstance(value, list | tuple | Iterator) else (value,):
@@ -86,7 +86,7 @@ def print_data(value: Any, output: str) -> None:
 
 
 def say(common: Common, data: Any, *lines: str, quiet: Iterable[str] = ()) -> None:
-    """Print a result: `data` for programs, lines for people, others with `-o quiet`."""
+    """Print a result: `data` with JSON output, `quiet` with `-o quiet`, else `lines`."""
     if common.in_json:
         print_data(data, common.output)
     else:
@@ -101,7 +101,7 @@ def say_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],
 ) -> None:
-    """Print a table for people, `data` for programs, or one name per line with `-o quiet`."""
+    """Print a table, `data` with JSON output, or one name per line with `-o quiet`."""
     if common.in_json or common.output == "quiet":
         say(common, data, quiet=map(str, names))
     else:
@@ -109,10 +109,10 @@ def say_table(
 
 
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
-    """Read every second; while the controller is absent, yield the last value with a note.
+    """Yield a value every second; while the controller does not reply, the last one and a note.
 
     Raises:
-        UnreachableError: if the controller does not reply the first time.
+        UnreachableError: if the controller does not reply to the first request.
     """
     value, note = read(), ""
     while True:
@@ -125,9 +125,9 @@ def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[
 
 
 def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap: int) -> list[str]:
-    """Return the columns that fit into `width` (None: all), omitting some in the given order.
+    """Return the columns that fit into `width` (None: all); others are omitted in the given order.
 
-    `wide` has the width of each column, without the gap between two of them.
+    `wide` maps each column to its width; `gap` columns separate two of them.
     """
     kept = list(wide)
     for name in omit:
@@ -139,9 +139,10 @@ def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap
 
 @contextlib.contextmanager
 def progress(text: str, later: str = "") -> Iterator[Callable[[int, int], None] | None]:
-    """Show the progress of a large transfer on a terminal; yields None without a terminal.
+    """Show the progress of a large transfer on a terminal; yield None without a terminal.
 
-    `later` replaces the text once bytes were sent; its bar is shown at once, with the speed.
+    If `later` is given, the bar is shown at once, with the speed, and `later` replaces `text`
+    after the first bytes.
     """
     if not sys.stderr.isatty():
         yield None
@@ -161,13 +162,13 @@ def progress(text: str, later: str = "") -> Iterator[Callable[[int, int], None] 
 
 
 def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the keys of all rows; missing values are null."""
+    """Return the rows with the union of their keys; missing values are None."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{**keys, **row} for row in rows]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table for people; colour only on a terminal. Numbers are right-aligned by heading."""
+    """Print a table for people; colour only on a terminal, columns in `NUMBERS` right-aligned."""
     if not sys.stdout.isatty() and (plainly := _plain_table(columns, rows)):
         sys.stdout.write(plainly)
         return
@@ -185,7 +186,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return the table without rich, which is slow for many rows; "" if rich is needed."""
+    """Return the table without using rich, which is slow for many rows; "" if rich is needed."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     wide = sum(widths) + len(GAP) * (len(widths) - 1)
@@ -200,13 +201,13 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 DEFAULT_WIDTH: Final = 200  # columns if the width is unknown
-REFRESH_S: Final = 1.0  # of live views
-ABSENT_AFTER_S: Final = 2.0  # without a reply, until the controller counts as absent
+REFRESH_S: Final = 1.0  # between updates of live views
+ABSENT_AFTER_S: Final = 2.0  # timeout of a request in live views
 ABSENT_NOTE: Final = "the controller does not reply, retrying"
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 
-STYLES: Final = {  # of states of jobs and nodes
+STYLES: Final = {  # rich styles of job and node states
     "running": "green", "up": "green", "succeeded": "bold green", "failed": "bold red",
     "lost": "bold red", "cancelled": "magenta", "rejected": "magenta", "suspect": "yellow",
     "unhealthy": "red", "draining": "yellow", "drained": "yellow", "paused": "yellow",
@@ -221,14 +222,14 @@ COLOURS: Final = {  # SGR codes of job states; 1 is bold
 
 
 def moment(time_s: float) -> str:
-    """Format seconds since the epoch as ISO 8601, UTC; clamped to the range of the calendar."""
+    """Format seconds since the epoch as ISO 8601 in UTC; times outside the calendar are clamped."""
     return dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC).isoformat(
         timespec="milliseconds"
     )
 
 
 def second(time_s: float) -> str:
-    """Format seconds since the epoch as ISO 8601, UTC, without fractions."""
+    """Format seconds since the epoch as ISO 8601 in UTC, without fractions."""
     return f"{moment(time_s)[:19]}Z"
 
 
@@ -236,7 +237,7 @@ def seconds_of(text: str, option: str) -> float:
     """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds.
 
     Raises:
-        BadFieldError: if `text` is not a duration.
+        BadFieldError: if `text` is not a duration; names `option`.
     """
     unit = UNITS.get(text[-1:])
     try:
@@ -250,7 +251,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def byte_count(size: int) -> str:
-    """Format a number of bytes, 0 or more, in units of 1000."""
+    """Format a number of bytes, 0 or more, with decimal units: 1 kB is 1000 B."""
     amount, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 999.5:  # noqa: PLR2004 - more rounds to 1000
@@ -260,7 +261,7 @@ def byte_count(size: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration for people."""
+    """Format a duration in seconds for people, such as `4.2s`, `5m03s` or `2h07m`."""
     whole = int(seconds)
     if whole < 60:  # noqa: PLR2004
         return f"{seconds:.1f}s"
@@ -297,7 +298,7 @@ def exit_code(error: OnesError) -> Exit:
     return BY_CODE.get(error.code, Exit.USAGE)
 
 
-COMPLETION_TIMEOUT_S: Final = 2.0  # timeout of completion
+COMPLETION_TIMEOUT_S: Final = 2.0  # for the requests of a completion
 
 Format = Literal["table", "json", "jsonl", "quiet"]
 
@@ -305,7 +306,7 @@ Format = Literal["table", "json", "jsonl", "quiet"]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Common:
-    """Options that every command takes."""
+    """Options that every command accepts."""
 
     home: Annotated[
         Path | None, Parameter(help="folder of the cluster (default: $ONES_HOME, else ~/.ones)")
@@ -314,15 +315,15 @@ class Common:
 
     @property
     def in_json(self) -> bool:
-        """True if the output is for programs."""
+        """True if the output format is json or jsonl."""
         return self.output in {"json", "jsonl"}
 
 
-COMMON: Final = Common()  # default of a command's parameter
+COMMON: Final = Common()  # default of the parameter `common`
 
 
 def _job_names(context: Any) -> Sequence[str]:
-    """Complete names of live jobs, else of ended jobs."""
+    """Complete the names of live jobs; if none matches, those of ended jobs."""
     try:
         with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             for ended in (False, True):

@@ -104,7 +104,7 @@ class Setup:
     "Minimum seconds between requests to a searching policy that only an epoch's end caused."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """Return the scenario of these options; `gpus` replaces the option.
+        """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`.
 
         Raises:
             TraceError: if an option is invalid; names the option.
@@ -143,7 +143,7 @@ class Setup:
 
 
 def _content(named: tuple[str, ...], profiles: str) -> str:
-    """Return a fingerprint of the input files; stored results of other files are not reused."""
+    """Return a digest of the input files, so that results of other files are not reused."""
     files = [Path(name) for name in named if name]
     if profiles:
         files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MAX_FILES]
@@ -161,7 +161,11 @@ def _absolute(path: str) -> str:
 
 
 def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
-    """Return groups of equal nodes, with `gpus` slots in total if given."""
+    """Return the groups of equal nodes in `text`, or one group with `gpus` slots in total.
+
+    Raises:
+        TraceError: if a value is invalid, or `gpus` conflicts with `text`.
+    """
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:

@@ -1,4 +1,4 @@
-"""`ones sim`: policies on simulated clusters, one at a time or compared."""
+"""`ones sim`: simulate policies, one at a time or in comparison."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ MAX_WORKERS: Final = 1024
 def check_run(
     names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
 ) -> None:
-    """Refuse, before the simulation, options that would fail after it.
+    """Refuse options that would only fail after the simulation.
 
     Raises:
-        OnesError: naming the option.
+        OnesError: if an option is invalid; names the option.
     """
     if not names:
         raise BadFieldError("no policies", "give names with commas between them", "policies")
@@ -71,7 +71,7 @@ def check_run(
 
 
 def numbers(text: str, field: str) -> list[int]:
-    """Parse a list such as 1,3,5-7; each number occurs once.
+    """Parse a list such as 1,3,5-7 and drop duplicates.
 
     Raises:
         BadFieldError: if the list is invalid; names `field`.
@@ -90,10 +90,10 @@ def numbers(text: str, field: str) -> list[int]:
 
 
 def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE settings; a value is JSON if it parses as JSON, else text.
+    """Parse NAME=VALUE settings; a value that is not valid JSON is text.
 
     Raises:
-        BadFieldError: if an option has no value.
+        BadFieldError: if a setting has no name or no `=`.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -108,10 +108,10 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse POLICY.NAME=VALUE into the settings of each policy.
+    """Parse POLICY.NAME=VALUE settings and group them by policy.
 
     Raises:
-        BadFieldError: if an option belongs to no policy among `names`.
+        BadFieldError: if a setting names no policy in `names`.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
@@ -160,7 +160,7 @@ def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
 
 
 def ended(commands: Sequence[Command]) -> int:
-    """Return the number of jobs that ended in the commands that followed from one input."""
+    """Return the number of jobs that ended, according to the commands for one input."""
     return sum(isinstance(c, Announce) and c.event.event in ENDS for c in commands)
 
 
@@ -357,7 +357,7 @@ def import_(
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
-    """Run one simulation of an experiment, in a worker process."""
+    """Run one simulation of an experiment in a worker process."""
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 

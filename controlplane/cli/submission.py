@@ -20,27 +20,27 @@ from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.sweeps import SweepSpec
 
-NAMED_FILES: Final = 3  # of the largest files
+NAMED_FILES: Final = 3  # number of largest files that are named
 LIBRARY: Final = b"elastic"
 
 
 class Submission(NamedTuple):
-    """One checked job file."""
+    """A checked job file and the files to upload for it."""
 
     file: Path
     spec: JobSpec
     uploads: tuple[PackedFile, ...]
-    stored: str = ""  # digest of an archive that the cluster stores; nothing is uploaded
-    project: str = ""  # whose members see the job; empty: the first of the key's
+    stored: str = ""  # digest of an archive in the cluster, if nothing is uploaded
+    project: str = ""  # its members see the job; empty: first project of the key
 
     @property
     def size(self) -> int:
-        """Size of all files to upload before packing, bytes."""
+        """Total size of the files to upload, before compression, bytes."""
         return sum(file.size for file in self.uploads)
 
     @property
     def largest(self) -> list[PackedFile]:
-        """The largest files, largest first."""
+        """The three largest files to upload, largest first."""
         return sorted(self.uploads, key=lambda file: -file.size)[:NAMED_FILES]
 
 
@@ -56,7 +56,7 @@ def prepare(file: Path, overrides: Sequence[str]) -> Submission:
 
 
 def snapshot_line(one: Submission) -> str:
-    """Describe the upload of a job: size, number of files, the largest ones."""
+    """Describe the upload of a job: its size, its number of files, and the largest files."""
     if one.stored:
         return f"{one.stored[:12]}, stored in the cluster by an earlier job"
     count = len(one.uploads)
@@ -66,7 +66,7 @@ def snapshot_line(one: Submission) -> str:
 
 
 def library_note(one: Submission) -> str:
-    """Return a remark if neither the script nor the modules beside it use the library."""
+    """Return a remark if neither the script nor its modules use the library, else ""."""
     spec, folder = one.spec, Path(one.spec.workdir)
     if spec.stated_sweep is not None or one.stored:
         return ""
@@ -80,7 +80,10 @@ def library_note(one: Submission) -> str:
 
 
 def _uses_library(script: Path, files: Sequence[Path]) -> bool:
-    """True if a script names the library, or one of `files` that it may import does."""
+    """True if a script contains the library's name, or imports one of `files` that contains it.
+
+    The result is also True if a file cannot be read or parsed, which is reported elsewhere.
+    """
     seen: set[Path] = set()
     left = {script}
     while left:
@@ -102,7 +105,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
 
 
 def _first_parts(tree: ast.Module) -> set[str]:
-    """Return the first parts of all imported modules; "" for a relative import."""
+    """Return the first part of each imported module name; "" for a relative import."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -113,17 +116,17 @@ def _first_parts(tree: ast.Module) -> set[str]:
 
 
 def fit_terminal(line: str, stream: TextIO) -> str:
-    """Cut a line to the width of a terminal."""
+    """Cut a line to the width of the terminal; leave it unchanged if the width is unknown."""
     width = width_of(stream)
     return line if width is None else cut(line, width)
 
 
 SCRIPT_FIELDS: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
-REPLY_TIMEOUT_S: Final = 3.0  # timeout for the controller's notes
+REPLY_TIMEOUT_S: Final = 3.0  # for the request of the controller's notes
 
 
 def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
-    """Print what would be submitted, and the controller's notes if one replies."""
+    """Print what would be submitted, with the controller's notes if it replies."""
     notes, why_not = _notes(ready, common)
     rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
     if common.output == "json":
@@ -148,7 +151,9 @@ def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
 def _notes(
     ready: Sequence[Submission], common: Common
 ) -> tuple[list[tuple[str, ...] | None], OnesError | None]:
-    """Return the controller's notes on each job; None, with the error if any, if none can be asked.
+    """Return the controller's notes on each job, and the error if the controller cannot be asked.
+
+    The notes of a job are None if the controller was not asked about it.
 
     Raises:
         BadFieldError: if the controller would refuse a job.
@@ -165,14 +170,14 @@ def _notes(
 
 
 def _dry_run_row(one: Submission) -> dict[str, Any]:
-    """Return a valid job for programs."""
+    """Return the description of a valid job for JSON."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
     snapshot = {"bytes": one.size, "files": len(one.uploads), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}
 
 
 def _stated_fields(spec: JobSpec) -> dict[str, str]:
-    """Return the fields that differ from their defaults, the required ones, and the slots."""
+    """Return the required fields, the slots, and the fields that differ from their defaults."""
     found = {}
     sweep = spec.stated_sweep
     for field in msgspec.structs.fields(spec):

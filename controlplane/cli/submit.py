@@ -44,7 +44,7 @@ from schemas.wire.feed import FeedEvent
 
 LAST_LINES: Final = 15
 EXITED: Final = "worker.exited"
-FOREIGN_SIGNALS: Final = frozenset({9, 15})  # signals after another worker's exit, or from outside
+FOREIGN_SIGNALS: Final = frozenset({9, 15})  # sent after another worker's exit, or from outside
 
 
 class Failure(NamedTuple):
@@ -53,12 +53,12 @@ class Failure(NamedTuple):
     job: str
     state: str
     reason: str
-    rank: int | None  # None: unknown, and `lines` are those of all workers
+    rank: int | None  # None if unknown; `lines` are then from all workers
     lines: tuple[OutputLine, ...]
 
 
 def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
-    """Return how a job ended that did not succeed; `from_seq` is a feed event before its first."""
+    """Describe the end of an unsuccessful job; `from_seq` must precede its first feed event."""
     job = detail.summary
     if job.state != "failed":
         return Failure(job.job, job.state, job.reason, None, ())
@@ -69,7 +69,7 @@ def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Fail
 
 
 def as_text(failure: Failure) -> Iterator[str]:
-    """Yield a failure as lines for people: state, reason, last output of the failed worker."""
+    """Yield lines that report a failure: state, reason, last output of the failed worker."""
     yield f"ones: {failure.job} {failure.state}: {failure.reason}"
     if failure.state != "failed":
         return
@@ -83,7 +83,7 @@ def as_text(failure: Failure) -> Iterator[str]:
 
 
 def as_json(failure: Failure) -> dict[str, Any]:
-    """Return a failure for programs, in the form of an error."""
+    """Return a failure for JSON, in the form of an error."""
     error = {
         "code": "job_failed",
         "message": f"{failure.job} {failure.state}: {failure.reason}",
@@ -99,7 +99,7 @@ def _logs(failure: Failure) -> str:
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
-    """Return the first worker of the last group that failed by itself; None if there is none."""
+    """Return the first worker of the last group that failed by itself; None if no worker did."""
     newest, found = -1, None
     for event in events:
         if event.event != EXITED:
@@ -127,7 +127,7 @@ def wait(
     ] = None,
     common: Common = COMMON,
 ) -> int:
-    """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT s."""
+    """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
     states: list[str] = []
     with BlockingClient(common.home) as client:
@@ -153,7 +153,7 @@ def wait(
 
 @contextlib.contextmanager
 def jobs_continue_notice(jobs: Sequence[str]) -> Iterator[None]:
-    """Print at Ctrl-C that the jobs continue."""
+    """If Ctrl-C interrupts the block, print that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -182,10 +182,10 @@ def _row(
 
 
 def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common: Common) -> int:
-    """Apply `do` to every job, even if one is refused, and print each result at once.
+    """Apply `do` to each job, print each result at once; return the exit code of the first error.
 
-    JSON is an object for one job and a list for several, in which a refusal is an `error`. Returns
-    the exit code of the first refusal.
+    With several jobs, an error does not end the loop. In JSON, the result of one job is an object,
+    and those of several jobs are a list in which a refused job has an `error`.
 
     Raises:
         OnesError: if the only job is refused, or the controller does not reply.
@@ -212,7 +212,7 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
     return code
 
 
-LARGE_UPLOAD_BYTES: Final = 100_000_000  # bytes of a working directory above which `submit` asks
+LARGE_UPLOAD_BYTES: Final = 100_000_000  # above this size, `submit` asks for confirmation
 KEY_HELP: Final = "idempotency key: repeated submissions with the same key give one job"
 PROJECT_HELP: Final = "project whose members see the job (default: the first one of the key)"
 SET_HELP: Final = (
@@ -271,9 +271,10 @@ def send(
 def _submit_all(
     client: BlockingClient, ready: Sequence[Submission], key: str | None, common: Common
 ) -> tuple[list[JobAccepted], int]:
-    """Submit each job, even if another is refused; with several, a refusal is an `error` in JSON.
+    """Submit each job; return the accepted jobs, and the exit code of the first refusal.
 
-    Returns the accepted jobs, and the exit code of the first refusal.
+    With several jobs, a refusal does not end the loop; in JSON it appears as an `error`. The loop
+    ends if the controller does not reply.
 
     Raises:
         OnesError: if the only job is refused.
@@ -347,7 +348,7 @@ def _wait_for_all(
 
 
 def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
-    """Print the size of the upload; ask before a large one if a terminal is present."""
+    """Print the upload's size; return False if it is large and the user at a terminal declines."""
     if common.output == "table":
         sys.stderr.write(f"{fit_terminal(snapshot_line(one), sys.stderr)}\n")
     if one.size <= LARGE_UPLOAD_BYTES or yes:

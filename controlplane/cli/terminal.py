@@ -1,4 +1,4 @@
-"""Output to terminals: control characters in foreign text are escaped, for all commands."""
+"""Output to terminals: escape control characters in foreign text, for all commands."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # box drawing, except the charac
 
 
 def harmless(text: str) -> str:
-    r"""Return `text` with terminal control characters as visible escapes, such as `\x1b`.
+    r"""Replace control characters of terminals by visible escapes, such as `\x1b`.
 
-    Tabs and newlines stay.
+    Tabs and newlines are kept.
     """
     return CONTROL_CHARACTER.sub(_escape, text)
 
 
 def harmless_output(line: str) -> str:
-    """Return a line of a script's output with its colours and other control characters escaped."""
+    """Escape control characters in a line of a script's output, but keep its colours."""
     line = line.removesuffix("\r")
     if "\x1b" not in line:
         return harmless(line)
@@ -55,7 +55,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _replace_missing(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of `codecs`: replace characters by similar ASCII of the same width."""
+    """Replace characters that cannot be encoded by similar ASCII; an error handler of `codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -70,7 +70,7 @@ codecs.register_error("ones-like", _replace_missing)
 class HarmlessStream:
     """Text stream that escapes control characters in everything written to it.
 
-    Our own colours and cursor movements go to the underlying stream directly.
+    The program's own colours and cursor movements are written to the underlying stream directly.
     """
 
     def __init__(self, drawn: TextIO) -> None:
@@ -82,7 +82,7 @@ class HarmlessStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each of `lines`."""
+        """Write each of `lines` with control characters escaped."""
         for line in lines:
             self.write(line)
 
@@ -92,15 +92,15 @@ class HarmlessStream:
 
 
 def drawn(stream: TextIO) -> TextIO:
-    """Return the stream behind a `HarmlessStream`, for lines that are escaped already."""
+    """Return the stream under a `HarmlessStream`, for text that is already escaped."""
     behind: TextIO = getattr(stream, "rich_proxied_file", stream)
     return behind
 
 
 def harmless_stream(stream: TextIO) -> TextIO:
-    """Return a `HarmlessStream` in front of `stream`.
+    """Return a `HarmlessStream` that writes to `stream`.
 
-    Characters missing from the encoding are replaced by similar ASCII, or `?`.
+    Characters that the encoding lacks are replaced by similar ASCII characters, or by `?`.
     """
     behind = drawn(stream)
     if isinstance(behind, io.TextIOWrapper):
@@ -109,14 +109,14 @@ def harmless_stream(stream: TextIO) -> TextIO:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Return the columns of a terminal, or of COLUMNS for another reader; None if unknown."""
+    """Return the width of `out` in columns: of the terminal or from COLUMNS; None if unknown."""
     if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size().columns
     return None
 
 
 def terminal_console(width: int | None = None, *, on_stderr: bool = False) -> Console:
-    """Return a console of rich that escapes the texts it draws; its own control codes stay."""
+    """Return a console of rich that escapes control characters in texts, but not its own codes."""
     from rich import console, segment  # noqa: PLC0415 - slow to import and seldom needed
 
     class HarmlessConsole(console.Console):

@@ -1,4 +1,4 @@
-"""`ones timeline`: slots over time, drawn in a terminal or into a PNG with a panel for each job."""
+"""`ones timeline`: draw slots over time in a terminal or, with a panel for each job, as PNG."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-STARTING: Final = "#888888"  # colour of the hatching
+STARTING: Final = "#888888"  # hatching of a starting job
 RATE: Final = "#c0392b"
-MAX_PANELS: Final = 12  # of the latest jobs
+MAX_PANELS: Final = 12  # only the latest jobs get a panel
 PANEL_HEIGHT: Final = 0.85  # inches
 PANELS_TITLE: Final = "each job: its state, batch size and rate"
 STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
@@ -71,11 +71,11 @@ def png(
     window: Window | None = None,
     pasts: Mapping[JobId, JobHistory] | None = None,
 ) -> None:
-    """Draw slots over time into a file, with any number of slots, and panels of jobs below.
+    """Draw slots over time into a PNG file, with a panel for each of the latest jobs.
 
     Args:
         window: range of the axis; default: all allocations.
-        pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
+        pasts: jobs that get a panel with states, batch sizes and rates; default: no panels.
 
     Raises:
         ResultsError: if matplotlib is not installed, or the file cannot be written.
@@ -122,7 +122,7 @@ def _bars(allocations: Iterable[Allocation], window: Window) -> list[Bar]:
 def _trained(
     allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
 ) -> list[Allocation]:
-    """Return the allocations without the time in which the job was starting."""
+    """Return the allocations without the time in which their job was starting."""
     found = []
     for one in allocations:
         spans = pasts[one.job].spans if one.job in pasts else ()
@@ -137,7 +137,7 @@ def _is_visible(past: JobHistory, window: Window) -> bool:
 
 
 def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Window) -> None:
-    """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
+    """Draw a panel for one job: states behind batch size (left axis) and rate (right axis)."""
     for span in past.spans:
         begin, end = span.begin - window.begin, span.end - window.begin
         axes.axvspan(begin, end, linewidth=0, **_state_style(span.state, colour))
@@ -147,7 +147,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Wi
     )  # fmt: skip
     rate = axes.twinx()
     running = [span for span in past.spans if span.state == "running"]
-    for span in running:  # a line each: the job does not train between them
+    for span in running:  # one line per span: the job does not train between spans
         before = [batch for at, batch in past.batches if at <= span.begin][-1:]
         changes = [(at, batch) for at, batch in past.batches if span.begin < at <= span.end]
         steps = [*((span.begin, batch) for batch in before), *changes]
@@ -179,7 +179,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Wi
 
 
 def _state_style(state: str, colour: str = "#4e79a7") -> dict[str, Any]:
-    """Return the style of a state behind the lines of a job."""
+    """Return the style of the background that represents a state in the panel of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
@@ -224,7 +224,7 @@ __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "term
 
 FREE: Final = "grey35"
 PLAIN_WIDTH: Final = 120  # columns if the width is unknown
-TICK_EVERY: Final = 12  # columns, minimum
+TICK_EVERY: Final = 12  # columns, the minimum distance of ticks
 LEGEND_LINES: Final = 4
 DAY_S: Final = 86_400.0
 ROUND_S: Final = tuple(
@@ -248,10 +248,10 @@ def terminal(
     window: Window | None = None,
     colour: bool = True,
 ) -> Text:
-    """Draw a line for each slot, a time axis below, and a legend of the jobs.
+    """Return a line for each slot, a time axis, and a legend of the jobs.
 
-    With `colour` each job has blocks of its colour, paler where the job had the slot for less than
-    half of a column's time; else a letter.
+    With `colour`, each job has blocks of its own colour. A block is paler if the job had the slot
+    for less than half of that column's time. Without `colour`, each job has a letter.
     """
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
@@ -277,7 +277,7 @@ def terminal(
 def _slot_shares(
     allocations: Iterable[Allocation], window: Window, columns: int
 ) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
-    """Return the share of each column's time in which each job had each slot."""
+    """Return the share of time that each job had each slot, for each column of the drawing."""
     scale = columns / window.length
     taken: defaultdict[SlotId, dict[int, dict[JobId, float]]] = defaultdict(dict)
     for allocation in clipped(allocations, window):
@@ -301,7 +301,7 @@ def _cell(
 
 
 def _axis(window: Window, columns: int) -> tuple[str, str]:
-    """Return the marks of the axis and their labels, durations since the start of the window."""
+    """Return two lines: the ticks of the axis, and their labels (time since the window's start)."""
     step = _round_up(window.length * TICK_EVERY / columns)
     marks, labels = ["─"] * columns, ""
     for tick in range(math.ceil(window.length / step)):
@@ -314,13 +314,13 @@ def _axis(window: Window, columns: int) -> tuple[str, str]:
 
 
 def _duration(seconds: float, step: float) -> str:
-    """Format a time on the axis in the largest unit not above the distance of marks."""
+    """Format a time on the axis in the largest unit up to `step`, the distance of two ticks."""
     unit, size = next((entry for entry in UNITS if step >= entry[1]), ("s", 1.0))
     return f"{seconds / size:g} {unit}"
 
 
 def _round_up(seconds: float) -> float:
-    """Return the next round duration, such as 20 s, 5 min or 6 h."""
+    """Return the shortest round duration of at least `seconds`, such as 20 s, 5 min or 6 h."""
     for length in ROUND_S:
         if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
             return length
@@ -334,7 +334,7 @@ def _round_up(seconds: float) -> float:
 def _legend(
     jobs: Mapping[JobId, int], shown: Iterable[Allocation], width: int, *, colour: bool
 ) -> Text:
-    """Return the legend; if not all jobs fit, those that had slots for longest."""
+    """Return the legend; if not all jobs fit, list those that used slots the longest."""
     held: defaultdict[JobId, float] = defaultdict(float)
     for allocation in shown:
         held[allocation.job] += allocation.end - allocation.begin
@@ -355,7 +355,7 @@ def _legend(
 
 
 def _lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """Arrange entries in lines, as many as fit on each."""
+    """Arrange the entries in lines of at most `width` columns."""
     lines: list[Text] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
@@ -426,9 +426,9 @@ def _say_written(path: Path, common: Common) -> None:
 def shown_window(
     events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
 ) -> Window:
-    """Return the time from event `from_seq` until now, or the last event if no worker is left.
+    """Return the time from event `from_seq` until now, or until the last event if no worker runs.
 
-    With a finite `length` (seconds, maximum) the window always ends now.
+    A finite `length` (seconds) limits the period, which then always ends now.
     """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))

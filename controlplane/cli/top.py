@@ -38,9 +38,9 @@ from schemas.jobs import ENDED
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 
 FREE: Final = "grey35"
-BAR: Final = 16  # columns of a job's progress
+BAR: Final = 16  # columns of the progress bar of a job
 MIN_REASON_WIDTH: Final = 24  # columns; a narrower reason is omitted
-GAP: Final = 2  # columns between two of them
+GAP: Final = 2  # blanks between two columns
 RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
@@ -53,9 +53,9 @@ OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some poli
 def job_table(
     jobs: Sequence[JobSummary], colours: Mapping[JobId, int], width: int, most: int | None = None
 ) -> Table:
-    """Return a table of jobs, oldest first; if not all fit, jobs on slots take precedence.
+    """Return a table of jobs, oldest first, without the columns that do not fit into `width`.
 
-    Columns that do not fit into `width` are omitted. `most` limits the lines; None: all jobs.
+    The table has at most `most` lines (None: unlimited); jobs on slots take precedence.
     """
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     shown = fitting_jobs(jobs, most)
@@ -72,7 +72,7 @@ def job_table(
 
 
 def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
-    """Return the jobs that fit, in their order; jobs on slots take precedence."""
+    """Return the jobs that fit into `most` lines, in their order; jobs on slots take precedence."""
     if most is None or len(jobs) <= most:
         return list(jobs)
     ranked = sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]
@@ -81,7 +81,7 @@ def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummar
 
 
 def fitting_columns(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
-    """Return the columns that fit into `width`."""
+    """Return the names of the columns that fit into `width`."""
     kept = [
         name
         for name in COLUMNS
@@ -116,15 +116,15 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
 
 
 def _promised(job: JobSummary) -> Text:
-    """Return the promised end; yellow if the job is expected to end later."""
+    """Return the promised end, in yellow if the job is expected to end later than promised."""
     if job.promised_end is None:
         return Text()
     late = job.expected_end is not None and job.expected_end > job.promised_end
     return Text(clock(job.promised_end), style="yellow" if late else "")
 
 
-NAMED_USERS: Final = 3  # more are counted, not named
-TABLE_EDGE: Final = 3  # lines of the table besides jobs
+NAMED_USERS: Final = 3  # of more users, only the number is shown
+TABLE_EDGE: Final = 3  # lines of the table that are not jobs
 
 
 class ClusterStatus(NamedTuple):
@@ -139,12 +139,12 @@ class ClusterStatus(NamedTuple):
 
 
 class StatusReader:
-    """Reads the state of a cluster; requests a job's workers only if the feed reports changes."""
+    """Reader of a cluster's state; requests the workers of a job only after changes in the feed."""
 
     def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
         self._client = client
         self._ended = ended
-        self._next_seq = 0  # of the feed
+        self._next_seq = 0  # sequence number in the feed
         self._workers: dict[JobId, tuple[WorkerInfo, ...]] = {}
         self._colours: dict[JobId, int] = {}
 
@@ -180,7 +180,7 @@ class StatusReader:
     def _ask(self, job: JobId) -> tuple[WorkerInfo, ...]:
         try:
             return self._client.job(job).workers
-        except UnknownJobError:  # of a former cluster
+        except UnknownJobError:  # a job of a former cluster
             return ()
 
 
@@ -211,10 +211,10 @@ def top(
 
 
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
-    """Draw every second until cancelled; an absent controller is tolerated.
+    """Redraw the dashboard every second until cancelled, also while the controller does not reply.
 
     Raises:
-        UnreachableError: if the controller does not reply the first time.
+        UnreachableError: if the controller does not reply to the first request.
     """
     with Live(console=console, auto_refresh=False) as live:
         for status, note in readings(reader.read, pause):
@@ -236,14 +236,14 @@ def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | Non
 
 
 def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
-    """Return the dashboard with as many jobs as fit."""
+    """Return the dashboard with as many jobs as fit on the console."""
     below = len(console.render_lines(slot_strips(status), pad=False))
     most = max(console.height - below - TABLE_EDGE - 2, 1)
     return dashboard(status, console.width, note, most)
 
 
 def header(status: ClusterStatus) -> Text:
-    """Return slots, jobs and users of the cluster, and its problems."""
+    """Return a line with the cluster's used slots, jobs, users, policy and problems."""
     there = [node for node in status.nodes if node.state != "lost"]
     slots, free = sum(node.slots for node in there), sum(node.free for node in there)
     now = [job for job in status.jobs if job.state not in ENDED]
@@ -264,7 +264,7 @@ def header(status: ClusterStatus) -> Text:
 
 
 def slot_strips(status: ClusterStatus) -> RenderableType:
-    """Return every node with its slots, in as many columns as fit, and a legend."""
+    """Return the slots of every node, in as many columns as fit, and a legend."""
     strips = [slot_strip(node, status.owners, status.colours) for node in status.nodes]
     legend = Text.assemble(
         "██ used, in the colour of the job   ",
@@ -279,7 +279,7 @@ def slot_strips(status: ClusterStatus) -> RenderableType:
 def slot_strip(
     node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]
 ) -> Text:
-    """Return the slots of a node, coloured by job; slots without a job are grey."""
+    """Return the slots of a node, coloured by job; slots without a known job are grey."""
     drawn = Text.assemble(
         (node.node, "" if node.state == "up" else STYLES.get(node.state, "")), " "
     )
@@ -303,7 +303,7 @@ def slot_strip(
 def owners_of(
     nodes: Iterable[NodeInfo], workers: Mapping[JobId, Sequence[WorkerInfo]]
 ) -> dict[SlotId, JobId]:
-    """Return the job of each slot; of two workers on a slot, the one not being prepared."""
+    """Return the job of each slot; a worker that is prepared beside another one is ignored."""
     jobs_on = {node.node: node.jobs for node in nodes}
     found: dict[SlotId, tuple[bool, JobId]] = {}
     for job, crew in workers.items():
@@ -318,7 +318,7 @@ def owners_of(
 
 
 def assign_colours(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
-    """Assign colours to `jobs`: each keeps its own, a new job takes the first free one."""
+    """Return a colour index for each job; known jobs keep theirs, new jobs get unused ones."""
     names = list(dict.fromkeys(jobs))
     colours = {job: before[job] for job in names if job in before}
     free = iter(sorted(set(range(len(names))) - set(colours.values())))

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from schemas.errors import BadFieldError, TooLargeError
 from schemas.host.archives import DEFAULT_BOUNDS
 
-MAX_BYTES: Final = 512 << 20  # of the archive
-LIMITS: Final = DEFAULT_BOUNDS  # a cluster with other limits refuses with its own message
-NAMED_FILES: Final = 3  # largest files and folders named in an error
+MAX_BYTES: Final = 512 << 20  # limit for an archive
+LIMITS: Final = DEFAULT_BOUNDS  # a cluster with other limits sends its own refusal
+NAMED_FILES: Final = 3  # number of largest files and folders that an error names
 IGNORE_FILE: Final = ".onesignore"
 FETCHED_MARK: Final = ".ones-fetched"  # marks a folder that `fetch` created
 IGNORED_PATTERNS: Final = (
@@ -31,9 +31,9 @@ IGNORED_PATTERNS: Final = (
 def pack(folder: Path) -> bytes:
     """Return a gzipped tar of `folder`. The same files produce the same bytes.
 
-    Omitted are version control, caches, virtual environments, folders made by `fetch`, cluster
-    folders with their keys, and matches of the patterns in `.onesignore` (one per line, for names
-    or relative paths).
+    The archive has no version control, caches, virtual environments, folders made by `fetch`, or
+    cluster folders with their keys. It also omits matches of the patterns in `.onesignore` (one per
+    line, for names or relative paths).
 
     Args:
         folder: links to files inside are followed; links to folders and to anything outside are
@@ -126,7 +126,12 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _limited_files(folder: Path) -> Iterator[Path]:
-    """Yield the files to pack; raise TooLargeError beyond the limits of number and depth."""
+    """Yield the files to pack.
+
+    Raises:
+        BadFieldError: if a file is a link to the outside.
+        TooLargeError: if there are too many files, or folders are nested too deep.
+    """
     for count, path in enumerate(_files(folder, _patterns(folder)), 1):
         relative = path.relative_to(folder)
         if count > LIMITS.files:

@@ -103,7 +103,7 @@ class BlockingSweepRun(Blocking[SweepRun]):
 
 
 class BlockingClient(Blocking[Client]):
-    """A `Client` for scripts without an event loop. A context manager with the same arguments.
+    """A `Client` for scripts without an event loop; a context manager with the same arguments.
 
     Its event loop runs in a thread, which also calls `on_sent`, `on_bytes` and `on_added`.
     """

@@ -57,22 +57,22 @@ from schemas.wire.client import (
 )
 from schemas.wire.feed import FeedEvent
 
-Change = Literal["add", "stop", "pause", "resume", "delete"]  # of a trial
+Change = Literal["add", "stop", "pause", "resume", "delete"]  # changes of a trial
 
 
 class Client(FileTransfers):
     """Connection to one cluster; an async context manager.
 
-    A call raises `UnreachableError` if no reply arrives within `timeout`, and the error that the
-    controller names if it refuses: `UnknownJobError` or `UnknownNodeError` for a name that it does
-    not know, `DeniedError` if the job belongs to another user or the key's role does not allow the
-    call, `BadFieldError` with the field if a value is invalid; nothing has changed then. Calls that
-    wait or follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute and
-    continue when it returns.
+    A call raises `UnreachableError` if no reply arrives within `timeout`. If the controller refuses
+    a call, nothing has changed, and the call raises the controller's error: `UnknownJobError` or
+    `UnknownNodeError` for an unknown name; `DeniedError` if the job belongs to another user or the
+    role of the key does not allow the call; `BadFieldError` with the field for an invalid value.
+    Calls that wait or follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute
+    and continue when it returns.
 
     Args:
         home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10. With the last default a call fails
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10. With the default of 10 s, a call fails
             after at most 2 s if no process listens at the endpoint.
 
     Raises:
@@ -95,14 +95,14 @@ class Client(FileTransfers):
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
     ) -> JobAccepted:
-        """Submit a job. Return its name and state, and notes on what the policy does not have.
+        """Submit a job; return its name, its state, and notes on values that the policy lacks.
 
         Args:
             spec: relative paths are relative to the current directory.
             key: idempotency key; the same key returns the same job. None: a new job each time.
-            on_sent: called in the client's event loop during the upload with the bytes of the
-                archive that the controller has, and the size of the archive.
-            project: one of the key's projects, whose members see the job; empty: the first one.
+            on_sent: called in the client's event loop during the upload, with the number of bytes
+                that the controller has received and the size of the archive.
+            project: a project of the key; its members see the job. Empty: the first project.
 
         Raises:
             TooLargeError: if the packed working directory exceeds the limits of the cluster.
@@ -123,10 +123,11 @@ class Client(FileTransfers):
         Args:
             spec: its `workdir` is informational.
             snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
-            key: as in `submit_accepted`, like `project`.
+            key: as in `submit_accepted`.
+            project: as in `submit_accepted`.
 
         Raises:
-            BadFieldError: of the field `snapshot` if the archive is not stored.
+            BadFieldError: if the archive is not stored; the field is `snapshot`.
         """
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
@@ -135,7 +136,7 @@ class Client(FileTransfers):
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """Check a job without submitting it.
 
-        Returns notes on what the policy needs and the job does not have, and which values are
+        Returns notes on values that the policy needs but the job lacks, and on the values that are
         used instead.
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
@@ -183,15 +184,15 @@ class Client(FileTransfers):
     ) -> JobDetail:
         """Override the policy for one job. The override applies as soon as slots allow.
 
-        The policy leaves the job alone until `resume(auto=True)`. An override that can never be
-        applied is refused with the field and the bound.
+        The policy does not change the job until `resume(auto=True)`. An override that can never be
+        applied raises an error with the field and the bound.
 
         Args:
             slots: number of slots; 0 pauses the job; None: as in the previous override, or
                 unchanged without one.
             batch: global batch, samples per step; None: unchanged.
-            on: exactly these slots, NODE/INDEX; if only the batch is given, the previous ones are
-                kept.
+            on: exactly these slots, NODE/INDEX; if only `batch` is given, the slots of the previous
+                override are kept.
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
@@ -215,7 +216,7 @@ class Client(FileTransfers):
         return (await self._joined(ListNodes(), Nodes, "nodes")).nodes
 
     async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
-        """Drain a node. Its jobs move, or wait with their state kept, and no new job starts on it.
+        """Drain a node. Its jobs move, or wait without losing state, and no new job starts on it.
 
         Only operators and admins may call this.
 
@@ -246,9 +247,9 @@ class Client(FileTransfers):
 
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.
-            name: of the owner or the node.
+            name: name of the owner or of the node.
             role: admin, operator, user, viewer or node.
-            projects: whose jobs the key may see; the owner's jobs belong to the first one.
+            projects: projects whose jobs the key may see; the owner's jobs belong to the first one.
             expires: seconds since the epoch; None: never.
         """
         asked = {
@@ -265,7 +266,8 @@ class Client(FileTransfers):
         """Revoke keys permanently and close their sessions. Only admins may call this.
 
         Args:
-            key: a public key, or a name for all keys of that name; not the last key of an admin.
+            key: a public key, or the name of an owner, whose keys are all revoked. The last key of
+                an admin cannot be revoked.
         """
         return (await self._call(RevokeKey(key=key), Keys)).keys
 
@@ -315,8 +317,9 @@ class Client(FileTransfers):
 
         Args:
             trial: required unless `change` is `add`.
-            values: for `add`: the configuration, or with `parent` the values that differ from it.
-            parent: for `add`: the trial from whose state the new one continues.
+            values: for `add`: the configuration; with `parent`, only values that differ from the
+                parent's.
+            parent: for `add`: the trial from whose state the new trial continues.
             key: idempotency key; None: a new change each time.
         """
         request = ChangeSweep(
@@ -369,8 +372,8 @@ class Client(FileTransfers):
         """Yield feed events, numbered without gaps.
 
         Args:
-            from_seq: number of the first event, 1-based; if the controller no longer keeps it, the
-                events start with the oldest kept one.
+            from_seq: number of the first event, 1-based; if the controller no longer stores this
+                event, the events start with the oldest stored one.
             follow: True continues until cancelled; False ends after the newest event.
         """
         async for page in self.event_pages(from_seq, follow=follow):
@@ -393,7 +396,7 @@ class Client(FileTransfers):
     async def samples(self, job: str) -> AsyncIterator[dict[str, Any]]:
         """Yield a record `{"epoch", "step", "rank", "ids"}` for each committed step.
 
-        Each sample occurs once an epoch. Steps that were lost with a worker and repeated from a
+        Each sample occurs once per epoch. Steps that were lost with a worker and repeated from a
         checkpoint are omitted. The spec must set `record_samples`.
         """
         async for page in self.sample_pages(job):

@@ -88,7 +88,7 @@ class RequestChannel:
 
 DEFAULT_FOLDER = ".ones"
 CLIENT_FILE = "client.toml"
-CONTROLLER_FILE = "controller.toml"  # in the folder of `ones local up`
+CONTROLLER_FILE = "controller.toml"  # exists in a folder of `ones local up`
 
 
 class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,11 +141,11 @@ def find_home(folder: Path | str | None = None) -> Home:
 
 PIECE_BYTES: Final = 1 << 20
 RETRY_LIMIT_S: Final = 60.0  # how long calls that wait or follow tolerate an absent controller
-REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated, added to a long poll's wait
+REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated; in addition to the wait of a long poll
 TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
 TIMEOUT_S: Final = 10.0  # default for a controller that listens
-PROBE_DELAY_S: Final = 0.2  # without a reply, until the client probes the endpoint
-PROBE_TIMEOUT_S: Final = 0.5  # limit of the probe
+PROBE_DELAY_S: Final = 0.2  # time without a reply after which the client probes the endpoint
+PROBE_TIMEOUT_S: Final = 0.5  # timeout of the probe
 R = TypeVar("R", bound=Message)
 
 
@@ -181,7 +181,7 @@ class ClusterConnection:
         self._link.close()
 
     async def cluster(self) -> Cluster:
-        """Return facts about the cluster and the user and role of this client's key."""
+        """Return facts about the cluster, with the user and the role of this client's key."""
         return await self._call(GetCluster(), Cluster)
 
     async def _upload(

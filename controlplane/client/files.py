@@ -19,7 +19,7 @@ from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
 AGENT_REPLY_S: Final = 10.0  # time limit for an agent's reply
-MAX_ATTEMPTS: Final = 3  # to fetch a file that changes during its transfer
+MAX_ATTEMPTS: Final = 3  # of fetching a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
 MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
@@ -38,10 +38,10 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 class JobFiles(NamedTuple):
-    """Files of a job, and what is unavailable."""
+    """Files of a job, and explanations for files that are unavailable."""
 
     files: tuple[JobFile, ...]
-    refused: tuple[str, ...] = ()  # links that lead outside, and non-files; with the node
+    refused: tuple[str, ...] = ()  # `NODE: NAME` of links that lead outside, and of non-files
     missing: tuple[str, ...] = ()  # sentences: unreachable nodes, files beyond the list limit
 
 
@@ -62,7 +62,7 @@ class Fetch(NamedTuple):
 
 
 class FileTransfers(StreamPages):
-    """Lists and fetches files of jobs."""
+    """Connection that lists and fetches files of jobs."""
 
     async def files(self, job: str, pattern: str = "*") -> JobFiles:
         """List the files that a job created or changed on all its nodes, and its checkpoints.
@@ -70,8 +70,8 @@ class FileTransfers(StreamPages):
         Files are sorted by name. A checkpoint that several nodes share is listed once.
 
         Args:
-            pattern: pattern of names, such as `*.png` or `checkpoints/*`; the last part of a name
-                can match, too.
+            pattern: pattern for names, such as `*.png` or `checkpoints/*`; it may also match only
+                the last part of a name.
         """
         detail = await self.job(job)
         found: dict[str, JobFile] = {}
@@ -182,17 +182,17 @@ class FileTransfers(StreamPages):
     ) -> Fetch:
         """Fetch the files of a job to `to`/work/NODE/PATH and `to`/checkpoints/NAME.
 
-        Returns the fetched files, and what was unavailable.
+        Returns the fetched files, and explanations for files that are unavailable.
 
         Args:
             to: folder; created if missing.
-            pattern: of names, such as `*.png` or `checkpoints/*`.
+            pattern: pattern for names, such as `*.png` or `checkpoints/*`.
             most_bytes: limit for all files together.
             on_bytes: called in the client's event loop with the bytes received so far and the
                 total.
 
         Raises:
-            TooLargeError: if the files exceed `most_bytes`; no file was fetched.
+            TooLargeError: if the files exceed `most_bytes`; then no file is fetched.
             BadFieldError: if `to` cannot be created.
         """
         listed_files = await self.files(job, pattern)
@@ -258,9 +258,10 @@ def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
 
 
 def newest_checkpoint(names: list[str], epoch: int) -> str:
-    """Return the checkpoint of the last finished epoch, or "" if there is none.
+    """Return the name of the newest checkpoint up to `epoch`, or "" if there is none.
 
-    The newest group wins, because a lost group might have written epochs that were repeated.
+    Checkpoints of the newest group take precedence, because an older group might have written
+    epochs that were repeated later.
 
     Args:
         names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
@@ -282,7 +283,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _target_name(info: FileInfo, node: NodeId) -> str:
-    """Return the relative target of a file, or "" for a path that leads outside the folder."""
+    """Return the relative target path of a file, or "" if the path leads outside the folder."""
     parts = PurePosixPath(info.path).parts
     if not parts or info.path.startswith("/") or not {"..", "\0"}.isdisjoint(parts):
         return ""

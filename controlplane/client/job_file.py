@@ -29,11 +29,11 @@ FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """Return the job of a sweep's file. Do not check the working directory yet.
+    """Return the job spec in a sweep's file. The working directory is not checked yet.
 
     Args:
         table: content of the file, with the key `sweep`.
-        path: of the file, for error messages.
+        path: path of the file, for error messages.
 
     Raises:
         SettingsError: if a key is unknown, missing or of a wrong type.
@@ -224,7 +224,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _names_in(file: Path, field: str) -> set[str]:
-    """Return the names that a module binds at its top level, with `*` if some are unknown."""
+    """Return the names that a module binds at its top level, with `*` if it may bind others."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
@@ -253,7 +253,7 @@ def _near(name: str, known: set[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-HEAD_BYTES: Final = 4096  # to read from a script, to check that it is text
+HEAD_BYTES: Final = 4096  # number of bytes that show whether a file is a script
 SCRIPTS: Final = {".py", ".ipynb"}
 MAX_SHOWN: Final = 60  # characters of a path in an error
 

@@ -33,10 +33,10 @@ from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
-NOW_S: Final = 0.001  # length of a poll for what exists now
+NOW_S: Final = 0.001  # length of a poll for output that exists already
 WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NO_WORKER: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
+NO_WORKER: Final = (Version(0), Rank(0))  # of remarks of the client; no worker has this version
 
 
 class OutputLine(NamedTuple):
@@ -44,7 +44,7 @@ class OutputLine(NamedTuple):
 
     rank: int | None  # None: a remark of the client
     text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # arrival of its end at the controller, seconds since the epoch
+    time: float | None = None  # when its end reached the controller, seconds since the epoch
     node: str | None = None
     end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
 
@@ -71,7 +71,7 @@ class StreamPages(ClusterConnection):
         return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
-        """Return all details of the job with a name that `submit` returned."""
+        """Return all details of a job; `job` is a name that `submit` returned."""
         return await self._detail(GetJob(job=JobId(job)), JobId(job))
 
     async def state(self, job: str, wait_s: float = 0.0) -> JobState:
@@ -115,7 +115,7 @@ class StreamPages(ClusterConnection):
             page = await self._call(request, EventsPage, wait_s)
             if page.events:
                 yield page.events
-            elif not follow and page.next_seq <= from_seq:  # else events were skipped
+            elif not follow and page.next_seq <= from_seq:  # otherwise events were skipped
                 return
             from_seq = max(from_seq, page.next_seq)
 
@@ -158,11 +158,11 @@ class StreamPages(ClusterConnection):
         Args:
             rank: only this worker; None: all.
             follow: True continues until the job has ended; False ends after the newest line.
-            since: seconds since the epoch; skip what reached the controller before.
+            since: seconds since the epoch; skip output that reached the controller earlier.
             last: start with this many of the lines that exist now; None: all.
             matching: regular expression; skip lines without a match.
-            unfinished: also yield lines without a terminator, as far as received at the end of a
-                page.
+            unfinished: at the end of each page, also yield the received part of lines that have no
+                terminator yet.
             raw: yield each state of a progress bar as a line that ends with a carriage return.
         """
         found = line_pattern(matching)
@@ -177,7 +177,7 @@ class StreamPages(ClusterConnection):
                 yield lines
                 continue
             held.extend(line for line in lines if raw or line.end == "\n")
-            if follow and not page:  # end of what has arrived so far
+            if follow and not page:  # end of the output that has arrived so far
                 yield list(held)
                 held = None
         if held:
@@ -196,8 +196,9 @@ class StreamPages(ClusterConnection):
     ) -> AsyncIterator[list[WorkerLine]]:
         """Yield complete lines of workers as they arrive, with the arguments of `output_pages`.
 
-        An empty page marks the end of what has arrived so far. `unfinished` lines follow the
-        finished ones; `raw` also splits after carriage returns, and keeps them.
+        An empty page marks the end of the output that has arrived so far. With `unfinished`,
+        unfinished lines follow the finished ones. `raw` also splits after carriage returns, and
+        keeps them.
         """
         rest: dict[WorkerKey, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
@@ -223,8 +224,8 @@ class StreamPages(ClusterConnection):
     ) -> AsyncIterator[tuple[LogPiece, ...]]:
         """Yield raw pieces of a stream in the order in which they were stored.
 
-        Pieces can split lines. An empty page marks the end of what has arrived so far. A log ends
-        with one remark for each selected worker whose output is incomplete.
+        Pieces can split lines. An empty page marks the end of the output that has arrived so far.
+        A log ends with one remark for each selected worker whose output is incomplete.
         """
         cursor, wait_s = 0, NOW_S
         while True:

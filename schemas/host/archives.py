@@ -1,4 +1,4 @@
-"""Bounded reading of the archives of working directories."""
+"""Reading of the archives of working directories within fixed bounds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ UNREADABLE: Final = (  # errors of the tar, gzip and zlib modules for invalid ar
 )  # fmt: skip
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 UNSUPPORTED_MAGIC: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
-HEADER_BYTES_PER_FILE: Final = 4096  # bytes of headers for each file
-MAX_HEADERS: Final = 64 << 10  # bytes of all headers before one file
-DIGITS: Final = re.compile(rb"\d{101}")  # long numbers take tarfile quadratic time
+HEADER_BYTES_PER_FILE: Final = 4096  # average bytes of headers for each file
+MAX_HEADERS: Final = 64 << 10  # limit for all headers before one file, bytes
+DIGITS: Final = re.compile(rb"\d{101}")  # tarfile needs quadratic time for long numbers
 FAST_HEADER_BYTES: Final = 512  # bytes; headers up to this size are parsed quickly
-MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
-RECORD_OVERHEAD_BYTES: Final = 100  # bytes of memory of an extended header in addition to its text
-COPY_BUFFER_BYTES: Final = 16 << 10  # bytes of a file that are unpacked at once
+MAX_RECORDS: Final = 64 << 20  # bytes of all extended headers, which stay in memory
+RECORD_OVERHEAD_BYTES: Final = 100  # memory of an extended header in addition to its text
+COPY_BUFFER_BYTES: Final = 16 << 10  # bytes that are unpacked at once
 EXCLUDE_DATA_HINT: Final = "exclude data from it (.onesignore), and read data from its own location"
 
 
@@ -35,7 +35,7 @@ class ArchiveBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     size: Positive = 2 << 30  # bytes of all files
     files: Positive = 100_000  # including folders and links
-    depth: Positive = 64  # of nested folders
+    depth: Positive = 64  # number of nested folders
 
 
 DEFAULT_BOUNDS: Final = ArchiveBounds()
@@ -47,7 +47,7 @@ class ArchiveTooLargeError(TooLargeError):
 
 @contextmanager
 def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFile]:
-    """Open the tar file in `archive`, packed with gzip or not packed; reading is bounded.
+    """Open a tar file, with or without gzip compression, for reading within `bounds`.
 
     Raises:
         ArchiveTooLargeError: while reading, as soon as a bound is exceeded.
@@ -67,7 +67,7 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
 
     Raises:
         ArchiveTooLargeError: at the entry that exceeds a bound.
-        OSError: or another of `UNREADABLE`, at a damaged or sparse entry.
+        OSError: or another error of `UNREADABLE`, at a damaged or sparse entry.
     """
     limited = cast("_Limited", tar.fileobj)
     size = many = records = 0
@@ -84,19 +84,19 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
             raise _too_large(f"more than {bounds.files} files, at {name!r}")
         if len([part for part in member.name.split("/") if part]) > bounds.depth + 1:
             raise _too_large(f"folders more than {bounds.depth} deep, at {name!r}")
-        if member.issparse():  # the list of its parts can take more memory than the archive
+        if member.issparse():  # the list of its parts can be larger than the archive
             raise tarfile.ReadError(f"{name!r} is a sparse file: pack it without holes")
         yield member
         limited.headers = MAX_HEADERS
 
 
 def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
-    """Refuse an archive that no node would unpack, without unpacking it.
+    """Refuse an archive that nodes would refuse to unpack, without unpacking it.
 
     Raises:
         ArchiveTooLargeError: if a bound is exceeded.
-        OSError: or another of `UNREADABLE`, if it is not a tar file, or contains a link or
-            device that leads out of its folder.
+        OSError: or another error of `UNREADABLE`, if `archive` is not a tar file, or contains a
+            device or a link that leads out of its folder.
     """
     with opened(archive, bounds) as tar:
         for member in members(tar, bounds):
@@ -104,7 +104,7 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
 
 
 def _decompressed(archive: IO[bytes], magic: bytes) -> object:
-    if magic.startswith(UNSUPPORTED_MAGIC):  # their decompressors need unbounded memory
+    if magic.startswith(UNSUPPORTED_MAGIC):  # their decompressors may need unlimited memory
         raise tarfile.ReadError("unsupported compression: use gzip or none")
     return gzip.GzipFile(fileobj=archive) if magic.startswith(b"\x1f\x8b") else archive
 
@@ -116,14 +116,14 @@ def _too_large(what: str) -> ArchiveTooLargeError:
 
 
 class _Limited:
-    """File of at most `most` bytes. Only headers are read: tarfile seeks over content."""
+    """File of at most `most` bytes. Only headers are read, because tarfile seeks over content."""
 
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file
         self._most = most
         self._shown_limit = bounds.size
         self._all_headers = bounds.files * HEADER_BYTES_PER_FILE  # bytes that may still follow
-        self.headers: int | None = MAX_HEADERS  # the same before the next file; None: within a file
+        self.headers: int | None = MAX_HEADERS  # before the next file; None: within a file
 
     def read(self, size: int = -1) -> bytes:
         left = self._most - self._file.tell()

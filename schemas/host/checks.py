@@ -31,7 +31,7 @@ class Findings:
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
     def attempt(self, field: str, work: Callable[[], object]) -> None:
-        """Run a check of the daemon, which changes nothing, and record the error that it raises."""
+        """Run one of the daemon's own checks, which changes nothing, and record its error."""
         try:
             work()
         except SettingsError as error:
@@ -48,7 +48,7 @@ class Findings:
                 self.add(f"{prefix}{name}", f"{value} is not finite", "give a number of seconds")
 
     def folder(self, field: str, path: Path) -> None:
-        """Check that a folder is writable, or can be created."""
+        """Check that a folder is writable or can be created."""
         there = next(one for one in (path, *path.parents) if one.exists())
         if not there.is_dir():
             self.add(field, f"{there} is not a folder", "choose another folder")
@@ -61,12 +61,12 @@ class Findings:
             self.add(field, f"no space is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
-        """Check that a pid file, relative to the settings file, can be written; empty: none."""
+        """Check that pid file `name` can be written; relative to the settings file, "" for none."""
         if name:
             self.folder("pid_file", (self.path.parent / name).parent)
 
     def address(self, field: str, host: str) -> bool:
-        """Check that an address belongs to this host, and return whether it does."""
+        """Check that an address belongs to this host; return True if it does."""
         try:
             _bind(host, 0)
         except socket.gaierror as error:
@@ -79,7 +79,7 @@ class Findings:
         return False
 
     def port(self, field: str, host: str, port: int) -> None:
-        """Check that no other process listens on a TCP port of this host; 0 means none, or any."""
+        """Check that no process except this daemon listens on a TCP port; 0 always passes."""
         try:
             _bind(host, port)
         except OSError as error:
@@ -94,10 +94,10 @@ class Findings:
 def check_file(
     kind: type[S], path: Path, without: Mapping[str, Any] | None = None
 ) -> tuple[Findings, S]:
-    """Return the problems of a settings file, and the usable settings for further checks.
+    """Return the problems of a settings file, and settings that can be used for further checks.
 
-    Invalid settings are replaced by defaults, and required fields that are missing or invalid by
-    the values in `without`.
+    In these settings, defaults replace invalid values. The values in `without` replace required
+    fields that are missing or invalid.
 
     Raises:
         SettingsError: if the file cannot be read, or is not TOML.
@@ -120,7 +120,7 @@ def _bind(host: str, port: int) -> None:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port, if this user may see it."""
+    """Return the process that listens on a port, or None if this user cannot see it."""
     try:
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN

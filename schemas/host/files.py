@@ -20,10 +20,10 @@ _LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, s
 def try_lock(path: Path) -> int | None:
     """Lock a file for this process; create the file and its folder if they do not exist.
 
-    The lock ends with the process, however it ends.
+    The lock ends when the process ends, for whatever reason.
 
     Returns:
-        A file descriptor: closing it releases the lock. None: another process holds the lock.
+        A file descriptor; closing it releases the lock. None if another process has the lock.
 
     Raises:
         OSError: if the file cannot be opened, or its file system does not support locks.
@@ -47,18 +47,18 @@ def take_pid_file(path: Path) -> None:
     The lock is a POSIX record lock: other processes can query its owner without locking the file,
     and children do not inherit it. It is lost when this process closes any descriptor of the file,
     so nothing else in this process may open the file. The file is private, because a read lock of
-    another user would keep the daemon from starting.
+    another user would prevent the start of the daemon.
 
     Raises:
-        SettingsError: if another process holds the lock.
-        OSError: if it cannot be opened, is a symbolic link or belongs to another user.
+        SettingsError: if another process has the lock.
+        OSError: if the file cannot be opened, is a symbolic link or belongs to another user.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.fchmod(file, 0o600)  # earlier releases made it readable to everyone
+    os.fchmod(file, 0o600)  # earlier releases made the file readable for everyone
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows either
+    except (BlockingIOError, PermissionError):  # POSIX allows either error
         os.close(file)
         pid = pid_of(path)
         what = f"pid_file: {path} is held by {f'process {pid}' if pid else 'an unknown process'}"
@@ -69,10 +69,10 @@ def take_pid_file(path: Path) -> None:
 
 
 def pid_of(path: Path) -> int | None:
-    """Return the other process that has locked a pid file; None if no process has.
+    """Return the id of another process that has locked a pid file; None if no process has.
 
-    0 means that the process cannot be named: it is in another PID namespace, or its lock belongs
-    to an open file (OFD) instead of a process.
+    The result is 0 if the lock exists but its process has no usable id: it is in another PID
+    namespace, or its lock belongs to an open file (OFD) instead of a process.
 
     Raises:
         PermissionError: if the file belongs to another user.
@@ -91,19 +91,19 @@ def pid_of(path: Path) -> int | None:
 def open_regular(path: Path) -> int:
     """Open a regular file for reading without waiting; the caller closes the descriptor.
 
-    The path must not end in a link; links before the last part are followed.
+    The last part of the path must not be a link; links before it are followed.
 
     Raises:
-        OSError: if it is missing, or not a regular file.
+        OSError: if the file is missing or not a regular file.
     """
     return require_regular(os.open(path, _READ), path)
 
 
 def require_regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor of a regular file; close any other descriptor.
+    """Return the descriptor if it belongs to a regular file; otherwise close it.
 
     Raises:
-        OSError: if it is not a regular file.
+        OSError: if the file is not a regular file.
     """
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -112,11 +112,11 @@ def require_regular(descriptor: int, path: Path) -> int:
 
 
 class AgedFile(NamedTuple):
-    """A file of a folder."""
+    """A file in a folder, with its age."""
 
     name: str
     size: int  # bytes
-    at: float  # last change, or the end of its job, seconds since the epoch
+    at: float  # time of the last change, or of the job's end, seconds since the epoch
 
 
 def expired_files(

@@ -15,22 +15,22 @@ from typing import Final
 
 import structlog
 
-LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
+LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is not responsive
 
 
 class LogLines:
     """Writer of log lines to a file descriptor that may be full, closed or slow; never raises.
 
-    A full disk, a closed terminal or an unread pipe lose lines, but do not end the process. The
-    next line that can be written is preceded by `lost` of their number.
+    A full disk, a closed terminal or an unread pipe causes lost lines, but does not end the
+    process. Before the next line that can be written, the text of `lost(number)` is written.
     """
 
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
         self._fd = fd
         self._lost = lost
-        self._incomplete = False  # the last line was written in part
+        self._incomplete = False  # True if the last line was only written in part
         self._lock = threading.Lock()
-        self.missing = 0  # lines since the last one that was written
+        self.missing = 0  # number of lost lines since the last written one
 
     def msg(self, line: str) -> None:
         """Write a line, or count it as missing; characters that UTF-8 cannot encode are escaped."""
@@ -59,7 +59,7 @@ class LogLines:
 def configure_logging(fd: int = 2) -> None:
     """Log as JSON under systemd or into a file, as coloured text on a terminal."""
     readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
-    lines = LogLines(fd, _lost)  # all loggers of a process share it
+    lines = LogLines(fd, _lost)  # all loggers of the process share it
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     render: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer()]
@@ -78,7 +78,10 @@ def _lost(lines: int) -> str:
 
 
 def notify(state: str) -> None:
-    """Send a state such as `READY=1` to systemd if it runs (sd_notify(3)); log a failure."""
+    """Send a state such as `READY=1` to systemd (sd_notify(3)); log a failure.
+
+    Does nothing unless NOTIFY_SOCKET is set, as it is under systemd.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -97,7 +100,7 @@ def notify(state: str) -> None:
 async def watchdog() -> None:
     """Notify systemd's watchdog four times per interval, while the event loop is responsive.
 
-    Nothing else is checked: a restart does not repair, for example, a full disk.
+    Nothing else is checked, because a restart does not repair, for example, a full disk.
     """
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
     if not interval_s:
@@ -113,9 +116,9 @@ async def watchdog() -> None:
 class Audit:
     """Audit log of refused and privileged actions; refusals are limited per peer and in total.
 
-    A flood of one peer neither hides the lines of another peer nor fills the disk: at most
-    `limit_per_s` refusals per second are logged, `of_one_per_s` of one peer, and the number of the
-    suppressed ones.
+    A flood from one peer neither hides the lines of another peer nor fills the disk. At most
+    `limit_per_s` refusals are logged per second, and at most `of_one_per_s` of one peer. The number
+    of suppressed refusals is logged, too.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Audit:
         self._log = structlog.get_logger("audit")
         self._limit, self._of_one = limit_per_s, of_one_per_s
         self._second = 0
-        self._logged: Counter[str] = Counter()  # lines of this second, by peer
+        self._logged: Counter[str] = Counter()  # number of lines in this second, by peer
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:

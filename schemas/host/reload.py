@@ -1,4 +1,4 @@
-"""Reload of a daemon's settings on SIGHUP: applies the changes that are possible while it runs."""
+"""Reload of a daemon's settings on SIGHUP; applies the changes that are possible while it runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SettingsReload(Generic[S]):
     def _merged(
         self, old: Any, new: Any, prefix: str, changed: list[str], refused: list[str]
     ) -> Any:
-        """Return `old` with the safe changes of `new`; fields have names like `silence.lost_s`."""
+        """Return `old` with the safe changes from `new`; field names are like `silence.lost_s`."""
         taken = {}
         for name in old.__struct_fields__:
             before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"

@@ -17,7 +17,7 @@ from schemas.errors import SettingsError
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
-EXAMPLE_VALUES: Final = {bool: "true", int: "1", float: "0.5"}  # other types: a text
+EXAMPLE_VALUES: Final = {bool: "true", int: "1", float: "0.5"}  # for other types: a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
@@ -26,7 +26,7 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
     Relative paths in the settings are not resolved.
 
     Raises:
-        SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
+        SettingsError: if the file cannot be read or parsed, or a key is unknown, missing or of the
             wrong type; the message names file and key.
     """
     return convert(kind, read_table(path, environ), path)
@@ -49,7 +49,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the table in a TOML file.
 
     Raises:
-        SettingsError: if it cannot be read or is not TOML; the message names the file.
+        SettingsError: if the file cannot be read or is not TOML; the message names the file.
     """
     return parse_toml(read_file(path), path)
 
@@ -58,7 +58,7 @@ def read_file(path: Path) -> bytes:
     """Return the bytes of a file.
 
     Raises:
-        SettingsError: if it cannot be read.
+        SettingsError: if the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -70,7 +70,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
     """Return the table in the bytes of a TOML file, UTF-8 with or without a byte order mark.
 
     Raises:
-        SettingsError: if it is not TOML.
+        SettingsError: if the bytes are not TOML.
     """
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
@@ -86,7 +86,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
-    """Return `table` as a struct; its keys have a `prefix` in the file, such as `sweep.searcher.`.
+    """Return `table` as a struct; `prefix` is the path of the table in the file, such as `sweep.`.
 
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
@@ -105,7 +105,7 @@ def find_problems(
     """Return all errors that `convert` would raise one after the other.
 
     Unknown keys come first, then missing and invalid ones in the order of the struct. With a
-    `prefix`, unknown keys are omitted: the call for the whole file has reported them.
+    `prefix`, unknown keys are omitted, because the call for the whole file has reported them.
     """
     found = [] if prefix else list(_unknown(kind, table, path, prefix))
     for field in msgspec.structs.fields(kind):
@@ -143,9 +143,10 @@ def valid_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> di
 def value_error(
     kind: Any, error: msgspec.ValidationError, path: Path, prefix: str = "", key: str = ""
 ) -> SettingsError:
-    """Return the error of a key that is missing or has a value of the wrong type.
+    """Return the error for a key that is missing or has a value of the wrong type.
 
-    `prefix` is that of the struct's keys in the file; `key` is set if only its value was converted.
+    `prefix` is the path of the struct in the file. `key` is set if only the value of this key was
+    converted.
     """
     text, _, where = str(error).partition(" - at `")
     field = f"{key}{where.rstrip('`').removeprefix('$')}".removeprefix(".")
@@ -158,9 +159,9 @@ def value_error(
 
 
 def example_of(kind: Any, field: str) -> str:
-    """Return how a key is written in TOML, with an example.
+    """Return an example of a key in TOML, such as `key = value`.
 
-    The example comes from the struct's `EXAMPLES`, else from the key's default or type.
+    The value comes from the struct's `EXAMPLES`, otherwise from the default or the type of the key.
     `field` is a path such as `limits.range[1]`.
     """
     key = field
@@ -177,7 +178,7 @@ def example_of(kind: Any, field: str) -> str:
 
 
 def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> str:
-    """Return a TOML value of a type; all choices of a `Literal`, or one of them if `inner`."""
+    """Return an example of a type in TOML; for a `Literal` all choices, or only one if `inner`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         choices = [one for one in args if one][:1] if inner else args
@@ -225,7 +226,7 @@ def _unknown(
 
 
 def _inner_keys(kind: Any, key: str) -> list[str]:
-    """Return the paths of keys of this name in the tables of a struct."""
+    """Return the paths of all keys with this name in the tables of a struct."""
     return [
         f"{field.name}.{key}"
         for field in msgspec.structs.fields(kind)

@@ -1,6 +1,6 @@
 """State files: a model after a unit of a sweep, as raw frames after a header with their digest.
 
-A file appears complete or not at all: it is written under another name, made durable, and renamed.
+A file is written under another name, made durable and renamed, so it is complete or does not exist.
 Readers check it against the digest in its header, so that a damaged file is not used.
 """
 
@@ -24,10 +24,10 @@ Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
 
 HEADER: Final = struct.Struct(">8s32sI")  # magic, SHA-256 of all frames, number of frames
-SIZE: Final = struct.Struct(">Q")  # bytes of a frame
+SIZE: Final = struct.Struct(">Q")  # size of a frame, bytes
 MAGIC: Final = b"ONESst\x00\x01"
 MAX_FRAMES: Final = 1 << 20
-CHUNK: Final = 1 << 20  # bytes that are hashed at once
+CHUNK: Final = 1 << 20  # number of bytes that are hashed at once
 UNFINISHED: Final = ".new"
 _NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,12})\.state")
 
@@ -44,7 +44,7 @@ class StateFile:
 
     trial: int
     version: int
-    attempt: int  # that wrote the file; 0: a copy from another node
+    attempt: int  # attempt that wrote the file; 0: a copy from another node
 
     @property
     def name(self) -> str:
@@ -59,13 +59,13 @@ class StateFile:
 
 
 def header_of(frames: Frames, digest: str) -> bytes:
-    """Return the header that precedes the frames, with their SHA-256 in hexadecimal."""
+    """Return the header that precedes the frames; `digest` is their SHA-256 in hexadecimal."""
     sizes = b"".join(SIZE.pack(len(frame)) for frame in frames)
     return HEADER.pack(MAGIC, bytes.fromhex(digest), len(frames)) + sizes
 
 
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
-    """Return the frames of a file's content without copying, after checking each byte.
+    """Return the frames in the content of a file without copying, after checking each byte.
 
     Without a `digest`, the content is checked against the digest in its header.
 
@@ -81,10 +81,10 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
 
 
 def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
-    """Return the digest in a file's header, and the frames, which are not checked.
+    """Return the digest in the header of a file's content, and the frames, which are not checked.
 
     Raises:
-        DamagedStateError: if the content is not a state, or truncated.
+        DamagedStateError: if the content is not a state, or is truncated.
     """
     view = memoryview(content)
     own, sizes = _parse_header(view[: HEADER.size], view[HEADER.size :])
@@ -106,7 +106,7 @@ def header_size(start: Buffer) -> int | None:
 
 
 def require_digest(found: str, wanted: str) -> None:
-    """Raise DamagedStateError if the digests differ."""
+    """Raise `DamagedStateError` if the digests differ."""
     if found != wanted:
         what = f"the digest of the state is {found[:12]}, not {wanted[:12]}"
         raise DamagedStateError(what, "it will be fetched or trained again")
@@ -122,12 +122,12 @@ def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:
 
 
 def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> int:
-    """Write a state durably into `folder`, and return the bytes of its frames.
+    """Write a state durably into `folder`, and return the number of bytes in its frames.
 
-    The folder is created if it is missing; an existing file of that name is replaced.
+    The folder is created if it is missing. An existing file of the same name is replaced.
 
     Raises:
-        OSError: if the file cannot be written; nothing of it is left then.
+        OSError: if the file cannot be written; an incomplete file is removed.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = folder / (file.name + UNFINISHED)
@@ -196,19 +196,20 @@ def map_state(path: Path) -> memoryview:
     """Return the content of a file, mapped into memory until the view is released.
 
     Raises:
-        OSError: if it is missing, or cannot be read.
+        OSError: if the file is missing or cannot be read.
     """
     with _open(path) as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
-    """Return the size of a file, and at most `most` bytes from `offset`.
+    """Return the size of a file, and at most `most` bytes from `offset` on.
 
-    The owner of the file may truncate it meanwhile; a memory map would then crash the reader.
+    The file is not mapped: if its owner truncated it meanwhile, access to a map would crash the
+    reader.
 
     Raises:
-        OSError: if it is missing, or cannot be read.
+        OSError: if the file is missing or cannot be read.
     """
     with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -216,11 +217,11 @@ def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
 
 
 def check_file(path: Path, digest: str) -> None:
-    """Check each byte of a file against a digest, without keeping the content.
+    """Check each byte of a file against a digest, without keeping the content in memory.
 
     Raises:
         DamagedStateError: if the digest differs, or the file is not a state.
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     with _open(path) as file:
         _, sizes = _read_header(file)
@@ -234,7 +235,7 @@ def check_file(path: Path, digest: str) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    return os.fdopen(open_regular(path), "rb")  # its owner may have replaced it by a FIFO
+    return os.fdopen(open_regular(path), "rb")  # the owner may have replaced it by a FIFO
 
 
 def _read_header(file: BinaryIO) -> tuple[str, list[int]]:

@@ -1,13 +1,13 @@
 """Limits of each key at each port: open connections, and a delay after connections were cut.
 
-libzmq asks whether a key may connect without naming the connection, and names the connection
-only with its first message. Therefore a silent connection, which has sent no message yet, is
-counted against the keys that were admitted from its address; the number of these keys never exceeds
-the number of silent connections.
+When libzmq asks whether a key may connect, it does not name the connection. It names the connection
+only with the first message. Therefore a silent connection, which has sent no message yet, counts
+for the keys that were admitted from its address. There are never more such keys than silent
+connections.
 
-A peer that is disconnected and reconnects at once makes the server decrypt as much as before.
-Therefore each further cut doubles the time for which its key gets no handshake at that port. A
-refused peer gets no reply, and with libzmq it retries after the handshake timeout: 30 s by default.
+A peer that is disconnected and reconnects at once causes the server the same work of decryption
+again. Therefore each further cut doubles the time for which its key gets no handshake at this port.
+A refused peer gets no reply; libzmq retries after the handshake timeout, 30 s by default.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_CONNECTIONS_PER_KEY: Final = 1000  # connections to one port
-FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
+FREE_CUTS: Final = 2  # cuts without a delay, because an honest peer may be cut once or twice
 FIRST_DELAY_S: Final = 1.0  # delay after the next cut
 MAX_DELAY_S: Final = 60.0
-FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
+FORGET_AFTER_S: Final = 300.0  # after this time without a cut, the count restarts at 0
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class _Open:
     port: str
     host: str
     at: float
-    key: bytes = b""  # empty: not known before the first message
-    kept_bytes: int = 0  # bytes counted by `count_kept_bytes`
+    key: bytes = b""  # empty before the first message
+    kept_bytes: int = 0  # the bytes that `count_kept_bytes` has counted
 
 
 @dataclass(slots=True)
@@ -39,10 +39,10 @@ class _Silent:
     """Silent connections of one host to one port."""
 
     connections: int = 0
-    admissions: list[tuple[float, bytes]] = field(default_factory=list)  # time and key of admission
+    admissions: list[tuple[float, bytes]] = field(default_factory=list)  # (time, key) of each
 
     def remove_admission(self, key: bytes) -> bool:
-        """Remove an admission of a key that is no longer silent; False if there is none."""
+        """Remove an admission of a key that is no longer silent; return False if there is none."""
         for place, (_, found) in enumerate(self.admissions):
             if found == key:
                 del self.admissions[place]
@@ -50,7 +50,10 @@ class _Silent:
         return False
 
     def pop_surplus(self, since: float) -> bytes:
-        """Remove an admission without a connection, if possible since `since`; return its key."""
+        """If there are more admissions than connections, remove one and return its key, else b"".
+
+        Admissions at or after `since` are removed first.
+        """
         if len(self.admissions) <= self.connections:
             return b""
         later = (place for place, (at, _) in enumerate(self.admissions) if at >= since)
@@ -58,7 +61,7 @@ class _Silent:
 
 
 class KeyConnections:
-    """Open connections of each key at each port; descriptors that are not known are ignored."""
+    """Open connections of each key at each port; unknown descriptors are ignored."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,9 +78,9 @@ class KeyConnections:
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
     def admit(self, port: str, host: str, key: bytes) -> bool:
-        """Admit one more connection of a key, or return False if the key has reached the limit."""
+        """Admit one more connection of a key; return False if the key has reached the limit."""
         silent = self._silent.get((port, host))
-        if silent is None:  # closed already
+        if silent is None:  # the connection is closed already
             return True
         self._settle(port, silent, since=float("inf"))
         if self._counts[port, key] >= MAX_CONNECTIONS_PER_KEY:
@@ -88,7 +91,7 @@ class KeyConnections:
         return True
 
     def first_refusal(self, port: str, key: bytes) -> bool:
-        """True if this is the first refusal of a key since it was below the limit."""
+        """True if the key has not been refused since it was last below the limit."""
         first = (port, key) not in self._full
         self._full.add((port, key))
         return first
@@ -106,10 +109,10 @@ class KeyConnections:
         self._settle(found.port, silent, found.at)
 
     def count_kept_bytes(self, descriptor: int, size: int) -> int | None:
-        """Count bytes that are kept for a peer as long as its connection is open.
+        """Count bytes that are kept in memory for a peer as long as its connection is open.
 
-        Returns the bytes counted for its key over all open connections to its port; None if this
-        connection is closed. A message must have arrived over the connection before.
+        A message must have arrived over the connection before. Returns the bytes counted for the
+        peer's key over all its open connections to this port; None if this connection is closed.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -136,8 +139,9 @@ class KeyConnections:
     def cut(self, descriptor: int) -> bytes:
         """Record that a connection was cut off for sending too much, and return its key.
 
-        For a silent connection this is the only key admitted from its host since it was accepted;
-        empty if there are several, so that no key is blamed for another one.
+        The key of a silent connection is unknown. If only one key was admitted from the host since
+        the connection was accepted, it is this key. Otherwise b"" is returned, so that no other
+        key is blamed.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -158,7 +162,7 @@ class KeyConnections:
         return found is not None and found.key == key
 
     def port_closed(self, port: str) -> None:
-        """Forget a port and all of its connections."""
+        """Remove the records of a port and of all its connections."""
         for descriptor in [each for each, found in self._open.items() if found.port == port]:
             self.closed(descriptor)
 
@@ -181,16 +185,16 @@ class KeyConnections:
 @dataclass(slots=True)
 class _Cuts:
     count: int
-    at: float  # time of the last one
+    at: float  # time of the last cut
     logged: bool = False  # the delay has been logged
 
 
 class ReconnectBackoff:
-    """Reconnect delays of keys after cuts of their connections, for each port."""
+    """Delays that keys must wait at each port after their connections were cut."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of authorised keys
+        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and authorised key
 
     def cut(self, port: str, key: bytes) -> None:
         """Record that a connection of a key was cut off; an empty key is ignored."""
@@ -200,11 +204,11 @@ class ReconnectBackoff:
             self._cuts[port, key] = _Cuts(count, self._clock())
 
     def left_s(self, port: str, key: bytes) -> float:
-        """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
+        """Return for how many seconds a key must not connect to a port; 0 if it may connect now."""
         known = self._known(port, key)
         if known is None or known.count <= FREE_CUTS:
             return 0.0
-        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
+        doubled = min(known.count - FREE_CUTS - 1, 32)  # limited to avoid an overflow
         wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
         return max(0.0, known.at + wait_s - self._clock())
 
@@ -215,7 +219,7 @@ class ReconnectBackoff:
         return first
 
     def port_closed(self, port: str) -> None:
-        """Forget a port."""
+        """Remove the records of a port."""
         self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
 
     def _known(self, port: str, key: bytes) -> _Cuts | None:

@@ -1,12 +1,12 @@
 """Flood guards of TCP and Unix sockets: disconnect peers that send more than this process reads.
 
-libzmq limits the bytes of a frame and the messages of a queue, but not the bytes of either: a
-message of a thousand frames, or a queue of large messages, is kept in memory at any size.
+libzmq limits the bytes of a frame and the number of messages in a queue, but not their product. A
+message of a thousand frames, or a queue of large messages, can use any amount of memory.
 
-TCP counts the bytes of each connection; a Unix socket does not. So for Unix sockets the memory of
-this process is watched. When it grows, connections for which the kernel repeatedly holds many bytes
-are cut. When it grows further and no connection stands out, all connections are cut: this frees
-their memory, and honest peers reconnect within moments.
+TCP counts the bytes of each connection; a Unix socket does not. For Unix sockets, the guard watches
+the memory of this process. When the memory grows, the guard cuts connections for which the kernel
+repeatedly has many unread bytes. When it grows further and no connection stands out, the guard cuts
+all connections. This frees their memory, and honest peers reconnect within moments.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import zmq
 
 from schemas.transport.connection_limits import KeyConnections, ReconnectBackoff
 
-MAX_UNREAD_BYTES: Final = 64 << 20  # bytes of one connection that arrived and were not read
-MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same for all connections of a process
-CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that leads to a check
+MAX_UNREAD_BYTES: Final = 64 << 20  # limit of arrived, unread bytes of one connection
+MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same limit for all connections together
+CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that causes a check
 CHECK_INTERVAL_S: Final = 0.1
-MAX_EVENTS: Final = 1000  # of one port at once: frequent reconnects must not block others
-CHECKS_PER_TURN: Final = 200  # connections checked without returning to the loop
-HEARTBEAT_BYTES_PER_S: Final = 100  # bytes that libzmq reads itself: heartbeats
+MAX_EVENTS: Final = 1000  # per port at once, because frequent reconnects must not block others
+CHECKS_PER_TURN: Final = 200  # connections that are checked without returning to the loop
+HEARTBEAT_BYTES_PER_S: Final = 100  # heartbeats, which libzmq reads itself
 CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption
 SHORT_FRAME_BYTES: Final = 256  # bytes; shorter frames have a header of 2 bytes, others of 9
 _EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
@@ -47,12 +47,12 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR
 _NUMBERS: Final = itertools.count()
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-MAX_GROWTH_BYTES: Final = 64 << 20  # bytes of memory that lead to a cut of all connections
+MAX_GROWTH_BYTES: Final = 64 << 20  # growth of memory that causes a cut of all connections
 UNIX_CHECK_INTERVAL_S: Final = 0.05
-SAMPLES: Final = 16  # samples of a check; an endless sender exceeds MAX_KERNEL_BYTES
+SAMPLES: Final = 16  # samples in a check; an endless sender exceeds MAX_KERNEL_BYTES in them
 SAMPLE_INTERVAL_S: Final = 0.003  # between two samples
-MIN_SAMPLES: Final = 4  # samples above MAX_KERNEL_BYTES that lead to a cut, at least
-MAX_KERNEL_BYTES: Final = 16 << 10  # bytes in the kernel of one connection: more than a message
+MIN_SAMPLES: Final = 4  # minimum of samples above MAX_KERNEL_BYTES for a cut
+MAX_KERNEL_BYTES: Final = 16 << 10  # unread bytes of one connection, more than a message
 MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -60,13 +60,13 @@ _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 @dataclass(slots=True)
 class _Connection:
     peer: tuple[str, int]
-    forgiven: int  # bytes that arrived and are not counted as unread
+    forgiven: int  # arrived bytes that do not count as unread
     at: float
-    port: str  # its name
+    port: str  # name of the port
 
 
 class _Ended(NamedTuple):
-    peer: str  # address
+    peer: str  # address of the peer
     port: str
     key: bytes  # empty: not known
 
@@ -87,7 +87,7 @@ def _monitor(
     bound.monitor(place, _EVENTS)
     monitor = context.socket(zmq.PAIR)
     monitor.linger = 0
-    monitor.rcvhwm = 0  # else libzmq's own thread would block
+    monitor.rcvhwm = 0  # no limit, because libzmq's own thread would block
     monitor.connect(place)
     return monitor
 
@@ -103,13 +103,13 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
         event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return Events(found, stopped=True, more=False)
-        found.pop(value, None)  # keep the order of the latest events
+        found.pop(value, None)  # so that the order is that of the latest events
         found[value] = event
     return Events(found, stopped=False, more=True)
 
 
 class FloodGuard:
-    """Comparison of the bytes that arrived over each TCP connection with those that were read."""
+    """Guard that compares the arrived bytes of each TCP connection with those that were read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -124,7 +124,7 @@ class FloodGuard:
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
-        """Watch the connections of a bound TCP socket under the unique name of its port."""
+        """Watch the connections of a bound TCP socket; `name` is a unique name of its port."""
         self._monitors[name] = _monitor(bound, context)
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
@@ -136,12 +136,12 @@ class FloodGuard:
         )
 
     def process_events(self) -> bool:
-        """Process connection events of all ports; True if more may be waiting."""
+        """Process connection events of all ports; return True if more may be waiting."""
         more = [self.process_port_events(port) for port in list(self._monitors)]
         return any(more)
 
     def process_port_events(self, port: str) -> bool:
-        """Process connection events of one port; True if more may be waiting."""
+        """Process connection events of one port; return True if more may be waiting."""
         monitor = self._monitors.get(port)
         if monitor is None:
             return False
@@ -190,12 +190,15 @@ class FloodGuard:
         forgiven = int((now - connection.at) * HEARTBEAT_BYTES_PER_S)
         if forgiven:
             connection.at = now
-        # Negative: bytes were read from an earlier connection with this descriptor.
+        # Negative if bytes were read from an earlier connection with this descriptor.
         connection.forgiven += unread_bytes if unread_bytes < 0 else min(unread_bytes, forgiven)
         return max(0, unread_bytes - forgiven)
 
     def cut(self, descriptor: int) -> str:
-        """Cut a connection, count it against its key, and return the peer's address, if any."""
+        """Cut a connection, record the cut for its key, and return the peer's address.
+
+        Returns "" if the connection does not exist.
+        """
         ended = self._end(descriptor)
         if ended is None:
             return ""
@@ -214,9 +217,9 @@ class FloodGuard:
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
     def cut_flooding(self, unread: dict[int, int]) -> list[str]:
-        """Cut connections beyond the limit of one, then the worst while all exceed the total limit.
+        """Cut connections above the limit of one, then the worst until the total is within limits.
 
-        Takes unread bytes by descriptor, and returns a log line for each cut.
+        `unread` has the unread bytes by descriptor. Returns a log line for each cut.
         """
         total = sum(unread.values())
         cut = []
@@ -234,14 +237,14 @@ class FloodGuard:
         return cut
 
     def check_if_grown(self) -> list[str]:
-        """Check all connections if this process needs much more memory; return lines of cuts."""
+        """If this process's memory has grown, check all connections; return a line for each cut."""
         self.process_events()
         if not self._growth.detected():
             return []
         return self.cut_flooding({each: self.unread_bytes(each) for each in self.descriptors()})
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Check repeatedly until cancelled; `refused` is called with a line for each cut."""
+        """Check repeatedly until cancelled; `refused` is called with a log line for each cut."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             while self.process_events():
@@ -257,7 +260,7 @@ class FloodGuard:
                 refused(line)
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
-        """Return the peer of a connection of this port; None if it is not one any more."""
+        """Return the peer of a connection to this port; None if the connection no longer exists."""
         with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
@@ -274,7 +277,7 @@ class FloodGuard:
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
@@ -287,7 +290,7 @@ class GrowthDetector:
         self._minimum = now()
 
     def detected(self) -> bool:
-        """True if the value has grown by `step`; the minimum starts anew then."""
+        """Return whether the value has grown by `step`; if so, the minimum is reset."""
         now = self._now()
         grew = now - self._minimum >= self._step
         self._minimum = now if grew else min(self._minimum, now)
@@ -303,15 +306,15 @@ def duplicate(descriptor: int) -> socket.socket:
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
-    except OSError:  # the descriptor is reused for something else
+    except OSError:  # the descriptor was reused
         os.close(copy)
         raise
 
 
 @dataclass(frozen=True, slots=True)
 class _UnixConnection:
-    inode: int  # of the socket: descriptors are reused
-    pid: int  # of the peer
+    inode: int  # inode of the socket, because descriptors are reused
+    pid: int  # process of the peer
     uid: int
 
     def __str__(self) -> str:
@@ -319,7 +322,7 @@ class _UnixConnection:
 
 
 class UnixFloodGuard:
-    """Guard of the connections of one Unix socket; `memory` returns this process's bytes."""
+    """Guard of the connections to one Unix socket; `memory` returns the memory of this process."""
 
     def __init__(
         self,
@@ -342,7 +345,7 @@ class UnixFloodGuard:
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch until cancelled; `refused` receives a line for each cut, or one for all."""
+        """Watch until cancelled; call `refused` with a line for each cut, or one line for all."""
         while True:
             await asyncio.sleep(UNIX_CHECK_INTERVAL_S)
             more = True
@@ -356,9 +359,9 @@ class UnixFloodGuard:
                     refused(line)
 
     def process_events(self) -> tuple[list[str], bool]:
-        """Process connection events, and cut connections beyond the limit of their user.
+        """Process connection events, and cut connections above the limit of their user.
 
-        Returns a line for each cut, and whether more events may be waiting.
+        Returns a log line for each cut, and whether more events may be waiting.
         """
         events = latest_events(self._monitor)
         cut = []
@@ -370,7 +373,7 @@ class UnixFloodGuard:
 
     def _accepted(self, descriptor: int) -> list[str]:
         connection = self._connection(descriptor)
-        if connection is None:  # closed already
+        if connection is None:  # the connection is closed already
             return []
         self._connections[descriptor] = connection
         self._of_user[connection.uid] += 1
@@ -401,7 +404,7 @@ class UnixFloodGuard:
         ]
 
     async def _cut_flooding(self) -> list[str]:
-        """Cut connections for which the kernel holds many bytes in many samples."""
+        """Cut connections for which the kernel has many unread bytes in many samples."""
         behind: Counter[int] = Counter()
         for _ in range(SAMPLES):
             for descriptor, connection in self._connections.items():
@@ -449,14 +452,14 @@ class UnixFloodGuard:
 
 
 def max_connections_per_user() -> int:
-    """Return how many connections one uid may have; libzmq aborts when no descriptor is left."""
+    """Return how many connections a uid may have; libzmq aborts when no descriptor is left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return MAX_CONNECTIONS_PER_USER if unlimited else min(MAX_CONNECTIONS_PER_USER, soft // 4)
 
 
 def _unread(descriptor: int, connection: _UnixConnection) -> int:
-    """Return the bytes in the kernel that libzmq has not read yet."""
+    """Return the number of bytes in the kernel that libzmq has not read yet."""
     with contextlib.suppress(OSError), duplicate(descriptor) as wire:
         if os.fstat(wire.fileno()).st_ino == connection.inode:
             size = fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4))

@@ -1,7 +1,7 @@
 """CURVE keys: their files, their owners, and the ZAP handler that admits them.
 
-Key files use pyzmq's certificate format, so that plain clients can read them. Keys expire by
-themselves.
+Key files have pyzmq's certificate format, so that plain clients can read them. Expired keys become
+invalid without any action.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
 MAX_NAME: Final = 64  # characters; for users, nodes and projects
 KEY_BYTES: Final = 32
-MAX_PROJECTS: Final = 100  # of one key
+MAX_PROJECTS: Final = 100  # maximum number for one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Identity:
 
     role: str
     name: str
-    projects: tuple[str, ...] = ()  # empty: a user's own project; for other roles all projects
+    projects: tuple[str, ...] = ()  # empty: own project of a user, or all projects for other roles
     expires: float | None = None  # seconds since the epoch; None: never
 
     def __str__(self) -> str:
@@ -58,11 +58,11 @@ class _NotNowError(Exception):
 
 
 class Authority:
-    """ZAP handler: answers libzmq's question whether a key may connect, for one context.
+    """ZAP handler that tells libzmq whether a key may connect, for one context.
 
-    An exception while answering would leave every later handshake waiting, so `run` refuses only
-    that request and continues. The application's task group owns it. `denied` is called with the
-    reason of a refusal and the peer's address.
+    The application's task group owns it. If an answer raised an exception, every later handshake
+    would wait; therefore `run` refuses only the failed request and continues. `denied` is called
+    with the reason of a refusal and the address of the peer.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Authority:
         self._known = known
         self._denied = denied
         self._flood_guard = flood_guard
-        self._address = ""  # of the peer in the current request
+        self._address = ""  # address of the peer in the current request
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
@@ -85,7 +85,7 @@ class Authority:
         self.admits_to("ones")
 
     def admits_to(self, port: str) -> None:
-        """Answer for one more port; its name is its ZAP domain."""
+        """Answer for one more port, whose name is its ZAP domain."""
         self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
@@ -96,7 +96,7 @@ class Authority:
             return False
         self._flood_guard.process_port_events(domain)
         left_s = self._flood_guard.backoff.left_s(domain, key)
-        if left_s and owner.role != "node":  # a lost node would take other users' jobs with it
+        if left_s and owner.role != "node":  # losing a node would also stop jobs of other users
             if self._flood_guard.backoff.first_refusal(domain, key):
                 why = f"{owner} cannot connect for {left_s:.0f} s: its connections were cut off"
                 self._denied(why, self._address)
@@ -109,10 +109,10 @@ class Authority:
         raise _NotNowError
 
     async def run(self) -> None:
-        """Answer until cancelled: wait for one request, then answer all that are waiting.
+        """Answer until cancelled: wait for one request, then answer all waiting requests.
 
-        A thousand returning nodes connect at once. One answer per turn of a busy event loop would
-        come after their handshake timeouts, and they would ask again.
+        A thousand returning nodes connect at once. With one answer per turn of a busy event loop,
+        the answers would arrive after the handshake timeouts, and the nodes would ask again.
         """
         while True:
             await self._answer(await self._socket.recv_multipart())
@@ -143,7 +143,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A CURVE key pair, Z85."""
+    """A CURVE key pair in Z85."""
 
     public: bytes
     secret: bytes
@@ -165,7 +165,7 @@ class _Authorised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_keys(folder: Path, name: str) -> KeyPair:
-    """Create `name.key_secret` (0600, both halves) and `name.key` (public half) in `folder`.
+    """Create `name.key_secret` (0600, both keys) and `name.key` (public key) in `folder`.
 
     The folder is created (0700) if it is missing.
 
@@ -173,7 +173,7 @@ def write_keys(folder: Path, name: str) -> KeyPair:
         SettingsError: if the new files cannot be read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as private:  # readable by this user only
+    with tempfile.TemporaryDirectory(dir=folder) as private:  # only this user can read it
         for made in map(Path, zmq.auth.create_certificates(private, name)):
             made.chmod(0o600)
             made.replace(folder / made.name)  # does not follow an existing link
@@ -181,10 +181,10 @@ def write_keys(folder: Path, name: str) -> KeyPair:
 
 
 def load_keys(path: Path) -> KeyPair:
-    """Return the pair in a `.key_secret` file, mode 0600.
+    """Return the key pair in a `.key_secret` file of mode 0600.
 
     Raises:
-        SettingsError: if it cannot be read, or other users can read it.
+        SettingsError: if the file cannot be read, or other users can read it.
     """
     require_private(path)
     public, secret = _load(path)
@@ -197,19 +197,19 @@ def load_public(path: Path) -> bytes:
     """Return the public key in a `.key` or `.key_secret` file: 40 bytes, Z85.
 
     Raises:
-        SettingsError: if it cannot be read or holds no key.
+        SettingsError: if the file cannot be read or contains no key.
     """
     return _load(path)[0]
 
 
 def load_authorised(path: Path) -> dict[bytes, Identity]:
-    """Return the keys that may connect: public key (Z85) to identity.
+    """Return the identity of each public key (Z85) that may connect.
 
     The file (mode 0600) is TOML with a `[[key]]` table for each key: `public`, `name`, `role`
     (admin, operator, user, viewer or node), and `project` or `projects` to restrict it.
 
     Raises:
-        SettingsError: if it cannot be read, other users can read it, or an entry is invalid.
+        SettingsError: if the file cannot be read, other users can read it, or an entry is invalid.
     """
     require_private(path)
     table = convert(_Authorised, read_toml(path), path)
@@ -217,10 +217,10 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
 
 
 def check_name(name: str, field: str) -> None:
-    """Check the name of a user, node or project; it occurs in topics, request keys and terminals.
+    """Check the name of a user, node or project, as used in topics, request keys and terminals.
 
     Raises:
-        SettingsError: if it is empty, long, `.` or `..`, or contains spaces, slashes or
+        SettingsError: if the name is empty, too long, `.` or `..`, or contains spaces, slashes or
             unprintable characters.
     """
     steers = set(name) & {" ", "/"} or name in {".", ".."}
@@ -234,7 +234,7 @@ def check_public(public: str) -> None:
     """Check a public key: 40 characters of Z85.
 
     Raises:
-        SettingsError: if it is not one.
+        SettingsError: if `public` is not a public key.
     """
     try:
         usable = len(z85.decode(public)) == KEY_BYTES
@@ -248,10 +248,10 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """Return the identity of a key's owner, with the meaning of the fields of `Identity`.
+    """Return the identity of a key's owner; the arguments are the fields of `Identity`.
 
     Raises:
-        SettingsError: if a name is invalid, or there are too many projects.
+        SettingsError: if a name or a time is invalid, or there are too many projects.
     """
     check_name(name, "name")
     if len(projects) > MAX_PROJECTS:
@@ -290,10 +290,10 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def require_private(path: Path) -> None:
-    """Check that only the owner can read a file.
+    """Check that only the owner can access a file.
 
     Raises:
-        SettingsError: if others can, or the file does not exist.
+        SettingsError: if other users can access it, or the file does not exist.
     """
     try:
         mode = path.stat().st_mode
@@ -305,7 +305,7 @@ def require_private(path: Path) -> None:
 
 
 class KnownKeys(Mapping[bytes, Identity]):
-    """Mapping of the valid ones of the `listed` public keys (Z85) to their owners."""
+    """Mapping from the valid public keys (Z85) among the `listed` ones to their owners."""
 
     def __init__(
         self, listed: Mapping[bytes, Identity], clock: Callable[[], float] = time.time

@@ -20,17 +20,17 @@ from schemas.errors import SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
-HIGH_WATER: Final = 20_000  # messages queued for one peer
+HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
-MAX_QUEUED: Final = 1000  # messages of one peer in a ROUTER; further ones stay at the sender
+MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; others stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
-MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for a worker, whose messages are small
+MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for workers, whose messages are small
 MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
-BACKLOG: Final = 4096  # peers that connect at once; further ones retry after seconds
-DRAIN: Final = 256  # messages taken without returning to the loop
-TURN_S: Final = 0.001  # time of such a turn, processing included: other tasks wait as long
-NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, whose events are committed once per turn
-MAX_REMEMBERED_CUTS: Final = 1024  # connections that were cut, whose last messages may still arrive
+BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
+DRAIN: Final = 256  # messages that are received without returning to the loop
+TURN_S: Final = 0.001  # longest such turn, with processing, for which other tasks wait
+NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, because their events are committed once per turn
+MAX_REMEMBERED_CUTS: Final = 1024  # cut connections whose last messages may still arrive
 
 
 class AddressInUseError(SettingsError):
@@ -39,17 +39,17 @@ class AddressInUseError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Message as it came off a socket."""
+    """Message as received from a socket."""
 
     frames: tuple[bytes, ...]
-    identity: Identity | None  # of an authorised key; None on ipc and on the client's side
-    key: bytes = field(default=b"", compare=False)  # shown by the peer when it connected, Z85
+    identity: Identity | None  # owner of the key; None on ipc and on the client's side
+    key: bytes = field(default=b"", compare=False)  # key of the peer when it connected, Z85
     known: Mapping[bytes, Identity] = field(default_factory=dict, compare=False, repr=False)
-    source: int = field(default=-1, compare=False)  # descriptor of its connection
+    source: int = field(default=-1, compare=False)  # descriptor of the connection
 
     @property
     def route(self) -> bytes:
-        """First frame, which on a ROUTER names the connection."""
+        """First frame, which identifies the connection on a ROUTER."""
         return self.frames[0]
 
     @property
@@ -63,8 +63,8 @@ class Incoming:
 class Socket:
     """A socket that one task owns.
 
-    `known` has the owners of the CURVE keys that peers must show; None: the socket uses no keys.
-    `flood_guard` counts what is read from each connection; None: not counted.
+    `known` has the owners of the CURVE keys that peers must use; None: the socket uses no keys.
+    `flood_guard` counts the bytes read from each connection; None: they are not counted.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Socket:
         self._flood_guard = flood_guard
         self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
         self._cut: dict[tuple[bytes, int, bytes], None] = {}  # oldest first
-        self._check_scheduled = False  # a check for arrived messages is scheduled
+        self._check_scheduled = False  # True if a check for arrived messages is scheduled
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
-        """Yield messages: wait for one, then take all that have arrived.
+        """Yield messages: wait for one, then yield all that have arrived.
 
-        Control returns to the event loop when a turn, including the caller's work, has taken long.
-        Messages that a connection sent before it was cut are dropped.
+        Control returns to the event loop after a turn of limited time, which includes the caller's
+        work. Messages that arrived over a connection before it was cut are dropped.
         """
         while True:
             incoming = await self.receive()
@@ -114,13 +114,13 @@ class Socket:
         source = -1
         if self._flood_guard is not None:
             sizes = [len(each) for each in data[self._unsent :]]
-            with contextlib.suppress(zmq.ZMQError):  # made by libzmq itself, without a connection
+            with contextlib.suppress(zmq.ZMQError):  # libzmq made the message, without a connection
                 source = int(frames[-1].get(zmq.SRCFD))
                 self._flood_guard.count_read(source, sizes, secured=self._known is not None)
         if self._known is None:
             return Incoming(data, None, source=source)
         key = b""
-        # libzmq itself sends "unsubscribed" for a lost peer, without a key.
+        # For a lost peer, libzmq itself sends an unsubscription without a key.
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
             if self._flood_guard is not None and source >= 0:
@@ -128,7 +128,7 @@ class Socket:
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
-        """Send now or not at all; False if the peer is lost or its queue is full.
+        """Send without waiting; return False if the peer is lost or its queue is full.
 
         On a ROUTER the first frame is the `route` of the peer.
         """
@@ -141,7 +141,7 @@ class Socket:
         return True
 
     def _check_soon(self) -> None:
-        """Check for arrivals once per turn: sending may consume the signal that wakes a reader."""
+        """Check for arrivals once per turn: sending may have consumed the signal for a reader."""
         if not self._check_scheduled:
             self._check_scheduled = True
             asyncio.get_running_loop().call_soon(self._wake_readers)
@@ -152,10 +152,10 @@ class Socket:
             self._socket.get(zmq.EVENTS)  # wakes waiting tasks
 
     def count_kept_bytes(self, incoming: Incoming) -> int | None:
-        """Count a message of which libzmq keeps something until its connection is closed.
+        """Count a message of which libzmq keeps some data until its connection is closed.
 
-        Returns the bytes counted for its key over open connections; 0 if none are counted; None if
-        the connection of this message is closed.
+        Returns the bytes counted for the peer's key over its open connections; 0 if this socket
+        counts no bytes; None if the connection of this message is closed.
         """
         if self._flood_guard is None:
             return 0
@@ -172,11 +172,11 @@ class Socket:
         self._cut[_connection(incoming)] = None
         self._flood_guard.process_events()
         if not self._flood_guard.keys.is_of(incoming.source, incoming.key):
-            return False  # closed, and its descriptor is reused
+            return False  # it was closed, and its descriptor is reused
         return bool(self._flood_guard.cut(incoming.source))
 
     def listen(self, address: str) -> None:
-        """Bind to an ipc address again, as when its file was deleted; peers stay connected.
+        """Bind to an ipc address again, as after its file was deleted; peers stay connected.
 
         The folder of the address must exist.
 
@@ -190,16 +190,16 @@ class Socket:
             raise SettingsError(what, "choose another address") from None
 
     def grant_topic(self, topic: bytes) -> None:
-        """Grant messages with this prefix to the subscription just received (manual XPUB)."""
+        """Accept the subscription just received, for messages with this prefix (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke_topic(self, topic: bytes) -> None:
         """Withdraw a subscription (manual XPUB)."""
-        with contextlib.suppress(zmq.ZMQError):  # lost peer, or no such subscription
+        with contextlib.suppress(zmq.ZMQError):  # lost peer, or unknown subscription
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:
-        """Subscribe to messages that begin with `topic`; empty: all (SUB)."""
+        """Subscribe to messages that begin with `topic`; an empty topic selects all (SUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Socket:
 
 
 class Link:
-    """The sockets of one process; without keys only loopback and ipc can be used."""
+    """All sockets of one process; without keys, only loopback and ipc addresses can be used."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
         self._context = zmq.asyncio.Context()
@@ -221,7 +221,7 @@ class Link:
         self._ports = 0  # number of bound sockets
 
     async def guard_connections(self, refused: Callable[[str], None]) -> None:
-        """Disconnect peers that send more than is read, until cancelled; report them."""
+        """Until cancelled, cut off peers that send more than is read; call `refused` for each."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))
             for local in self._unix_guards:
@@ -232,9 +232,9 @@ class Link:
     ) -> Authority:
         """Return the ZAP handler of this process; its `run` must be running before peers connect.
 
-        Call this before `bind`. `known` has the owner of each public key (Z85), and may change: a
-        key that is removed cannot connect, and messages of its open connections have no identity.
-        `denied` is called with the reason of a refusal, and the peer's address.
+        Call this before `bind`. `known` has the owner of each public key (Z85), and may change. A
+        removed key cannot connect, and messages of its open connections have no identity.
+        `denied` is called with the reason of a refusal and the peer's address.
         """
         self._known = known
         self._authority = Authority(self._context, known, denied, self._flood_guard)
@@ -243,14 +243,15 @@ class Link:
     def bind(
         self, kind: str, address: str, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
     ) -> Socket:
-        """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
+        """Bind a socket of `kind` (ROUTER, SUB, XPUB), on TCP with CURVE, on ipc without.
 
-        The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. `queued` messages
-        wait for a peer that does not read. A frame of more than `largest` bytes disconnects a peer.
+        The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. Up to `queued`
+        messages wait for a peer that does not read. A peer that sends a frame of more than
+        `largest` bytes is disconnected.
 
         Raises:
-            AddressInUseError: if the address is taken.
-            SettingsError: if this host has no such address, or it would be open without keys.
+            AddressInUseError: if another socket uses the address.
+            SettingsError: if this host has no such address, or others could connect without keys.
         """
         secured = address.startswith("tcp://") and self._keys is not None
         if not secured and not address.startswith("ipc://"):
@@ -294,9 +295,9 @@ class Link:
         return Socket(socket, self._known if secured else None, self._flood_guard)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
-        """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
+        """Connect a socket of `kind` (DEALER, PUB, SUB), which queues nothing while disconnected.
 
-        The peer need not listen yet. `server_key` is its public key, Z85; None on ipc.
+        The peer need not listen yet. `server_key` is the peer's public key in Z85; None on ipc.
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))
@@ -344,7 +345,7 @@ class ThreadDealer:
         os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
-        """Wait for messages, a wake or the timeout; also return whether a connection was made."""
+        """Wait for messages, a connection, a wake or the timeout; return (messages, connected)."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready
         if connected:
@@ -363,7 +364,7 @@ class ThreadDealer:
         return taken
 
     def send(self, data: bytes) -> bool:
-        """Send now or not at all; False while not connected."""
+        """Send without waiting; return False while not connected."""
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -379,7 +380,7 @@ class ThreadDealer:
 
 
 def _connection(incoming: Incoming) -> tuple[bytes, int, bytes]:
-    """Return an identification of a connection; a key that reuses its route may share it."""
+    """Return an identifier of a connection, which a later connection with this key may reuse."""
     return incoming.route, incoming.source, incoming.key
 
 
@@ -390,13 +391,13 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.rcvhwm = HIGH_WATER
     socket.reconnect_ivl = 50
     socket.reconnect_ivl_max = 1000
-    socket.handshake_ivl = 30_000  # ms; a peer may wait behind a thousand others
+    socket.handshake_ivl = 30_000  # ms, because a thousand other peers may be handled first
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
 
 
 def _host(address: str) -> str:
-    """Return the host of tcp://HOST:PORT; empty for other addresses."""
+    """Return the host of tcp://HOST:PORT; "" for other addresses."""
     if not address.startswith("tcp://"):
         return ""
     return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")

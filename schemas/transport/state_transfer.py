@@ -31,61 +31,61 @@ from schemas.wire.files import AskState, StatePiece, StateRefused
 
 MAX_HEADER: Final = 16 << 20  # bytes
 PIECE: Final = 1 << 20  # bytes
-WINDOW: Final = 8  # requested pieces that have not arrived
-PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
+WINDOW: Final = 8  # maximum of requested pieces that have not arrived
+PIECE_TIMEOUT_S: Final = 10.0  # after this wait for a piece, the source is abandoned
 POLL_INTERVAL_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
-MAX_REQUEST_BYTES: Final = 4096  # bytes
+MAX_REQUEST_BYTES: Final = 4096
 POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
-MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
+MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # smaller parts are copied, which costs less
 
 
 class Target(Protocol):
-    """Destination of the bytes of a file, which arrive in any order."""
+    """Destination for the bytes of a file, which arrive in any order."""
 
     def begin(self, total: int) -> None:
         """Prepare for `total` bytes; called once for each source."""
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Store some of the bytes."""
+        """Store some of the bytes at `offset`."""
 
 
 class MemoryTarget:
     """Destination in memory, which computes the digest while the bytes arrive.
 
-    Memory is allocated as bytes arrive, not for the size that a source states, and is reused.
+    Memory grows as bytes arrive, whatever size a source states; it is reused for the next state.
     """
 
     def __init__(self) -> None:
         self._memory = bytearray()
         self._total = 0
-        self._end = 0  # end of the bytes that arrived without a gap and are in the digest
+        self._end = 0  # bytes before it arrived without a gap and are in the digest
         self._payload: int | None = None  # offset of the first frame
         self._digest = hashlib.sha256()
 
     @property
     def content(self) -> memoryview:
-        """The bytes received, valid until the next `begin`."""
+        """The received bytes, valid until the next `begin`."""
         return memoryview(self._memory)[: self._total]
 
     def begin(self, total: int) -> None:
-        """Discard the content."""
+        """Discard the content, and prepare for `total` bytes."""
         if len(self._memory) < total:
-            self._memory = bytearray()  # views of the old one may exist
+            self._memory = bytearray()  # a new object, because views of the old one may exist
         self._total, self._end, self._payload = total, 0, None
         self._digest = hashlib.sha256()
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy the bytes."""
-        if (gap := offset - len(self._memory)) > 0:  # no wider than the request window
+        """Copy the bytes to `offset`."""
+        if (gap := offset - len(self._memory)) > 0:  # at most the size of the request window
             self._memory.extend(bytes(gap))
         self._memory[offset : offset + len(data)] = data
         if offset == self._end:
             self._follow(data)
 
     def _follow(self, data: Buffer) -> None:
-        """Update the digest with the bytes that lie behind the header."""
+        """Update the digest with the bytes that follow the header."""
         before, self._end = self._end, self._end + len(data)
         if self._payload is not None:
             self._digest.update(data)
@@ -103,7 +103,7 @@ class MemoryTarget:
         Raises:
             DamagedStateError: if the digest differs, or the bytes are not a state.
         """
-        if self._end != self._total:  # pieces arrived in another order
+        if self._end != self._total:  # pieces arrived out of order, so the digest is incomplete
             return read_frames(self.content, digest)
         _, frames = split_frames(self.content)
         require_digest(self._digest.hexdigest(), digest)
@@ -121,12 +121,12 @@ class FileTarget:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def begin(self, total: int) -> None:
-        """Set the size of the file."""
+        """Set the size of the file to `total` bytes."""
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, total)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write the bytes."""
+        """Write the bytes at `offset`."""
         rest = memoryview(data)
         while rest:
             written = os.pwrite(self._descriptor, rest, offset)
@@ -145,7 +145,7 @@ class FileTarget:
 
 
 class StateUnavailableError(OnesError):
-    """The state is not available from any source; the message has one reason per source."""
+    """No source can provide the state; the message has one reason per source."""
 
     code = "state_unavailable"
 
@@ -159,11 +159,11 @@ def fetch_state(
     piece_s: float = PIECE_TIMEOUT_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Fetch a state's file from the first source that provides all of it, and return that source.
+    """Fetch a state's file from the first source that provides all of it, and return this source.
 
     The sources are HOST:PORT, best first; the offset of `asked` is ignored. `check` raises an
-    `OnesError` if the bytes are not the state. A source may take `piece_s` seconds for a piece.
-    `stopped` is called every quarter of a second, and ends the transfer.
+    `OnesError` if the bytes are not the state. A source is abandoned if a piece takes more than
+    `piece_s` seconds. `stopped` is called every quarter of a second; True ends the transfer.
 
     Raises:
         StateUnavailableError: if no source provided the state.
@@ -219,7 +219,7 @@ def _fetch_from(
 def _receive(
     dealer: zmq.Socket[bytes], request: _Request, target: Target, timeout_s: float
 ) -> bool:
-    """Send requests and store what arrives; return whether a piece did within the timeout."""
+    """Send requests and store the pieces that arrive; return whether one arrived in time."""
     for message in request.more():
         dealer.send(message)
     stored = False
@@ -232,7 +232,7 @@ def _receive(
 
 
 def _require_listener(source: str) -> None:
-    """Fail fast if the source's process is dead: ZeroMQ would retry silently without limit."""
+    """Fail fast if the source's process is dead, because ZeroMQ would retry forever."""
     host, _, port = source.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -250,7 +250,7 @@ class _Request:
         self.awaited: set[int] = set()
 
     def more(self) -> list[bytes]:
-        """Return requests to send now; the first goes alone, since its reply states the total."""
+        """Return requests to send now; the first goes alone, as its reply has the total size."""
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
@@ -265,7 +265,7 @@ class _Request:
 
 
 def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
-    """Store a piece; return False if it was not expected."""
+    """Store a piece; return False if the piece was not expected."""
     answer = FROM_STATES.decode(frames[0].buffer)
     if answer.digest != request.digest:
         return False
@@ -289,11 +289,11 @@ def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> 
     return True
 
 
-Parts = Sequence[Buffer]  # of a state's file, header first
+Parts = Sequence[Buffer]  # parts of a state's file, header first
 
 
 class Stored(NamedTuple):
-    """Content of a file that its owner may change: only the requested piece."""
+    """The requested piece of a file that its owner may change."""
 
     total: int  # bytes of the file
     piece: bytes
@@ -305,13 +305,12 @@ Find = Callable[[AskState], Parts | Stored | None]
 class StateServer:
     """Server that answers each request with one piece, or a refusal, from a thread of its own.
 
-    A peer that requests more than it reads loses replies, and has to repeat the requests.
-
-    `address` is a name, IPv4 or IPv6 of this host, as other nodes reach it; port 0: any. `find` is
-    called in the server's thread, and returns the bytes of a state after checking its digest.
+    A peer that requests more than it reads loses replies and must repeat these requests.
+    `address` is a name, IPv4 or IPv6 address by which other nodes reach this host; port 0 means any
+    port. `find` is called in the server's thread. It checks the digest and returns the bytes.
 
     Raises:
-        OSError: if this host has no such address, or the port is taken.
+        OSError: if this host has no such address, or the port is in use.
     """
 
     def __init__(self, address: str, find: Find, port: int = 0) -> None:
@@ -326,7 +325,7 @@ class StateServer:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
         try:
             self.address = self._bind(address, port)
-        except OSError:  # an invalid name, or an error of zmq
+        except OSError:  # the name is invalid, or zmq failed
             self._socket.close()
             self._context.term()
             raise
@@ -371,7 +370,7 @@ class StateServer:
         """Return the next request.
 
         Raises:
-            zmq.Again: if there is none.
+            zmq.Again: if no request is waiting.
         """
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]

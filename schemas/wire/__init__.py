@@ -13,6 +13,6 @@ class Message(
 ):
     """Base of everything that crosses a process boundary.
 
-    On the wire a message is a MessagePack map whose key `type` holds the tag. Unknown keys are
-    ignored, so that fields can be added; a changed meaning takes a new tag.
+    On the wire a message is a MessagePack map whose key `type` has the tag. Decoders ignore unknown
+    keys, so that fields can be added. A field with a changed meaning requires a new tag.
     """

@@ -12,11 +12,11 @@ from schemas.sweeps import are_bounded, bounded_metrics
 from schemas.wire import Message, files
 from schemas.wire.sweeps import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 
-PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
-START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # cause of a version
+PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of a version, in increasing order
+START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # causes of a version
 
 
-# --- events of workers: numbered, spooled by the agent until the controller has committed them
+# --- events of workers: numbered, and stored by the agent until the controller has committed them
 
 
 class OfJournal(Message, kw_only=True):
@@ -26,7 +26,7 @@ class OfJournal(Message, kw_only=True):
 
 
 class WorkerEvent(OfJournal):
-    """Base of events of one worker; `version` and `rank` are those with which it started."""
+    """Base of the events of a worker, which `version` and `rank` at its start identify."""
 
     job: JobId
     version: Version
@@ -34,46 +34,46 @@ class WorkerEvent(OfJournal):
 
 
 class WorkerStarted(WorkerEvent, tag="worker.started.1"):
-    """The process exists."""
+    """The process of the worker exists."""
 
     pid: int
     started_ticks: int  # /proc/PID/stat field 22; identifies a process together with pid
 
 
 class ScriptReport(WorkerEvent):
-    """Base of what the training library writes into the worker's report file."""
+    """Base of the reports that the training library writes into the worker's report file."""
 
-    index: int  # 1-based position in that file; identifies repeated reports
+    index: int  # 1-based position in the report file; identifies repeated reports
 
 
 class WorkerReady(ScriptReport, tag="worker.ready.2"):
     """Model, optimizer and data are on the granted device; the worker waits for its group."""
 
     epoch_samples: int  # ||D||, samples of one pass over the training set
-    resumed_epoch: int  # last finished epoch of its checkpoint; 0: none
+    resumed_epoch: int  # last finished epoch in the checkpoint; 0 without a checkpoint
     parameters: int  # trainable scalars of the model
-    store_port: int = 0  # of the group's TCPStore; rank 0 only
+    store_port: int = 0  # port of the group's TCPStore; rank 0 only
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
-    """The worker has built what needs no device, and waits until the slot's owner has exited."""
+    """The worker has built everything that needs no device, and waits until the slot is free."""
 
 
 class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
-    """An incumbent that is rank 0 of group `group` serves the group's TCPStore."""
+    """A worker of the previous group serves the TCPStore of group `group`, as its rank 0."""
 
     group: Version
     port: int
 
 
 class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
-    """The worker is a full member of group `group`: its next step is taken in that group."""
+    """The worker is a full member of group `group` and takes its next step in this group."""
 
     group: Version
-    epoch: int  # finished epochs at that moment
+    epoch: int  # number of finished epochs
     step: int
-    pause_ms: float = 0.0  # of the training thread: the switch and a long wait for peers after it
-    step_ms: float = 0.0  # of a usual step before the switch; 0: not measured
+    pause_ms: float = 0.0  # pause of training: the switch, and a long wait for peers after it
+    step_ms: float = 0.0  # usual time of a step before the switch; 0: not measured
 
 
 class JoinFailed(ScriptReport, tag="worker.join_failed.1"):
@@ -91,29 +91,29 @@ class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
 
 
 class Quiesced(ScriptReport, tag="worker.quiesced.2"):
-    """The training thread has stopped, as group `group` asked, and no operation is in progress."""
+    """The training thread has stopped for group `group`, and no operation is in progress."""
 
     group: Version
     step: int  # last finished step
-    epoch: int  # finished
+    epoch: int  # number of finished epochs
     has_full_state: bool  # the worker has the full state of the job
-    port: int  # of a TCPStore for the next group
+    port: int  # port of a TCPStore for the next group
 
 
 class Suspended(ScriptReport, tag="worker.suspended.1"):
-    """The job was paused as version `group` asked; its checkpoint is durable."""
+    """The job was paused as version `group` ordered, and its checkpoint is durable."""
 
     group: Version
-    epoch: int  # finished
+    epoch: int  # number of finished epochs
     step: int
     samples_done: int
 
 
 class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
-    """A finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
+    """Report of a finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
 
-    group: Version  # that wrote the checkpoint
-    stated_epochs: int | None  # of the active stop rule, the script's own if the job file has none
+    group: Version  # group that wrote the checkpoint
+    stated_epochs: int | None  # limit by the job file's stop rule, else by the script
     duration_s: float
     facts: EpochFacts
 
@@ -123,7 +123,7 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
         return self.facts.epoch
 
     def without_excess_metrics(self) -> EpochReported:
-        """Return the report without excess or infinite metrics."""
+        """Return the report without infinite metrics, and without metrics beyond the limit."""
         if are_bounded(self.facts.metrics):
             return self
         facts = replace(self.facts, metrics=bounded_metrics(self.facts.metrics))
@@ -143,24 +143,24 @@ class SweepWorkerReady(ScriptReport, tag="sweep.worker_ready.1"):
 
 
 class UnitStarted(ScriptReport, tag="sweep.unit_started.1"):
-    """Data and state are loaded; user code starts."""
+    """Data and state of the unit are loaded; user code starts."""
 
     attempt: int
-    samples: int  # of the partition; the same on every node
-    waited_s: float  # for the state
-    staged_s: float  # for the data; 0: already on the node
+    samples: int  # size of the partition; the same on every node
+    waited_s: float  # waiting time for the state
+    staged_s: float  # time to load the data; 0 if the node has it already
 
 
 class UnitEnded(ScriptReport, tag="sweep.unit_ended.1"):
-    """The unit's state is on the node's disk, fsynced."""
+    """The state after the unit is on the node's disk, written with fsync."""
 
     attempt: int
-    metrics: dict[str, float]  # means over the partition's samples
+    metrics: dict[str, float]  # training metrics, means over the partition's samples
     samples: int
-    seconds: float  # of user code
-    scores: dict[str, float]  # of the evaluation
+    seconds: float  # duration of user code
+    scores: dict[str, float]  # metrics of the evaluation
     digest: str  # SHA-256 of the state's frames
-    size: int  # of the state, bytes
+    size: int  # bytes of the state
 
 
 class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
@@ -168,7 +168,7 @@ class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
 
     attempt: int
     reason: str
-    fault: str  # trial, state or data
+    fault: str  # cause: trial, state or data
 
 
 class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
@@ -176,20 +176,20 @@ class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
 
     error: str  # class and message of the exception, one line
     where: str  # file:line of the script's innermost frame
-    refused: bool = False  # by the library because of the script; a restart would fail too
+    refused: bool = False  # the library refused the script; a restart would fail too
 
 
 class WorkerExited(WorkerEvent, tag="worker.exited.1"):
-    """The process has exited."""
+    """The process of the worker has exited."""
 
-    code: int | None  # exit status; None: killed by a signal, or unseen
+    code: int | None  # exit status; None: killed by a signal, or unknown
     signal: int | None
-    unseen: bool = False  # not reaped, because the zygote died too
-    memory_limit: int | None = None  # bytes, of the job on the node; set if it killed the worker
+    unseen: bool = False  # status unknown, because the zygote died, too
+    memory_limit: int | None = None  # the job's limit on the node, bytes, if it killed the worker
 
 
 class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
-    """The agent could not start the process."""
+    """The agent could not start the process of the worker."""
 
     error: str
     hint: str = ""
@@ -204,29 +204,29 @@ class JobCleared(Message, tag="worker.cleared.1"):
 
 
 class NodeHealth(Message, tag="node.health.1"):
-    """Problems that keep the node from starting workers; sent on changes, and in each `Hello`."""
+    """Problems that prevent the node from starting workers; sent on changes and in `Hello`."""
 
-    problems: tuple[str, ...]  # with their remedies; empty: it can start workers
+    problems: tuple[str, ...]  # with their remedies; empty if the node can start workers
 
 
 class StepsReported(WorkerEvent, tag="worker.steps.3"):
-    """Telemetry of a group's rank 0, about once a second; not numbered, and may be lost."""
+    """Telemetry from rank 0 of a group, about once a second; not numbered, and possibly lost."""
 
     group: Version
 
-    epoch: int  # current, 1-based
+    epoch: int  # running epoch, 1-based
     step: int
     samples_done: int
     samples_per_s: float
     train_loss: float | None
     global_batch: int
     lr: float
-    noise_scale: float | None = None  # as in `EpochReported`, current
-    cpu_cores: float | None = None  # recent mean, worker and children; None: not yet known
-    sent_bytes_per_s: float | None = None  # gradients, recent mean; None: not yet known
-    # Steps of this group with this batch; the speed, too, is a mean over recent steps.
+    noise_scale: float | None = None  # current value, as in `EpochReported`
+    cpu_cores: float | None = None  # recent mean of worker and children; None: not known yet
+    sent_bytes_per_s: float | None = None  # recent mean for gradients; None: not known yet
+    # Steps of this group with this batch. `samples_per_s` is a mean over recent steps.
     group_steps: int = 0  # 0: none yet
-    step_times: StepTimes | None = None  # recent mean; None: not yet known
+    step_times: StepTimes | None = None  # recent mean; None: not known yet
 
 
 AgentEvent = (
@@ -256,7 +256,7 @@ AgentEvent = (
 
 
 class Numbered(Message, tag="agent.numbered.1"):
-    """An event with its place in the stream of (node, boot)."""
+    """An event with its sequence number in the stream of (node, boot)."""
 
     node: NodeId
     boot: BootId
@@ -265,7 +265,7 @@ class Numbered(Message, tag="agent.numbered.1"):
 
 
 class Telemetry(Message, tag="agent.telemetry.3"):
-    """Telemetry of a node's workers, about once a second; not numbered, and may be lost."""
+    """Telemetry of a node's workers, about once a second; not numbered, and possibly lost."""
 
     node: NodeId
     steps: StepsReported
@@ -275,7 +275,7 @@ class Telemetry(Message, tag="agent.telemetry.3"):
 
 
 class WorkerSeen(Message, tag="agent.worker_seen.1"):
-    """A worker as the agent finds it when it greets the controller."""
+    """A worker that the agent finds on its node when it greets the controller."""
 
     job: JobId
     version: Version
@@ -290,18 +290,18 @@ class WorkerSeen(Message, tag="agent.worker_seen.1"):
 
 
 class Hello(Message, tag="agent.hello.1"):
-    """Agent to controller: identity, workers, and the range of this boot's events."""
+    """Agent to controller: identity, workers, and the sequence numbers of this boot's events."""
 
     node: NodeId
     boot: BootId
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
     events_sent: int  # highest sequence number of this boot
-    events_dropped: int = 0  # highest sequence number that was committed and dropped from the spool
+    events_dropped: int = 0  # highest committed sequence number that was deleted
     problems: tuple[str, ...] = ()  # as in `NodeHealth`
-    echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
-    jobs: tuple[JobId, ...] = ()  # with files on the node, and not known to have ended
-    run_id: str = ""  # id of the run folder, new when its content was lost; empty: not known
+    echo: str | None = None  # from the last `HelloRequest`; empty: none; None: older agent
+    jobs: tuple[JobId, ...] = ()  # jobs with files on the node that may still run
+    run_id: str = ""  # id of the run folder, renewed if its content was lost; empty: unknown
     term: Term = Term(0)  # highest that the agent has seen
 
 
@@ -309,9 +309,9 @@ class Welcome(Message, tag="agent.welcome.1"):
     """Controller to agent: `session` is open with controller incarnation `term`."""
 
     session: str
-    boot: BootId  # of the hello
+    boot: BootId  # as in the hello
     term: Term
-    committed: int  # events of this boot that are durable
+    committed: int  # number of durable events of this boot
     log_port: int
     event_port: int
     report_again: bool = False  # the journal lost reports: send those that the node still has
@@ -326,7 +326,7 @@ class Refused(Message, tag="agent.refused.1"):
 
 
 class Heartbeat(Message, tag="agent.heartbeat.1"):
-    """Agent to controller: sign of life, with the last event sent."""
+    """Agent to controller: the agent is alive and has sent events up to `events_sent`."""
 
     session: str
     events_sent: int
@@ -339,32 +339,32 @@ class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
     session: str
     term: Term
     committed: int
-    number: int = 0  # of the heartbeat; 0: one of the two is older
+    number: int = 0  # as in the heartbeat; 0: agent or controller is older
 
 
 class HelloRequest(Message, tag="agent.hello_request.1"):
     """Controller to agent: the session is unknown; send a hello."""
 
     term: Term
-    echo: str = ""  # to be repeated in the hello, as proof that it was received
+    echo: str = ""  # the hello must repeat it, as proof that the request arrived
 
 
 class EventsCommitted(Message, tag="agent.events_committed.1"):
-    """Controller to agent: events up to `through` are durable and can be dropped."""
+    """Controller to agent: events up to `through` are durable, so the agent can delete them."""
 
     boot: BootId
     through: int
 
 
 class ResendEvents(Message, tag="agent.resend_events.1"):
-    """Controller to agent: events from `first` on are missing."""
+    """Controller to agent: send the events from `first` on again, because they are missing."""
 
     boot: BootId
     first: int
 
 
 class Resent(Message, tag="agent.resent.1"):
-    """Agent to controller: the events that were missing."""
+    """Agent to controller: the events that the controller requested again."""
 
     events: tuple[Numbered, ...]
 
@@ -375,9 +375,9 @@ class Resent(Message, tag="agent.resent.1"):
 class GroupDelta(Message, tag="agent.group_delta.3"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
-    `group` lists all members of the job, on all nodes. The agent runs those whose slot is on its
-    node, and those of `former`, which leave by themselves or stay if the change is abandoned.
-    Without both, nothing of the job may run on this node.
+    `group` lists all members of the job on all nodes; the agent runs those with a slot of its node.
+    It also keeps the members in `former`, which leave by themselves, or stay if the change is
+    abandoned. If `group` is None and `former` is empty, no process of the job may run on the node.
     """
 
     job: JobId
@@ -385,25 +385,25 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     version: Version
     stage: int
     group: Group | None
-    spec: JobSpec | None  # with `group`
-    snapshot: str = ""  # sha256 of the working directory's archive, with `group`
+    spec: JobSpec | None  # set if `group` is
+    snapshot: str = ""  # SHA-256 of the working directory's archive, set if `group` is
     forget: bool = False  # the job ended: delete its folder once its logs are stored
-    kind: str = START  # start, join, recover or suspend: cause of this version
+    kind: str = START  # cause of this version: start, join, recover or suspend
     former: tuple[Member, ...] = ()  # members of the previous group, until the change is settled
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
-    source: Rank | None = None  # recover: rank whose state all members take; None: equal states
-    user: str = ""  # owner of the job, with `group`; empty: an older controller
+    source: Rank | None = None  # recover: all members copy this rank's state; None: equal states
+    user: str = ""  # owner of the job, set if `group` is; empty: older controller
     journal: str = ""  # id of the journal in which the job was accepted; with `job` its identity
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):
-    """Agent to controller: the newest (term, version, stage) that the agent holds for `job`."""
+    """Agent to controller: the newest (term, version, stage) that the agent knows for `job`."""
 
     job: JobId
     term: Term
     version: Version
     stage: int
-    applied: bool  # False: the delta was older than the held one, and refused
+    applied: bool  # False: refused, because the agent knows a newer delta
 
 
 FromAgent = Hello | Heartbeat | Resent | DeltaAcked | SweepDeltaAcked

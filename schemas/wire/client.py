@@ -1,7 +1,7 @@
 """Messages between client and controller: every request has exactly one reply.
 
-Frames of a request: [correlation id (1 to 32 bytes), message]; the reply repeats the id.
-Admins also manage the list of keys here; a secret key is never sent.
+A request has the frames [correlation id (1 to 32 bytes), message]; the reply repeats the id.
+Admins also manage the list of keys with these messages. A secret key is never sent.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Public = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 class AddKey(Message, tag="keys.add.1"):
-    """Let the owner of a key connect; idempotent."""
+    """Authorise the owner of a key to connect; idempotent."""
 
     public: Public  # Z85
-    name: str  # of the owner: a person or a node
+    name: str  # name of the owner: a person or a node
     role: Role
     projects: tuple[str, ...] = ()
-    expires: Seconds | None = None  # since the epoch; None: never
+    expires: Seconds | None = None  # seconds since the epoch; None: never
 
 
 class ListKeys(Message, tag="keys.list.1"):
-    """A page of all keys, also of expired and revoked ones."""
+    """Request a page of all keys, including expired and revoked ones."""
 
     cursor: str = ""  # `next` of the previous page
 
 
 class RevokeKey(Message, tag="keys.revoke.1"):
-    """Revoke keys irrevocably, and end their connections."""
+    """Revoke keys permanently, and close their connections."""
 
-    key: str  # a public key, or an owner's name for all keys of that owner
+    key: str  # a public key, or the name of an owner, whose keys are all revoked
 
 
 class KeyInfo(Message, tag="keys.key.1"):
@@ -52,13 +52,13 @@ class KeyInfo(Message, tag="keys.key.1"):
     projects: tuple[str, ...] = ()
     expires: Seconds | None = None
     state: str = "valid"  # valid, expired or revoked
-    kept: str = "online"  # file: in authorised.toml; online: added over this port
-    by: str = ""  # who added or revoked the key over this port last
+    kept: str = "online"  # file: listed in authorised.toml; online: added over this port
+    by: str = ""  # who last added or revoked the key over this port
     at: Seconds | None = None  # time of that change
 
 
 class Keys(Message, tag="keys.keys.1"):
-    """Reply to `AddKey`, `RevokeKey` (the keys concerned) and `ListKeys`: a page."""
+    """Reply to `AddKey` and `RevokeKey` with the changed keys, to `ListKeys` with a page."""
 
     keys: tuple[KeyInfo, ...]
     next: str = ""  # cursor of the next page; empty: last page
@@ -68,29 +68,29 @@ class Keys(Message, tag="keys.keys.1"):
 
 
 class GetCluster(Message, tag="client.get_cluster.1"):
-    """Identity of the controller, and the addresses of its other sockets."""
+    """Request the identity of the controller, and the ports of its other sockets."""
 
 
 class PutSnapshot(Message, tag="client.put_snapshot.1"):
-    """A piece of a working directory's archive; pieces are sent in order."""
+    """Upload a piece of the archive of a working directory; pieces must arrive in order."""
 
     digest: str  # SHA-256 of the archive, hexadecimal
     offset: Position
     data: bytes
-    total: Position  # bytes
+    total: Position  # bytes of the whole archive
 
 
 class SubmitJob(Message, tag="client.submit_job.1"):
-    """Submit a job. The same `key` a second time is answered with the first job."""
+    """Submit a job. If the same `key` is sent again, the reply names the first job."""
 
     spec: JobSpec
-    snapshot: str  # digest of an archive sent before, or of a job whose files you may read
+    snapshot: str  # digest of an uploaded archive, or of a job whose files you may read
     key: str = ""  # idempotency key, per user
-    project: str = ""  # one of your key's, whose members see the job; empty: the first one
+    project: str = ""  # a project of your key; its members see the job; empty: first project
 
 
 class CheckJob(Message, tag="client.check_job.1"):
-    """Check whether the job would be accepted, without submitting it."""
+    """Ask whether the job would be accepted, without submitting it."""
 
     spec: JobSpec
 
@@ -102,19 +102,19 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """Manual override: number of slots and batch, which the policy then leaves alone.
+    """Override the number of slots and the batch by hand; the policy no longer changes them.
 
-    Fields that are left out keep the value of an earlier override, or stay as they are.
+    A field that is left out keeps the value of an earlier override, or its current value.
     """
 
     job: JobId
-    slots: int | None = None  # 0: pause
+    slots: int | None = None  # 0 pauses the job
     batch: int | None = None  # global, samples per step
-    on: tuple[SlotId, ...] = ()  # these slots exactly
+    on: tuple[SlotId, ...] = ()  # exactly these slots
 
 
 class PauseJob(Message, tag="client.pause_job.1"):
-    """Manual override: write a checkpoint, then hold no slots until the job is resumed."""
+    """Override the policy by hand: write a checkpoint, and release all slots until `ResumeJob`."""
 
     job: JobId
 
@@ -127,19 +127,19 @@ class ResumeJob(Message, tag="client.resume_job.1"):
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):
-    """A page of job summaries, oldest first."""
+    """Request a page of job summaries, oldest first."""
 
     ended: bool = False  # include ended jobs
     states: tuple[
         str, ...
     ] = ()  # only jobs in these states, ended ones included regardless of `ended`
     user: str = ""  # only jobs of this user
-    name: str = ""  # NAME or NAME-N, or a pattern: `lr-*`
+    name: str = ""  # NAME, NAME-N, or a pattern such as `lr-*`
     cursor: str = ""  # `next` of the previous page
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """A page of everything about a job; with `wait_s`, the reply waits so long for its end."""
+    """Request all data about a job, page by page; wait up to `wait_s` for the end of the job."""
 
     job: JobId
     wait_s: float = 0.0
@@ -147,25 +147,25 @@ class GetJob(Message, tag="client.get_job.1"):
 
 
 class WaitJob(Message, tag="client.wait_job.1"):
-    """The state of a job; with `wait_s`, the reply waits at most so long for its end."""
+    """Request the state of a job; wait up to `wait_s` for the end of the job."""
 
     job: JobId
     wait_s: float = 0.0
 
 
 class ExplainJob(Message, tag="client.explain_job.1"):
-    """A page of the decisions about a job's slots and batch, with their reasons."""
+    """Request a page of the decisions about a job's slots and batch, with their reasons."""
 
     job: JobId
     cursor: str = ""  # `next` of the previous page
 
 
 class GetSearch(Message, tag="client.get_search.1"):
-    """State of the scheduler."""
+    """Request the state of the scheduler."""
 
 
 class ListNodes(Message, tag="client.list_nodes.1"):
-    """A page of all nodes that ever joined."""
+    """Request a page of all nodes that have ever joined."""
 
     cursor: str = ""  # `next` of the previous page
 
@@ -173,12 +173,12 @@ class ListNodes(Message, tag="client.list_nodes.1"):
 class DrainNode(Message, tag="client.drain_node.1"):
     """Empty a node: its jobs move or wait, and no new ones start there. Reply: `Nodes`.
 
-    A repeated request replaces reason and deadline.
+    A repeated request replaces the reason and the deadline.
     """
 
     node: NodeId
     reason: str = ""
-    within_s: float | None = None  # after that, remaining jobs are stopped and wait; None: never
+    within_s: float | None = None  # then the remaining jobs are stopped and wait; None: never
 
 
 class UndrainNode(Message, tag="client.undrain_node.1"):
@@ -188,26 +188,26 @@ class UndrainNode(Message, tag="client.undrain_node.1"):
 
 
 class GetSweep(Message, tag="client.get_sweep.1"):
-    """State of a sweep, trial by trial."""
+    """Request the state of a sweep, with a page of its trials."""
 
     job: JobId
-    from_trial: int = 0  # first of the page; the reply has the total
+    from_trial: int = 0  # first trial of the page; the reply has the total
     limit: int = 500
 
 
 class ChangeSweep(Message, tag="client.change_sweep.1"):
-    """Change one trial of a sweep, or add one. The same `key` a second time has no effect."""
+    """Change a trial of a sweep, or add one. A second request with the same `key` does nothing."""
 
     job: JobId
     change: Literal["add", "stop", "pause", "resume", "delete"]
-    trial: int | None = None  # for all changes but add
-    values: dict[str, Value] = msgspec.field(default_factory=dict)  # add: replace the parent's
-    parent: int | None = None  # add: continue from this trial's state
+    trial: int | None = None  # required for all changes except add
+    values: dict[str, Value] = msgspec.field(default_factory=dict)  # for add: changed values
+    parent: int | None = None  # for add; the new trial continues from this trial's state
     key: str = ""
 
 
 class GetLedger(Message, tag="client.get_ledger.1"):
-    """The valid units of a sweep, in the order in which they ended."""
+    """Request a page of the valid units of a sweep, in the order in which they ended."""
 
     job: JobId
     from_unit: int = 0
@@ -215,7 +215,7 @@ class GetLedger(Message, tag="client.get_ledger.1"):
 
 
 class ReadEvents(Message, tag="client.read_events.1"):
-    """Feed events from `from_seq` on; with `wait_s`, wait for the first one."""
+    """Request feed events from `from_seq` on; if there is none, wait for one up to `wait_s`."""
 
     from_seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 1
     limit: int = 1000
@@ -235,26 +235,26 @@ class Cluster(Message, tag="client.cluster.1"):
     role: str
     feed_port: int
     log_port: int
-    last_seq: int  # of the feed
-    stalled: str = ""  # why submissions are refused: the journal cannot be written
-    projects: tuple[str, ...] = ()  # whose jobs you see; empty: all
-    topics: tuple[str, ...] = ()  # feed topics that you may subscribe to: prefixes
-    agents_port: int = 0  # for agents; 0: not reported by an older controller
+    last_seq: int  # number of the last feed event
+    stalled: str = ""  # reason why submissions are refused, such as an unwritable journal
+    projects: tuple[str, ...] = ()  # projects whose jobs you see; empty: all
+    topics: tuple[str, ...] = ()  # prefixes of the feed topics that you may subscribe to
+    agents_port: int = 0  # port for agents; 0: unknown, because the controller is older
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):
-    """Stored up to `size` bytes; complete when that is the total."""
+    """The controller has stored the first `size` bytes, or all if this is the total size."""
 
     digest: str
     size: int
 
 
 class JobAccepted(Message, tag="client.job_accepted.1"):
-    """The job is durable."""
+    """The job is accepted and durable."""
 
     job: JobId
     state: str
-    notes: tuple[str, ...] = ()  # what the policy misses in the job file, and its replacement
+    notes: tuple[str, ...] = ()  # what the job file lacks for the policy, and its replacement
 
 
 class JobChecked(Message, tag="client.job_checked.1"):
@@ -270,13 +270,13 @@ class JobSummary(Message, tag="client.job_summary.1"):
     name: str
     user: str
     state: str
-    reason: str  # of the state, for people
+    reason: str  # reason for the state, for people
     slots: int
     global_batch: int
     lr: float | None
-    epoch: int  # finished
+    epoch: int  # number of finished epochs
     samples_per_s: float
-    progress: float | None  # 0 to 1 of the stated work; None with a metric stop rule
+    progress: float | None  # finished part of the work, 0 to 1; None with a metric stop rule
     train_loss: float | None
     metrics: dict[str, float]
     submitted_at: Seconds
@@ -285,10 +285,10 @@ class JobSummary(Message, tag="client.job_summary.1"):
     rescales: int
     batch_changes: int
     ended_at: Seconds | None = None
-    promised_end: Seconds | None = None  # completion time that the policy forecast first
-    expected_end: Seconds | None = None  # its latest forecast of the completion time
+    promised_end: Seconds | None = None  # the policy's first forecast of the end
+    expected_end: Seconds | None = None  # the policy's latest forecast of the end
     predicted_loss: float | None = None  # the policy's forecast for the current slots
-    project: str = ""  # whose members see the job; the user's name if none was given
+    project: str = ""  # its members see the job; the user's name if none was given
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -304,22 +304,22 @@ class JobState(Message, tag="client.job_state.1"):
 
     job: JobId
     state: str
-    reason: str  # of the state, for people
-    exit_code: int | None = None  # of the worker whose exit decided the job's state
+    reason: str  # reason for the state, for people
+    exit_code: int | None = None  # exit code of the worker that decided the job's state
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
     """A worker process of a job."""
 
-    rank: Rank  # in the current group; without a group, the rank with which it started
+    rank: Rank  # in the current group; without a group, the rank at the worker's start
     node: NodeId
     slot: SlotId
     pid: int | None
-    version: Version  # of the group in which the worker trains
+    version: Version  # group in which the worker trains
     phase: str
     local_batch: int
     worker: WorkerId = WorkerId("")
-    step: int = 0  # at which the worker joined that group
+    step: int = 0  # step at which the worker joined this group
 
 
 class Change(Message, tag="client.change.2"):
@@ -333,14 +333,14 @@ class Change(Message, tag="client.change.2"):
 
 
 class Size(Message, tag="client.size.1"):
-    """Slots and batch of a job; no slots: it waits."""
+    """Slots and batch of a job; without slots, the job waits."""
 
     slots: tuple[SlotId, ...] = ()
     batch: int = 0  # global, samples per step
 
 
 class Decision(Message, tag="client.decision.2"):
-    """A group that was ordered, with its reason and the numbers behind it."""
+    """An ordered group, with the reason for it and the numbers that led to it."""
 
     time: Seconds
     before: Size = msgspec.field(name="from")
@@ -354,14 +354,14 @@ class Decision(Message, tag="client.decision.2"):
     took_s: float = 0.0
 
 
-NodeCrowd = tuple[int, tuple[str, ...]]  # the job's workers on a node, families of other jobs there
+NodeCrowd = tuple[int, tuple[str, ...]]  # number of own workers, families of other jobs
 
 
 class EpochInfo(EpochFacts, frozen=True, kw_only=True):
-    """Results of one epoch, as kept in the job's history."""
+    """Results of one epoch, as stored in the job's history."""
 
     time: Seconds
-    slots: int = 0  # of the group that reported the epoch
+    slots: int = 0  # number of slots of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # one group trained the entire epoch
     beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
@@ -370,14 +370,14 @@ class EpochInfo(EpochFacts, frozen=True, kw_only=True):
 class VersionInfo(Message, tag="client.version_info.3"):
     """A group that was ordered.
 
-    A group that started from a checkpoint undoes what earlier workers did after `resumed_step`.
+    If the group started from a checkpoint, later steps than `resumed_step` were lost.
     """
 
     version: Version
-    resumed_epoch: int  # finished epoch of the checkpoint; 0: none
+    resumed_epoch: int  # finished epoch of the checkpoint; 0 without a checkpoint
     kind: str = "start"  # start, join, recover or suspend
     resumed_step: int = 0
-    time: Seconds = Seconds(0.0)  # of the order
+    time: Seconds = Seconds(0.0)  # time of the order
     slots: tuple[SlotId, ...] = ()
     global_batch: int = 0
     outcome: str = ""  # empty: in progress
@@ -385,16 +385,16 @@ class VersionInfo(Message, tag="client.version_info.3"):
 
 
 class PromiseInfo(Message, tag="client.promise_info.1"):
-    """A policy's forecast of a job's completion."""
+    """A policy's forecast of the end of a job."""
 
-    time: Seconds  # of the forecast
-    end: Seconds  # forecast end
+    time: Seconds  # time of the forecast
+    end: Seconds  # end of the job, as forecast
 
 
 class JobDetail(Message, tag="client.job_detail.3"):
-    """Reply to GetJob and CancelJob: a page of its lists.
+    """Reply to GetJob and CancelJob: a page of the job's lists.
 
-    `GetJob` returns the further pages of the lists; the other fields are the same on each page.
+    To get further pages of the lists, send `GetJob` again. Other fields are the same on each page.
     """
 
     summary: JobSummary
@@ -404,13 +404,13 @@ class JobDetail(Message, tag="client.job_detail.3"):
     history: tuple[Change, ...]
     epochs: tuple[EpochInfo, ...]
     versions: tuple[VersionInfo, ...]
-    failures: int  # of the script so far
+    failures: int  # number of script failures so far
     exit_code: int | None
     samples_done: int
     version: Version
     batch_limit: int | None = None  # largest global batch that a policy may choose now
-    promises: tuple[PromiseInfo, ...] = ()  # oldest first; the first one counts
-    notes: tuple[str, ...] = ()  # as in JobAccepted, current
+    promises: tuple[PromiseInfo, ...] = ()  # oldest first; the first one is the promise
+    notes: tuple[str, ...] = ()  # as in JobAccepted, for the current state
     next: str = ""  # cursor of the next page; empty: last page
 
 
@@ -421,30 +421,30 @@ class Explanation(Message, tag="client.explanation.1"):
     state: str
     decisions: tuple[Decision, ...]
     next: str = ""  # cursor of the next page; empty: last page
-    notes: tuple[str, ...] = ()  # decisions that are not shown, and why; on the first page
+    notes: tuple[str, ...] = ()  # omitted decisions, and why; on the first page only
 
 
 class SearchInfo(Message, tag="client.search_info.1"):
     """Reply to GetSearch."""
 
     policy: str
-    running: bool  # the search process replies; always True without such a process
+    running: bool  # the search process replies; True for policies without such a process
     restarts: int = 0
-    plans: int = 0  # accepted since this controller started
+    plans: int = 0  # plans accepted since this controller started
     generations: int = 0
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
     incumbent_fitness: float = 0.0
-    decision_ms: float = 0.0  # latest
-    rescales: int = 0  # of all jobs
+    decision_ms: float = 0.0  # time of the latest decision
+    rescales: int = 0  # total of all jobs
     batch_changes: int = 0
-    predicted_gain: float | None = None  # geometric mean over changes with a measured gain
+    predicted_gain: float | None = None  # geometric mean of speed-ups that were also measured
     realised_gain: float | None = None
     diversity: float = 0.0  # mean share of jobs that differ between two candidates, 0 to 1
     gain_error: float | None = None  # factor between predicted and realised gains, geometric mean
-    length_error: float | None = None  # of predicted work, median, as a share of the remaining work
-    length_coverage_80: float | None = None  # share of lengths within their 80% interval
-    length_coverage_90: float | None = None  # share within their 90% interval
+    length_error: float | None = None  # median error of predicted work, share of the remaining work
+    length_coverage_80: float | None = None  # share of job lengths within their 80% interval
+    length_coverage_90: float | None = None  # share of job lengths within their 90% interval
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -458,17 +458,17 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     graduated_as: JobId | None = None  # job that continues the trial
     parent: int | None = None
-    epochs: int = 0  # finished, including the parent's
-    granted: int = 0  # epochs that it may reach now
-    start_epochs: int = 0  # epochs of the parent's state that it started from
-    partition: int | None = None  # current visit
-    slot: SlotId | None = None  # of the current visit
+    epochs: int = 0  # number of finished epochs, including the parent's
+    granted: int = 0  # epochs that the trial may reach now
+    start_epochs: int = 0  # epochs of the parent's state from which the trial started
+    partition: int | None = None  # partition of the current visit
+    slot: SlotId | None = None  # slot of the current visit
     partitions_left: int = 0  # partitions still to visit in this epoch
-    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs, the latest if very many
-    first_epoch: int = 1  # of `metrics`
-    best_score: float | None = None  # over its own epochs, as reported
-    best_epoch: int = 0  # first epoch with that score; 0: none
-    ended_at: tuple[Seconds, ...] = ()  # of the epochs in `metrics`
+    metrics: tuple[dict[str, float], ...] = ()  # of own epochs; only late ones if very many
+    first_epoch: int = 1  # epoch of the first entry in `metrics`
+    best_score: float | None = None  # over the trial's own epochs, as reported
+    best_epoch: int = 0  # first epoch with this score; 0: none
+    ended_at: tuple[Seconds, ...] = ()  # end times of the epochs in `metrics`
     state_bytes: int = 0  # size of the newest state; 0: not known yet
 
 
@@ -479,16 +479,16 @@ class SweepDetail(Message, tag="client.sweep_detail.2"):
     spec: SweepSpec
     trials: tuple[TrialInfo, ...]  # a page
     trials_total: int
-    best: int | None = None  # trial
+    best: int | None = None  # number of the best trial
     best_score: float | None = None  # as reported: the largest, or the smallest with mode min
     units_done: int = 0
     units_repeated: int = 0  # repeated because a worker or states were lost
-    units_left: int = 0  # of what is granted now, or certain to be granted later
-    unit_s: float | None = None  # recent mean
+    units_left: int = 0  # units that are granted now, or certainly will be
+    unit_s: float | None = None  # recent mean duration of a unit
     expected_end: Seconds | None = None
-    moved_bytes: int = 0  # of states from another process or node
-    waited_s: float = 0.0  # for these states, over all units
-    trained_s: float = 0.0  # over all units
+    moved_bytes: int = 0  # bytes of states from other processes or nodes
+    waited_s: float = 0.0  # waiting time for these states, sum over all units
+    trained_s: float = 0.0  # training time, sum over all units
 
 
 class SweepChanged(Message, tag="client.sweep_changed.1"):
@@ -500,14 +500,14 @@ class SweepChanged(Message, tag="client.sweep_changed.1"):
 
 
 class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that counts."""
+    """A valid unit: the training of one trial over one partition."""
 
-    trial: int  # that the unit is part of
-    values_of: int  # trial whose values and randomness were used: this one, or a parent
-    version: int  # of the resulting state: units of the trial so far
+    trial: int  # trial to which the unit belongs
+    values_of: int  # trial whose values and random seeds were used: `trial`, or a parent
+    version: int  # version of the resulting state: number of the trial's units so far
     epoch: int
     partition: int
-    digest: str  # SHA-256 of that state
+    digest: str  # SHA-256 of the resulting state
     node: NodeId
     slot: SlotId
     ended: Seconds
@@ -557,7 +557,7 @@ class EventsPage(Message, tag="client.events_page.1"):
 
 
 class Failed(Message, tag="client.failed.1"):
-    """The request was not carried out; nothing changed."""
+    """The request was not executed, and nothing changed."""
 
     code: str
     message: str

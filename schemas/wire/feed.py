@@ -1,7 +1,7 @@
 """Messages of the feed and of the log relay.
 
-The feed publishes state changes as hints for followers; the journal is authoritative. Bulk traffic
-has sockets of its own: logs and sample records up, snapshots down, output to followers.
+The feed publishes state changes as hints; the journal is authoritative. Bulk data has its own
+sockets: they carry logs and sample records up, snapshots down, and output to followers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class FeedEvent(Message, tag="feed.event.1"):
     """An event visible to users, numbered without gaps for the life of the cluster."""
 
     seq: int  # 1-based
-    time: Seconds  # since the epoch
-    event: str  # such as job.submitted
+    time: Seconds  # seconds since the epoch
+    event: str  # name, such as job.submitted
     job: JobId | None
     node: NodeId | None
     detail: Detail
@@ -34,7 +34,7 @@ Position = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # bytes
 
 
 class LogHello(Message, tag="logs.hello.1"):
-    """Agent to relay: ask how much of a worker's stream is stored."""
+    """Agent to relay: ask how many bytes of a worker's stream are stored."""
 
     node: NodeId
     job: JobId
@@ -45,7 +45,7 @@ class LogHello(Message, tag="logs.hello.1"):
 
 
 class LogChunk(Message, tag="logs.chunk.1"):
-    """Agent to relay: bytes of a worker's file from `offset` on; whole lines if they fit."""
+    """Agent to relay: bytes of a worker's file from `offset` on; complete lines, if they fit."""
 
     job: JobId
     version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
@@ -57,7 +57,7 @@ class LogChunk(Message, tag="logs.chunk.1"):
 
 
 class LogEnded(Message, tag="logs.ended.1"):
-    """Agent to relay: the worker has exited and its file ends at `size`."""
+    """Agent to relay: the worker has exited, and its file ends at `size`."""
 
     job: JobId
     version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
@@ -68,7 +68,7 @@ class LogEnded(Message, tag="logs.ended.1"):
 
 
 class LogStored(Message, tag="logs.stored.1"):
-    """Relay to agent: stored up to `size`; the agent may send `credit` bytes beyond that."""
+    """Relay to agent: `size` bytes are stored; the agent may send `credit` bytes beyond them."""
 
     job: JobId
     version: Version
@@ -77,11 +77,11 @@ class LogStored(Message, tag="logs.stored.1"):
     size: Position
     ended: bool
     credit: int
-    full: bool = False  # the job's store is full: send only the end until this is False
+    full: bool = False  # the job's store is full: send only `LogEnded` until this is False
 
 
 class ReadLog(Message, tag="logs.read.1"):
-    """Follower to relay: request a page of output; the reply waits while it would be empty."""
+    """Follower to relay: request a page of output; the reply is delayed while the page is empty."""
 
     job: JobId
     stream: Stream = LOG
@@ -97,10 +97,10 @@ class LogPiece(Message, tag="logs.piece.1"):
 
     version: Version
     rank: Rank
-    offset: int  # in the worker's own file
+    offset: int  # position in the worker's own file, bytes
     data: bytes
-    time: float = 0.0  # of storing, seconds since the epoch; 0: not known
-    node: str = ""  # of the worker; empty: not known
+    time: float = 0.0  # time of storage, seconds since the epoch; 0: not known
+    node: str = ""  # node of the worker; empty: not known
 
 
 class LogPage(Message, tag="logs.page.1"):
@@ -108,9 +108,9 @@ class LogPage(Message, tag="logs.page.1"):
 
     job: JobId
     pieces: tuple[LogPiece, ...]
-    cursor: int  # of the next page
+    cursor: int  # cursor of the next page
     ended: bool  # no more output will come
-    missing: tuple[str, ...] = ()  # workers of that rank whose output is incomplete, and why
+    missing: tuple[str, ...] = ()  # workers of the requested rank with incomplete output, and why
 
 
 class GetSnapshot(Message, tag="logs.get_snapshot.1"):

@@ -1,8 +1,8 @@
 """Messages about files of a job: lists, pieces, and the states of a sweep's models.
 
-A client asks the log relay, which asks the node's agent over 7701; the agent replies over 7704, the
-bulk port, so that orders and events are not delayed. States go from a worker or an agent directly
-to the worker that trains next.
+A client sends requests to the log relay, which forwards them to the agent over port 7701. The
+agent replies over port 7704, the bulk port, so that orders and events are not delayed. States are
+sent directly from a worker or an agent to the worker that trains next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FileInfo(Message, tag="files.info.1"):
     """A file that a job created or changed."""
 
     area: Area
-    path: str  # relative to the area's folder of the job, with slashes
+    path: str  # relative to the job's folder of this area, with slashes
     size: int  # bytes
     stamp: str  # changes whenever the file changes
 
@@ -34,14 +34,14 @@ class FileInfo(Message, tag="files.info.1"):
 
 
 class ListFiles(Message, tag="files.list.1"):
-    """List the files of a job on a node. For its owner and for admins."""
+    """List the files of a job on a node. Only the job's owner and admins may send this."""
 
     job: JobId
     node: NodeId
 
 
 class ReadFile(Message, tag="files.read.1"):
-    """Request a piece of a file of a job. For its owner and for admins."""
+    """Request a piece of a file of a job. Only the job's owner and admins may send this."""
 
     job: JobId
     node: NodeId
@@ -54,9 +54,9 @@ class ReadFile(Message, tag="files.read.1"):
 
 
 class AskFiles(Message, tag="files.ask_list.1"):
-    """List the files of a job on this node that are not in its snapshot."""
+    """List the files on this node that the job created or changed."""
 
-    request: str  # id, repeated in the reply
+    request: str  # id that the reply repeats
     job: JobId
 
 
@@ -71,29 +71,29 @@ class AskPiece(Message, tag="files.ask_piece.1"):
 
 
 class FileList(Message, tag="files.files.1"):
-    """Reply to AskFiles, and through the relay to ListFiles."""
+    """Reply to AskFiles; the relay forwards it as the reply to ListFiles."""
 
     request: str
     files: tuple[FileInfo, ...]
     left_out: int = 0  # files that do not fit into the message
     refused: tuple[
         str, ...
-    ] = ()  # entries that are no regular file, or links out of the folder, and why
+    ] = ()  # entries that are not regular files, or links out of the folder, and why
 
 
 class FilePiece(Message, tag="files.piece.1"):
-    """Reply to AskPiece, and through the relay to ReadFile."""
+    """Reply to AskPiece; the relay forwards it as the reply to ReadFile."""
 
     request: str
     offset: Position
     data: bytes  # at most 1 MiB; empty at the end of the file
-    size: int  # bytes of the whole file now
-    stamp: str  # of the file that was read
+    size: int  # current size of the whole file, bytes
+    stamp: str  # stamp of the file that was read
     digest: str  # SHA-256 of `data`, hexadecimal
 
 
 class FilesRefused(Message, tag="files.refused.1"):
-    """Reply of an agent that cannot carry out the request."""
+    """Reply of an agent that cannot execute the request."""
 
     request: str
     code: str
@@ -113,7 +113,8 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 class AskState(Message, tag="states.ask.1"):
     """Request the bytes of a state file from `offset` on.
 
-    The digest is the right to read: the controller sends it only to processes that need the state.
+    The digest proves the right to read the state: the controller sends it only to processes that
+    need the state.
     """
 
     job: JobId
@@ -124,7 +125,7 @@ class AskState(Message, tag="states.ask.1"):
 
 
 class StatePiece(Message, tag="states.piece.1"):
-    """Reply: the bytes follow in the further frames of the message."""
+    """Reply: the bytes follow in the other frames of the message."""
 
     digest: str
     offset: Offset
@@ -132,7 +133,7 @@ class StatePiece(Message, tag="states.piece.1"):
 
 
 class StateRefused(Message, tag="states.refused.2"):
-    """Reply: the state cannot be had here."""
+    """Reply: this process cannot provide the state."""
 
     digest: str
     reason: str

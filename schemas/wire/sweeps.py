@@ -1,4 +1,4 @@
-"""Messages of controller, node agent and sweep worker: units of a sweep, places of states."""
+"""Messages of controller, node agent and sweep worker: units of a sweep, locations of states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StateRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that serves a state: a worker that has it in memory, or the agent of a node."""
+    """A process that serves a state: a worker with the state in memory, or the agent of a node."""
 
     node: NodeId
     address: str  # HOST:PORT
@@ -27,20 +27,20 @@ class StateSource(msgspec.Struct, frozen=True, kw_only=True):
 class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Order to train a trial over one partition, from one state to the next."""
 
-    attempt: int  # increases over the sweep; reports of older attempts are ignored
+    attempt: int  # increases during the sweep; reports of older attempts are ignored
     worker: WorkerId
-    trial: int  # whose values and randomness are used
+    trial: int  # trial whose values and random seeds are used
     values: dict[str, Value]
-    state: StateRef | None  # to start from; None: `model_fn` builds it
-    sources: tuple[StateSource, ...]  # best first; a file on the node itself takes precedence
-    result: StateRef  # to end with; its digest is not known yet
+    state: StateRef | None  # state to start from; None: `model_fn` builds it
+    sources: tuple[StateSource, ...]  # best first; unused if the node has the file
+    result: StateRef  # the state after the unit; its digest is not known yet
     epoch: int  # 1-based
     partition: int
-    evaluate: bool  # after training: the epoch ends with this unit
+    evaluate: bool  # evaluate after training, because the epoch ends with this unit
 
 
 class WantedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state that should be on the node's disk; the agent fetches it if it is missing."""
+    """A state that must be on the node's disk; the agent fetches the state if it is missing."""
 
     state: StateRef
     sources: tuple[StateSource, ...]
@@ -50,20 +50,20 @@ class SweepDelta(Message, tag="agent.sweep_delta.1"):
     """The full desired state of one sweep on one node, ordered by (term, revision).
 
     A worker whose unit is no longer in `units` is killed, and restarted if it is still a member
-    of its group. A state on the node's disk is deleted if it is not in `wanted`, and is not the
-    result of an attempt that is in `units` or above `attempts`.
+    of its group. A state on disk is deleted unless `wanted` contains the state, or the attempt that
+    wrote it is in `units` or above `attempts`.
     """
 
     job: JobId
     term: Term
     revision: int
     attempts: int  # highest attempt ordered on any node when this delta was made
-    units: tuple[UnitOrder, ...]  # of this node's workers
+    units: tuple[UnitOrder, ...]  # units of this node's workers
     wanted: tuple[WantedState, ...]
 
 
 class SweepDeltaAcked(Message, tag="agent.sweep_delta_acked.1"):
-    """Agent to controller: the newest (term, revision) that the agent holds for sweep `job`."""
+    """Agent to controller: the newest (term, revision) that the agent knows for sweep `job`."""
 
     job: JobId
     term: Term
@@ -79,7 +79,7 @@ class StateCopied(Message, tag="sweep.state_copied.1"):
 
 
 class StateNotCopied(Message, tag="sweep.state_not_copied.2"):
-    """A wanted state could not be fetched or stored; the next delta leads to another attempt."""
+    """A wanted state could not be fetched or stored; the next delta causes another attempt."""
 
     job: JobId
     trial: int
@@ -88,6 +88,6 @@ class StateNotCopied(Message, tag="sweep.state_not_copied.2"):
 
 
 class UnitTask(Message, tag="worker.unit_task.1"):
-    """Agent to sweep worker: the unit to train now. Repeated whenever the worker greets."""
+    """Agent to sweep worker: the unit to train now; sent again whenever the worker greets."""
 
     unit: UnitOrder

@@ -29,7 +29,7 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import UnitTask
 
-ZYGOTE_TITLE: Final = "ones: zygote"  # process title; the path of the socket follows
+ZYGOTE_TITLE: Final = "ones: zygote"  # process title, followed by the path of the socket
 
 
 class Assignment(Message, tag="worker.assignment.3"):
@@ -45,23 +45,23 @@ class Assignment(Message, tag="worker.assignment.3"):
     checkpoints: str  # the job's checkpoint folder
     socket: str  # the agent's ipc address
     env: dict[str, str]  # in addition to the zygote's
-    address: str = "127.0.0.1"  # at which members on other nodes reach this worker
-    kind: str = START  # join: the job is training, its members hand over the state
-    granted: bool = True  # the slot's device is free; False: granted later
+    address: str = "127.0.0.1"  # for workers on other nodes, to reach this worker
+    kind: str = START  # join: the job is training, and its members hand over the state
+    granted: bool = True  # the slot's device is free; False: `SlotGranted` follows
     states: str = ""  # folder of a sweep's states on the node
-    token: str = ""  # to be shown in greetings; empty: agent or zygote is older
-    user: str = ""  # owner of the job; empty: an older agent
+    token: str = ""  # repeated in `WorkerHello`; empty: agent or zygote is older
+    user: str = ""  # owner of the job; empty: older agent
     journal: str = ""  # of the job, see `GroupDelta`
 
 
 class WorkerHello(Message, tag="worker.hello.1"):
-    """Worker to agent, when the worker starts and whenever an agent returns."""
+    """Worker to agent: sent when the worker starts and whenever the agent has restarted."""
 
     job: JobId
     version: Version
     rank: Rank
     pid: int
-    token: str = ""  # of the assignment: proves the worker's identity
+    token: str = ""  # as in the assignment; proves the worker's identity
 
 
 class Reported(Message, tag="worker.reported.1"):
@@ -76,7 +76,7 @@ class Reported(Message, tag="worker.reported.1"):
 class GroupOrder(Message, tag="worker.group_order.2"):
     """Agent to worker: the newest desired group of the job, ordered by (version, stage).
 
-    A worker that is not in `group` leaves at the boundary.
+    A worker that is not in `group` leaves at the boundary step.
     """
 
     version: Version
@@ -89,18 +89,18 @@ class GroupOrder(Message, tag="worker.group_order.2"):
 
 
 class SlotGranted(Message, tag="worker.slot_granted.1"):
-    """Agent to worker: the slot's former owner has exited, the device can be used."""
+    """Agent to worker: the slot's former owner has exited, so the device can be used."""
 
 
 class Fork(Message, tag="zygote.fork.1"):
     """Agent to zygote: start the worker of this folder."""
 
     folder: str
-    held: bool = False  # the worker waits for a `LetGo` before it starts
+    held: bool = False  # the process waits for `LetGo` before it starts the worker
 
 
 class Held(Message, tag="zygote.held.1"):
-    """Zygote to agent: the process exists and waits."""
+    """Zygote to agent: the process exists and waits for `LetGo`."""
 
     folder: str
     pid: int
@@ -110,7 +110,7 @@ class LetGo(Message, tag="zygote.let_go.1"):
     """Agent to zygote: release a held worker."""
 
     folder: str
-    error: str = ""  # why the worker must not start; it exits
+    error: str = ""  # why the worker must not start; the process then exits
 
 
 class Forked(Message, tag="zygote.forked.1"):
@@ -129,13 +129,13 @@ class ForkFailed(Message, tag="zygote.fork_failed.1"):
 
 
 class ZygoteReady(Message, tag="zygote.ready.1"):
-    """Zygote to agent, once for each connection."""
+    """Zygote to agent, once for each connection: the zygote accepts requests."""
 
     pid: int
     python: str
-    torch: str  # its version
-    tokens: bool = False  # its workers show the tokens of their assignments
-    holds: bool = False  # it supports `Fork.held`
+    torch: str  # version of torch
+    tokens: bool = False  # its workers repeat the tokens of their assignments
+    holds: bool = False  # the zygote supports `Fork.held`
 
 
 class ExitStatus(Message, tag="worker.exit_status.1"):
@@ -149,7 +149,7 @@ class ExitStatus(Message, tag="worker.exit_status.1"):
 
 
 class ProcessMark(Message, tag="worker.process_mark.1"):
-    """A file in the worker's folder that identifies its process."""
+    """A file in the worker's folder that identifies the process of the worker."""
 
     pid: int
     started_ticks: int

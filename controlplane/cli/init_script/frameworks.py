@@ -1,4 +1,4 @@
-"""Scripts that use a training framework, or torch's process group: edits, and refused options."""
+"""Edits of scripts that use a training framework or torch's process group, and refused options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE: Final = "an epoch has every sample once"
 REDUCES: Final = "the agent's group reduces gradients"
 RESUMES: Final = "a job resumes from its own checkpoints"
 SHUFFLES: Final = "samples are shuffled by the job's seed"
-REFUSED: Final[Mapping[str, Mapping[str, str]]] = {  # options, with the reason to leave them out
+REFUSED: Final[Mapping[str, Mapping[str, str]]] = {  # options by call, with the reason to omit them
     "TrainingArguments": {
         "auto_find_batch_size": "max_local_batch of the job file bounds a share",
         "deepspeed": REDUCES,
@@ -63,38 +63,38 @@ FRAMEWORKS: Final = (
 
 @dataclass
 class Framework:
-    """A framework whose trainer or accelerator a script uses."""
+    """Training framework that a script uses, and where the script uses it."""
 
     name: str  # transformers, lightning or accelerate
     packages: frozenset[str]
-    maker: str  # end of the name of its trainer or accelerator
-    names: Mapping[str, str]  # imported names, with module
-    calls: list[ast.Call] = field(default_factory=list)  # of its trainer, or its accelerator
-    bases: list[ast.expr] = field(default_factory=list)  # its trainer, as a base of classes
+    maker: str  # suffix of the name of the trainer or accelerator
+    names: Mapping[str, str]  # imported names, each with its full dotted name
+    calls: list[ast.Call] = field(default_factory=list)  # make the trainer or accelerator
+    bases: list[ast.expr] = field(default_factory=list)  # the trainer, as a base class
 
     def full(self, node: ast.AST) -> str:
-        """Return an imported name with its module; empty for any other."""
+        """Return an imported name with its module; "" if the name is not imported."""
         first, dot, rest = dotted(node).partition(".")
         return f"{self.names[first]}{dot}{rest}" if first in self.names else ""
 
     def made_by(self, node: ast.expr) -> bool:
-        """True if a call or base names its trainer or accelerator."""
+        """True if a called function or base class is the framework's trainer or accelerator."""
         full = self.full(node)
         return full.split(".")[0] in self.packages and full.endswith(self.maker)
 
 
 class FrameworkNumbers(NamedTuple):
-    """Numbers in the options of a framework; None if only a run can tell."""
+    """Numbers from the options of a framework; None if they are only known at run time."""
 
     batch_size: int | None
     lr: float | None
     epochs: int | None = None
-    steps: int | None = None  # of the whole training, instead of epochs
+    steps: int | None = None  # steps of the whole training, instead of epochs
 
 
 @dataclass
 class AdapterEdits:
-    """Edits that make a script use our adapter, and what is left to do by hand."""
+    """Edits that make a script use our adapter, and problems to solve by hand."""
 
     edits: list[Edit] = field(default_factory=list)
     needed: set[str] = field(default_factory=set)  # names to import from our adapter
@@ -102,7 +102,7 @@ class AdapterEdits:
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
-    """Return the framework that a script uses; None if it has its own loop."""
+    """Return the framework that a script uses; None if the script has its own training loop."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -129,9 +129,9 @@ def framework_of(tree: ast.Module) -> Framework | None:
 def framework_numbers(
     framework: Framework, source: Source, numbers: Numbers, batch: int | None, lr: float | None
 ) -> FrameworkNumbers:
-    """Read batch, rate and length of the training from the framework's options.
+    """Read batch size, learning rate and training length from the options of the framework.
 
-    `batch` and `lr` are those of the script's own loader and optimizer, if any.
+    `batch` and `lr` come from the script's own loader and optimizer; None if it has none.
     """
     call = next(iter(framework.calls), None)
     if framework.name == "transformers":
@@ -139,7 +139,7 @@ def framework_numbers(
         call = next(made, None)
 
     def option(name: str, default: float | None) -> float | None:
-        """Return an option's number; None if it cannot be read."""
+        """Return the number given for an option, or `default`; None if it cannot be read."""
         if call is None:
             return None
         if (given := keyword(call, name)) is not None:
@@ -170,7 +170,7 @@ def adapter_edits(
 ) -> AdapterEdits:
     """Return the edits that make a script use our adapter.
 
-    `loop` has the call of `range` over epochs and its replacement, if the script has such a loop.
+    `loop` has the `range` call of the script's epoch loop and its replacement; None without a loop.
     """
     found = AdapterEdits()
     match framework.name:
@@ -203,7 +203,7 @@ def _replace_trainers(source: Source, framework: Framework, found: AdapterEdits)
 
 
 def _add_strategies(source: Source, framework: Framework, found: AdapterEdits) -> None:
-    """Give each trainer the options `strategy=ElasticStrategy(), devices=1`."""
+    """Add the options `strategy=ElasticStrategy(), devices=1` to the call of each trainer."""
     for call in framework.calls:
         if framework.full(call.func).startswith(FORMER):
             found.problems.append(
@@ -249,7 +249,7 @@ def _replace_accelerators(
 
 
 def _without_import(source: Source, framework: Framework, name: str) -> Iterator[Edit]:
-    """Remove the import of a name that nothing else uses."""
+    """Yield the edit that removes the import of `name`, unless the script still needs it."""
     used = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name]
     if framework.bases or len(used) > sum(called(call) == name for call in framework.calls):
         return
@@ -266,7 +266,7 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
 
 
 def refused_options(framework: Framework, source: Source) -> Iterator[tuple[int, str]]:
-    """Yield the options and calls that our adapter refuses, with line and remedy."""
+    """Yield the line of each option or call that our adapter refuses, with the remedy."""
     for call in source.calls:
         name = last_name(call)
         if name in REFUSED_CALLS and framework.name == "accelerate":
@@ -286,7 +286,7 @@ def refused_options(framework: Framework, source: Source) -> Iterator[tuple[int,
 
 
 def _is_set(name: str | None, value: Any) -> bool:
-    """True if the option has an effect; False for expressions."""
+    """True if a literal value makes the option effective; False for other expressions."""
     if isinstance(value, float):
         return value not in {0.0, 1.0}
     if isinstance(value, int) and not isinstance(value, bool):
@@ -300,7 +300,7 @@ def _is_set(name: str | None, value: Any) -> bool:
 GONE: Final = frozenset(
     {"init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch"}
 )
-KINDS: Final = {  # names in scripts, and the agent's attribute; "": the rank on the host
+KINDS: Final = {  # names in scripts to attributes of the agent; "" for the local rank
     "RANK": "rank", "get_rank": "rank", "WORLD_SIZE": "world_size", "get_world_size": "world_size",
     "LOCAL_RANK": "",
 }  # fmt: skip
@@ -308,21 +308,24 @@ KINDS: Final = {  # names in scripts, and the agent's attribute; "": the rank on
 
 @dataclass
 class Removed:
-    """Edits that remove the process group, and what is left to do by hand."""
+    """Edits that remove the process group, and problems to solve by hand."""
 
-    distributed: bool  # there is one
+    distributed: bool  # True if the script had a process group
     edits: list[Edit] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
 
 
 def distributed_edits(source: Source, agent: str, model: str) -> Removed:
-    """Remove torch's own process group from a script that can be ported, if it has one."""
+    """Return the edits that remove torch's own process group from a script.
+
+    If the script has none, `distributed` is False. Call this only for a script that can be ported.
+    """
     makers = {"init_process_group", "DistributedSampler"}
     found = Removed(any(last_name(call) in makers for call in source.calls))
     if not found.distributed:
         return found
-    inside: set[ast.AST] = set()  # statements that go, with all their parts
+    inside: set[ast.AST] = set()  # removed statements, with all their nodes
     for block in blocks(source.tree):
         leaving = [s for s in block if _goes(s)]
         for statement in leaving:
@@ -330,7 +333,7 @@ def distributed_edits(source: Source, agent: str, model: str) -> Removed:
             text = f"{' ' * statement.col_offset}pass\n" if alone else ""
             found.edits.append(Edit(*source.lines(statement), text))
             inside.update(ast.walk(statement))
-    # Rank and size are read from the agent wherever a name holds them, because they change.
+    # A name for rank or size is replaced wherever it is used, because these values change.
     names: dict[str, str] = {}
     for statement in (s for block in blocks(source.tree) for s in block):
         value, name, kind = value_of(statement), assigned(statement), _kind(value_of(statement))
@@ -348,7 +351,7 @@ def distributed_edits(source: Source, agent: str, model: str) -> Removed:
 def _replaced(
     node: ast.AST, source: Source, names: dict[str, str], own: tuple[str, str], problems: list[str]
 ) -> Iterator[Edit]:
-    """Yield the edits of one name, attribute or call; `own` names the agent and the model."""
+    """Yield the edits of one name, attribute or call; `own` has the names of agent and model."""
     agent, model = own
     match node:
         case ast.Name() if node.id in names:
@@ -375,7 +378,7 @@ def _goes(statement: ast.stmt) -> bool:
 
 
 def _kind(value: ast.expr | None) -> str | None:
-    """Return the agent's attribute for a value, "" for the rank on the host, None otherwise."""
+    """Return the agent's attribute that replaces a value; "" for the local rank, else None."""
     if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
         value = value.args[0]
     named: object = last_name(value)

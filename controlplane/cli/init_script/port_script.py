@@ -1,4 +1,4 @@
-"""Port of a script to the library, or the reasons against it."""
+"""Port of a script to the library, or the reasons why it cannot be ported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODES: Final = frozenset({"train", "eval"})
 MAX_COLUMNS: Final = 101  # longest line for the call of `load`, newline included
 VERBS: Final = ("build", "make", "new", "elastic_build")
 ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
-MAX_LINES: Final = 6  # changed lines up to which a metric is reported, too
+MAX_LINES: Final = 6  # a metric is reported, too, if no more lines change
 
 
 @dataclass
@@ -45,18 +45,18 @@ class Port:
     """Result of porting a script."""
 
     text: str = ""  # the new script; empty if it cannot be ported
-    missing: list[str] = field(default_factory=list)  # what has to be done by hand
+    missing: list[str] = field(default_factory=list)  # changes to make by hand
     refused: list[str] = field(default_factory=list)  # lines that fail or misbehave on a cluster
-    advice: list[str] = field(default_factory=list)  # other lines to look at
+    advice: list[str] = field(default_factory=list)  # remarks on other lines
 
     def diff(self, before: str, name: str) -> str:
-        """Return the change of the text `before` as a unified diff."""
+        """Return a unified diff from text `before` to the new script; "" without a new script."""
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
         return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")) if self.text else ""
 
 
 def changed_lines(diff: str) -> int:
-    """Return the number of added lines in a diff."""
+    """Return the number of lines that a diff adds."""
     return sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
 
 
@@ -64,7 +64,7 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     """Make a script use the library.
 
     Returns:
-        The new text, which is valid Python, or the reasons why there is none.
+        The new text, which is valid Python, or the reasons why the script cannot be ported.
     """
     done = Port(missing=_missing(facts), refused=refused(facts), advice=advice(facts))
     if done.missing:
@@ -113,7 +113,7 @@ def port(facts: Facts, name: str = "train.py") -> Port:
 
 
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
-    """Replace the trainer of a framework by our adapter."""
+    """Replace the trainer or accelerator of a framework with our adapter."""
     source, loop = facts.source, facts.epoch_loop
     counted = None
     if loop is not None:
@@ -185,7 +185,7 @@ def _no_loop(facts: Facts) -> str:
 
 
 def _wrapped_elsewhere(facts: Facts) -> list[str]:
-    """Return DDP wrappers that are not among the lines of model, optimizer and loader."""
+    """Return a problem for each DDP wrapper that is not in the same block as the optimizer."""
     block = facts.optimizer.block if facts.optimizer else []
     near = {node for statement in block for node in ast.walk(statement)}
     remedy = "leave it out: the agent's group reduces gradients"
@@ -197,7 +197,7 @@ def _wrapped_elsewhere(facts: Facts) -> list[str]:
 
 
 def _apart(script: Whole) -> list[str]:
-    """Return what keeps the three from being replaced in one place."""
+    """Return problems that prevent one call from replacing model, optimizer and loader."""
     source, optimizer = script.source, script.optimizer
     found = [
         f"line {one.statement.lineno}: `{one.name}` is made in another block than the optimizer "
@@ -232,25 +232,26 @@ def _unusual_loader(script: Whole) -> list[str]:
 
 @dataclass
 class Between:
-    """Statements between model, optimizer and loader, by their new place."""
+    """Statements between model, optimizer and loader, grouped by where they move."""
 
-    builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
-    after: list[ast.stmt] = field(default_factory=list)  # below the call of load
-    dropped: list[ast.stmt] = field(default_factory=list)  # the agent does it
+    builds: list[ast.stmt] = field(default_factory=list)  # move into the model's builder
+    after: list[ast.stmt] = field(default_factory=list)  # move below the call of `load`
+    dropped: list[ast.stmt] = field(default_factory=list)  # removed: the agent does their work
     problems: list[str] = field(default_factory=list)
 
 
 def sort_between(script: Whole) -> Between:
-    """Sort the statements from the first of model, optimizer and loader to the last.
+    """Group the statements from the first to the last of model, optimizer and loader.
 
-    A statement that uses one of the three moves below the call of `load`, and so do those that
-    depend on it. One that changes the model moves into the model's builder, so that a checkpoint
-    overrides it. If model and optimizer keep their lines, `load` makes only the loader.
+    A statement that uses one of these three moves below the call of `load`, with all statements
+    that depend on it. A statement that changes the model moves into the function that builds the
+    model, because a checkpoint must override the change. If model and optimizer keep their lines,
+    `load` makes only the loader.
     """
     block, kept, model = script.optimizer.block, script.keeps_model, script.model.name
     first, last = (block.index(script.by_line[place]) for place in (0, -1))
     found = Between()
-    late: set[str] = set()  # names bound by `load`, or from what it returns
+    late: set[str] = set()  # names bound by `load` or computed from its results
     for statement in block[first : last + 1]:
         used, bound = loads(statement), stores(statement)
         if statement in script.by_line:
@@ -289,7 +290,7 @@ def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
 
 
 def _changes(statement: ast.stmt, model: str) -> bool:
-    """True if a statement changes the model rather than only reads it."""
+    """True if a statement changes the model; False if it only reads the model."""
     if assigned(statement) == model or assigned(statement).startswith(f"{model}."):
         return True
     if isinstance(statement, ast.Expr):
@@ -301,13 +302,13 @@ def _changes(statement: ast.stmt, model: str) -> bool:
 
 
 def load_edits(script: Whole, between: Between) -> list[Edit]:
-    """Merge model, optimizer and loader into one call of `load`, at the place of the last one."""
+    """Return edits that replace model, optimizer and loader with one `load`, where the last was."""
     source, by_line = script.source, script.by_line
     indent = " " * by_line[0].col_offset
     after = "".join(map(source.line_of, between.after))
     gone = [*between.after, *between.dropped]
     edits = [_agent_edit(script, by_line[0], indent)]
-    if script.keeps_model:  # parameter groups name parts of the model
+    if script.keeps_model:  # parameter groups refer to parts of the model
         parts = [f"lambda: {script.model.name}", f"lambda _: {script.optimizer.name}"]
         end = source.lines(by_line[-1])[1]
         edits.append(Edit(end, end, f"{indent}{_load_call(script, *parts)}\n{after}"))
@@ -323,7 +324,7 @@ def load_edits(script: Whole, between: Between) -> list[Edit]:
 
 
 def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.stmt, str], str]:
-    """Return the lines that replace those of model and optimizer, and the call of `load`."""
+    """Return the lines that replace model and optimizer, and the text of the call of `load`."""
     source, made = script.source, {}
     bare, optimizer = _bare_model(script.model.value), script.optimizer.value
     model_part = f"lambda: {source.on_one_line(bare)}"
@@ -340,7 +341,7 @@ def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.st
         text = f"{indent}def {name}():\n{inner}{indent}    return {script.model.name}\n"
         made[script.model.statement], model_part = text, name
     call = _load_call(script, model_part, optimizer_part)
-    if len(f"{indent}{call}\n") > MAX_COLUMNS:  # the builders get lines of their own
+    if len(f"{indent}{call}\n") > MAX_COLUMNS:  # put the builders on lines of their own
         names = []
         for one, what, part in (
             (script.model, "model", model_part),
@@ -378,11 +379,11 @@ def _loader_arguments(script: Whole) -> list[str]:
 
 
 def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
-    """Make the agent before the first statement that uses it."""
+    """Return an edit that creates the agent before the first statement that uses it."""
     name, optimizer = script.facts.agent, script.optimizer
     asking = [s for s in optimizer.block if name in loads(s) and s.lineno < first.lineno]
     at = script.source.lines(asking[0] if asking else first)[0]
-    # The agent is global if another function than the one that makes the model uses it.
+    # The agent is global if functions use it that do not make the model.
     functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
     made = [f for f in functions if optimizer.statement in ast.walk(f)]
     using = [f for f in functions if name in loads(f) or script.loop.statement in ast.walk(f)]
@@ -392,7 +393,7 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
 
 
 def _free_name(script: Whole, what: str) -> str:
-    """Return a name for a builder that the script does not use."""
+    """Return a name for a builder that the script does not use yet."""
     source = script.source
     taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
@@ -411,7 +412,7 @@ def _bare_model(value: ast.expr) -> ast.expr:
 
 
 def _optimizer_text(script: Whole) -> str:
-    """Return the call that makes the optimizer, with `parameters` as its argument."""
+    """Return the optimizer's call with the name `parameters` instead of the model's parameters."""
     source, value = script.source, script.optimizer.value
     (begin, _), text = source.span(value), source.of(value).encode()
     for call in reversed(parameters_calls(value)):
@@ -424,7 +425,7 @@ def _optimizer_text(script: Whole) -> str:
 
 
 def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
-    """Return what replaces `range`: the agent's epochs, with the same numbers."""
+    """Return the replacement for `range`: the agent's epochs, with the same numbers as before."""
     last, start = loop.end, loop.start
     if not start:
         return f"{epochs}({source.of(last)})"
@@ -439,7 +440,7 @@ def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
 
 
 def report_edits(script: Whole) -> list[Edit]:
-    """Report the metric of an epoch at its end, if there is one."""
+    """Return an edit that reports the metric at the end of each epoch; [] without a metric."""
     metric = script.facts.metric
     if not metric:
         return []
@@ -450,7 +451,7 @@ def report_edits(script: Whole) -> list[Edit]:
 
 
 def import_edit(source: Source, line: str) -> Edit:
-    """Add a line below the imports at the head of the script."""
+    """Return an edit that adds a line below the imports at the top of the script."""
     body, at = source.tree.body, 0
     for place, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -1,6 +1,6 @@
-"""Lines of a script that a cluster refuses, or that several workers run differently.
+"""Remarks on lines that a cluster refuses, or that several workers run differently.
 
-Losses that are sums over the batch are found as far as the syntax tree shows them.
+A loss that is a sum over the batch is found only as far as the syntax tree shows it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SPARSE: Final = "sparse gradients are refused in a group: leave `sparse=True` ou
 
 
 def advice(facts: Facts) -> list[str]:
-    """Return the lines that several workers run differently from one process."""
+    """Return remarks on lines that work differently with several workers than in one process."""
     first = f"{facts.agent}.rank == 0"
     if facts.framework is not None:
         first = "accelerator.is_main_process" if facts.framework.name == "accelerate" else ""
@@ -62,7 +62,7 @@ def advice(facts: Facts) -> list[str]:
 
 
 def refused(facts: Facts) -> list[str]:
-    """Return the lines that fail or misbehave on a cluster, each with its remedy."""
+    """Return remarks on lines that fail or misbehave on a cluster, each with its remedy."""
     source = facts.source
     found = [
         *((line, SUMMED) for line in summed_losses(source.tree)),
@@ -106,7 +106,7 @@ def _batch_loops(facts: Facts) -> list[ast.For]:
 
 
 def _conditions(facts: Facts, wanted: Callable[[ast.AST], bool]) -> Iterator[int]:
-    """Yield the lines of conditions in loops over batches whose body has a wanted node."""
+    """Yield the line of each `if` in a loop over batches whose body contains a `wanted` node."""
     for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
         body = node.body if isinstance(node, ast.If) else []
         if any(wanted(inner) for part in body for inner in ast.walk(part)):
@@ -163,7 +163,7 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 BRANCHES: Final = (ast.If, ast.Try, ast.Match)
-RETURN_A_LOSS: Final = frozenset({"training_step", "compute_loss"})  # to Lightning, transformers
+RETURN_A_LOSS: Final = frozenset({"training_step", "compute_loss"})  # methods for a framework
 SAME_VALUE: Final = frozenset(
     {"view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone",
      "to", "cuda", "cpu", "float", "double", "half"}
@@ -172,33 +172,33 @@ SCALED: Final = frozenset({"mul", "multiply", "div", "divide", "true_divide"})
 
 
 class Kind(Enum):
-    """Kinds of expressions."""
+    """Relation of an expression's value to the samples of a batch."""
 
-    SUM = auto()  # over the batch, divided by nothing
+    SUM = auto()  # a sum over the batch that is not divided
     EACH = auto()  # one or more values for each sample
     OTHER = auto()  # a mean, a sum that is divided, or unknown
 
 
 class Value(NamedTuple):
-    """The kind of an expression."""
+    """Kind of an expression, with the line of its sum."""
 
     kind: Kind
-    line: int = 0  # where the sum is taken
+    line: int = 0  # line of the sum
 
 
 class Binding(NamedTuple):
-    """An expression that a name is given."""
+    """An expression that is assigned to a name."""
 
     value: ast.expr
     statement: ast.AST
-    end: tuple[int, int]  # line and column after which the name has it
+    end: tuple[int, int]  # line and column after which the name has the value
 
 
 OTHER: Final = Value(Kind.OTHER)
 
 
 def summed_losses(tree: ast.Module) -> Iterator[int]:
-    """Find the lines that make a loss a sum over the batch."""
+    """Yield the lines where a sum over the batch makes a loss."""
     script = _Script(tree)
     for loss in _losses(tree):
         value = script.value(loss)
@@ -207,7 +207,7 @@ def summed_losses(tree: ast.Module) -> Iterator[int]:
 
 
 def _losses(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield what `backward()` is called on, and what a framework is given as the loss."""
+    """Yield the expressions on which `backward()` is called, and losses returned to a framework."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last_name(node) == "backward":
             yield from node.args[:1]
@@ -218,7 +218,7 @@ def _losses(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 class _Script:
-    """The names and functions of a script, and the kinds of its expressions."""
+    """Names and functions of a script, and the kinds of its expressions."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._above = {
@@ -271,9 +271,9 @@ class _Script:
     # --- kinds of expressions
 
     def value(self, node: ast.expr) -> Value:
-        """Return the kind of an expression, followed through names and local functions."""
+        """Return the kind of an expression; follows names and calls of local functions."""
         if node not in self._values:
-            self._values[node] = OTHER  # ends circles, as in `total = total + loss`
+            self._values[node] = OTHER  # ends cycles, as in `total = total + loss`
             origins = self._origins(node)
             values = [self._reduce(node)] if origins == [node] else [*map(self.value, origins)]
             same = len({value.kind for value in values}) == 1
@@ -290,7 +290,7 @@ class _Script:
                 return self.value(node.right)
             case ast.BinOp(op=ast.Mult() | ast.Div()) if not loads(node.right):
                 return self.value(node.left)
-            case ast.Tuple(elts=[loss, *_]):  # a framework takes the first as the loss
+            case ast.Tuple(elts=[loss, *_]):  # a framework uses the first item as the loss
                 return self.value(loss)
             case ast.Dict():
                 return next(map(self.value, _items(node, "loss")), OTHER)
@@ -315,7 +315,7 @@ class _Script:
         name, argument = last_name(call).removesuffix("_"), next(iter(call.args), None)
         if called(call) == "sum" and argument is not None:
             return self._sum_of_items(argument, call.lineno)
-        if name == "scale" and argument is not None:  # of a gradient scaler
+        if name == "scale" and argument is not None:  # method of a gradient scaler
             return self.value(argument)
         if not isinstance(call.func, ast.Attribute):
             return OTHER
@@ -330,7 +330,7 @@ class _Script:
         return OTHER
 
     def _criterion(self, made: ast.expr) -> Value:
-        """Return the kind that `reduction=` says, in a loss function or in what makes one."""
+        """Return the kind that the option `reduction` gives to a loss function, or to its maker."""
         given = keyword(made, "reduction") if isinstance(made, ast.Call) else None
         text = [literal(origin) for origin in self._origins(given)] if given is not None else []
         if text and all(one == "sum" for one in text):
@@ -353,9 +353,9 @@ class _Script:
     # --- names and local functions
 
     def _origins(self, node: ast.expr) -> list[ast.expr]:
-        """Return the expressions that a name, choice, item or call of a local function gives."""
+        """Return the expressions from which a name, choice, item or local call gets its value."""
         if node not in self._origins_of:
-            self._origins_of[node] = [node]  # ends circles
+            self._origins_of[node] = [node]  # ends cycles
             if given := self._given(node):
                 self._origins_of[node] = [o for one in given for o in self._origins(one)]
         return self._origins_of[node]
@@ -376,7 +376,7 @@ class _Script:
         return []
 
     def _bound(self, node: ast.expr, name: str) -> list[ast.expr]:
-        """Return what a name may hold at the place of `node`."""
+        """Return the expressions that may be the value of a name at the place of `node`."""
         bindings = self._bindings.get(name, [])
         scope = own = self._scope(node)
         while scope is not None:
@@ -384,13 +384,13 @@ class _Script:
             place = (node.lineno, node.col_offset)
             before = [one for one in inside if scope is not own or one.end <= place]
             found = self._reaching(before, node) or self._passed(scope, name)
-            if found := found or self._reaching(inside, node):  # of the round before in a loop
+            if found := found or self._reaching(inside, node):  # set in the iteration before
                 return found
             scope = self._scope(scope)
         return [one.value for one in bindings] if "." in name else []
 
     def _reaching(self, bindings: list[Binding], node: ast.AST) -> list[ast.expr]:
-        """Return the last value, and those that it replaces only in a branch without `node`."""
+        """Return the last value, and earlier ones that branches without `node` may replace."""
         around, found = set(self._outer(node)), []
         for one in reversed(bindings):
             found.append(one.value)
@@ -400,7 +400,7 @@ class _Script:
         return found
 
     def _passed(self, scope: ast.AST, name: str) -> list[ast.expr]:
-        """Return what the calls of a function pass as its parameter `name`."""
+        """Return the expressions that the calls of a function pass as its parameter `name`."""
         if not isinstance(scope, Function):
             return []
         given = scope.args
@@ -444,7 +444,7 @@ class _Script:
 
 
 def _items(whole: ast.expr, key: Any) -> list[ast.expr]:
-    """Return the item of a tuple, list or dict display; nothing if it is not there."""
+    """Return the item `key` of a tuple, list or dict display in a list; [] if it does not exist."""
     match whole:
         case ast.Tuple() | ast.List() if isinstance(key, int):
             return whole.elts[key : key + 1]

@@ -34,7 +34,7 @@ LOOKS_LIKE_METRIC: Final = re.compile(r"acc|accuracy|val_|valid|f1|bleu|perplexi
 
 
 class Made(NamedTuple):
-    """A statement that assigns a value to a name."""
+    """Statement that assigns a value to a name."""
 
     name: str
     statement: ast.stmt
@@ -47,45 +47,45 @@ class EpochLoop(NamedTuple):
 
     statement: ast.For
     numbers: ast.Call  # the call of `range`
-    start: int | None  # None if only a run can tell
-    end: ast.expr  # where `range` ends
+    start: int | None  # None if it is only known at run time
+    end: ast.expr  # end of `range`, exclusive
 
 
 @dataclass
 class Facts:
-    """Parts found in a script; None if not found."""
+    """Parts that were found in a script; None for parts that were not found."""
 
     source: Source
-    options: dict[str, Any]  # of argparse: name and default
-    framework: Framework | None  # whose trainer or accelerator it uses
-    ported: bool  # it imports the library
+    options: dict[str, Any]  # options of argparse, with their defaults
+    framework: Framework | None  # the framework that the script uses
+    ported: bool  # True if the script imports the library
     made: list[Made]  # all assignments, by line
     model: Made | None = None
     optimizers: list[Made] = field(default_factory=list)  # the first, and others that step
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
-    far_loop: ast.For | None = None  # one that trains through several functions
-    step_loop: ast.For | ast.While | None = None  # one that counts steps instead of epochs
+    far_loop: ast.For | None = None  # a loop that trains through several functions
+    step_loop: ast.For | ast.While | None = None  # a loop over steps instead of epochs
     batch_size: int | None = None
     lr: float | None = None
     epochs: int | None = None
-    steps: int | None = None  # of the whole training, if the script counts steps
-    metric: str = ""  # a variable of the epoch loop with the name of a metric
+    steps: int | None = None  # steps of the whole training, if the script has a step loop
+    metric: str = ""  # variable in the epoch loop that has the name of a metric
 
     @property
     def optimizer(self) -> Made | None:
-        """The first optimizer."""
+        """The first optimizer, or None."""
         return self.optimizers[0] if self.optimizers else None
 
     @property
     def train_set(self) -> ast.expr | None:
-        """Dataset of the loader."""
+        """Dataset of the loader, or None."""
         call = self.loader.value if self.loader else None
         return keyword(call, "dataset", 0) if isinstance(call, ast.Call) else None
 
     @property
     def agent(self) -> str:
-        """Name of the agent in the script, or one that the script does not use."""
+        """Name of the agent in the script; a name that is still free if the script has no agent."""
         for node in ast.walk(self.source.tree):
             if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
                 return assigned(node) or "agent"
@@ -143,7 +143,7 @@ def _values(facts: Facts) -> dict[str, ast.expr]:
 
 
 def _look_at_library(facts: Facts, numbers: Numbers) -> None:
-    """Read the numbers of a script that uses the library from its calls of the agent."""
+    """Read the numbers from the calls of the agent, in a script that uses the library."""
     for call in facts.source.calls:
         if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
             facts.batch_size = facts.batch_size or numbers.batch_size(call, _values(facts))
@@ -155,7 +155,7 @@ def _look_at_library(facts: Facts, numbers: Numbers) -> None:
 
 
 def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> None:
-    """Read the numbers of a framework's options, and of loaders and optimizers in methods."""
+    """Read the numbers from a framework's options, and from loaders and optimizers in methods."""
     source, batch, rate = facts.source, facts.batch_size, facts.lr
     if framework.name == "lightning":
         training = [
@@ -177,7 +177,7 @@ def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> 
 
 
 def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
-    """Return the first optimizer, and those with other names whose `step` is called."""
+    """Return the first optimizer, and the others whose `step` method is called."""
     found: dict[str, Made] = {}
     for one in made:
         if _is_optimizer(one):
@@ -188,7 +188,7 @@ def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
 
 
 def _is_optimizer(one: Made) -> bool:
-    """True for torch's optimizers, and for calls with parameters and a name like one."""
+    """True if the value is a torch optimizer, or a call with parameters that is named like one."""
     if not isinstance(one.value, ast.Call):
         return False
     maker = last_name(one.value)
@@ -211,7 +211,7 @@ def parameters_calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _model_of(optimizer: Made | None, made: Sequence[Made]) -> Made | None:
-    """Return the statement that makes the model whose parameters the optimizer takes."""
+    """Return the statement that makes the model whose parameters the optimizer updates."""
     if optimizer is None:
         return None
     before = [one for one in made if one.statement.lineno < optimizer.statement.lineno]
@@ -227,7 +227,7 @@ def _model_of(optimizer: Made | None, made: Sequence[Made]) -> Made | None:
 
 
 def _owners(node: ast.expr) -> list[str]:
-    """Return the names in calls like `NAME.parameters()` or `NAME.part.parameters()`."""
+    """Return each NAME of calls such as `NAME.parameters()` or `NAME.part.parameters()`."""
     found = []
     for call in ast.walk(node):
         if last_name(call) not in {"parameters", "named_parameters"}:
@@ -246,7 +246,7 @@ def _owners(node: ast.expr) -> list[str]:
 def _loop_and_loader(
     source: Source, loaders: list[Made], known: Any
 ) -> tuple[EpochLoop | None, Made | None]:
-    """Return the outermost counting loop that trains, and the loader that it reads."""
+    """Return the outermost training loop over a `range`, and the loader that this loop reads."""
     loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.For)]
     for statement in sorted(loops, key=lambda loop: loop.lineno):
         numbers, reached = _range_in(statement.iter), source.reached(statement)
@@ -262,7 +262,7 @@ def _loop_and_loader(
 
 
 def _counts_steps(loop: ast.For, source: Source) -> bool:
-    """True if a loop has no loop over batches inside, so that each round is a step."""
+    """True if each iteration is one step, because the loop contains no loop over batches."""
     return not any(
         isinstance(inner, ast.For | ast.While) and inner is not loop
         and any(map(_trains, source.reached(inner)))
@@ -272,7 +272,7 @@ def _counts_steps(loop: ast.For, source: Source) -> bool:
 
 
 def _far_loop(source: Source) -> ast.For | None:
-    """Return a counting loop that reaches `backward()` through several calls."""
+    """Return a loop over a `range` that reaches `backward()` through several function calls."""
     for loop in (node for node in ast.walk(source.tree) if isinstance(node, ast.For)):
         pending: list[ast.AST] = [loop] if _range_in(loop.iter) is not None else []
         known: set[str] = set()
@@ -298,7 +298,7 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _training_one(loaders: Sequence[Made], reached: Sequence[ast.AST]) -> Made | None:
-    """Return the loader whose batches are trained on."""
+    """Return the loader whose batches are used for training."""
     iterated = {
         name
         for node in reached
@@ -323,7 +323,7 @@ def _metric(loop: ast.For) -> str:
 
 
 def _rate(call: ast.Call, source: Source) -> ast.expr | None:
-    """Return the learning rate in the call of an optimizer or of the function that makes it."""
+    """Return the learning rate in the call of an optimizer or of a function that makes one."""
     if last_name(call) in OPTIMIZERS:
         return keyword(call, "lr", 1)
     if (given := keyword(call, "lr")) is not None:
@@ -346,25 +346,25 @@ class Whole(NamedTuple):
     model: Made
     optimizer: Made
     loader: Made
-    loader_call: ast.Call  # what makes the loader
+    loader_call: ast.Call  # the call that makes the loader
     loop: EpochLoop
 
     @property
     def three(self) -> tuple[Made, Made, Made]:
-        """Model, optimizer and loader, which `load` makes."""
+        """Model, optimizer and loader, which `load` makes after the change."""
         return self.model, self.optimizer, self.loader
 
     @property
     def by_line(self) -> list[ast.stmt]:
-        """Statements that make the three, in their order in the script."""
+        """Statements that make model, optimizer and loader, in the order of the script."""
         return sorted((one.statement for one in self.three), key=lambda one: one.lineno)
 
     @property
     def keeps_model(self) -> bool:
-        """True if the optimizer takes anything but `model.parameters()` alone.
+        """True if the optimizer's parameters are not exactly `model.parameters()`.
 
-        For example groups by parts of the model, or a variable that holds parameters: model and
-        optimizer then keep their lines.
+        Examples are groups of the model's parts, or a variable that holds parameters. In this case,
+        model and optimizer keep their lines.
         """
         value, name = self.optimizer.value, self.model.name
         complete = sum(called(call) == f"{name}.parameters" for call in parameters_calls(value))
@@ -373,7 +373,7 @@ class Whole(NamedTuple):
 
 
 def whole(facts: Facts) -> Whole | None:
-    """Return the script with all its parts; None if one is missing."""
+    """Return the script with all its parts; None if a part is missing."""
     model, optimizer, loader, loop = facts.model, facts.optimizer, facts.loader, facts.epoch_loop
     if model is None or optimizer is None or loader is None or loop is None:
         return None

@@ -1,4 +1,4 @@
-"""Helpers for syntax trees, spans of source text, and numbers that need no run of the script."""
+"""Helpers for syntax trees and source text, and numbers that are known without running a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 
 
 class Edit(NamedTuple):
-    """Replacement of the bytes from `first` to before `last` by `text`."""
+    """Replacement of the bytes from `first` to `last` (exclusive) with `text`."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ class Source:
     """Text of a script, with its syntax tree.
 
     Raises:
-        SyntaxError: if it is not valid Python.
+        SyntaxError: if the text is not valid Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -42,21 +42,21 @@ class Source:
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        """All calls."""
+        """All calls in the script."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
-        """Functions and methods by name; of several, the last one found."""
+        """Functions and methods by name; if a name occurs several times, the last one found."""
         return {n.name: n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
 
     def reached(self, node: ast.AST) -> list[ast.AST]:
-        """Return a node, and the functions of this script that it calls by name."""
+        """Return a node, and the functions of this script that the node calls by name."""
         called_ones = {called(n) for n in ast.walk(node)} & self.functions.keys()
         return [node, *(self.functions[name] for name in called_ones)]
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        """Return where a node begins and ends, in bytes."""
+        """Return the start and the end of a node, as byte offsets."""
         first = self._starts[node.lineno - 1] + node.col_offset
         last = self._starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return first, last
@@ -67,21 +67,21 @@ class Source:
         return self._bytes[first:last].decode()
 
     def lines(self, statement: ast.stmt) -> tuple[int, int]:
-        """Return where the whole lines of a statement begin and end, in bytes."""
+        """Return the byte offsets of the start and the end of all lines of a statement."""
         return self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0]
 
     def line_of(self, statement: ast.stmt) -> str:
-        """Return the text of the whole lines of a statement."""
+        """Return the text of all lines of a statement."""
         first, last = self.lines(statement)
         return self._bytes[first:last].decode()
 
     def on_one_line(self, node: ast.expr) -> str:
-        """Return the text of an expression, written anew if it has several lines."""
+        """Return the text of an expression; rewrite it on one line if it has several."""
         text = self.of(node)
         return ast.unparse(node) if "\n" in text else text
 
     def replace(self, node: ast.expr, text: str) -> Edit:
-        """Return the edit that replaces an expression."""
+        """Return the edit that replaces an expression with `text`."""
         return Edit(*self.span(node), text)
 
     def edited(self, edits: list[Edit]) -> str:
@@ -103,12 +103,12 @@ def blocks(tree: ast.AST) -> Iterator[Block]:
 
 
 def called(node: ast.AST | None) -> str:
-    """Return the dotted name of a call, as `torch.optim.SGD`; empty for anything else."""
+    """Return the dotted name of a called function, as `torch.optim.SGD`; "" for other nodes."""
     return dotted(node.func) if isinstance(node, ast.Call) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name with its dots; empty for anything else."""
+    """Return a name with its attributes, such as `torch.optim`; "" for other nodes."""
     if isinstance(node, ast.Attribute):
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
@@ -116,26 +116,26 @@ def dotted(node: ast.AST) -> str:
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return the last part of the name of a call: `SGD` of `torch.optim.SGD(...)`."""
+    """Return the last part of the name of a called function: `SGD` for `torch.optim.SGD(...)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr
     return called(node)
 
 
 def calls_any(node: ast.AST, *names: str) -> bool:
-    """True if a node contains a call whose name ends with one of `names`."""
+    """True if a node contains a call of a function whose name ends with one of `names`."""
     return any(last_name(inner) in names for inner in ast.walk(node))
 
 
 def assigned(statement: ast.AST) -> str:
-    """Return the one name that a statement assigns to; empty if there is none."""
+    """Return the single name that a statement assigns to; "" for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign) else ""
 
 
 def value_of(statement: ast.AST) -> ast.expr | None:
-    """Return the expression that a statement assigns or consists of."""
+    """Return the expression that a statement assigns or consists of; None for other statements."""
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
         return statement.value
     return None
@@ -147,7 +147,7 @@ def loads(node: ast.AST) -> set[str]:
 
 
 def stores(node: ast.AST) -> set[str]:
-    """Return the names that a node binds, by assignments, loops and as a definition."""
+    """Return the names that a node binds by assignments, by loops, or as a definition."""
     own = {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
     return own | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
@@ -155,9 +155,9 @@ def stores(node: ast.AST) -> set[str]:
 
 
 def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-    """Return an argument of a call; None if it is not given.
+    """Return an argument of a call; None if the argument is not given.
 
-    `place` counts positional arguments from 0; None: keyword only.
+    `place` is the index of the argument if it is positional; None if it must be a keyword.
     """
     for found in call.keywords:
         if found.arg == name:
@@ -166,7 +166,7 @@ def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | N
 
 
 def options(source: Source) -> dict[str, Any]:
-    """Return the options of argparse and their defaults, by attribute of the parsed arguments."""
+    """Return the options of argparse with their defaults, keyed by attribute name."""
     found: dict[str, Any] = {}
     for call in source.calls:
         if last_name(call) != "add_argument":
@@ -181,7 +181,7 @@ def options(source: Source) -> dict[str, Any]:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return names that are bound once, with their literals, fields and parameters included."""
+    """Return the literals of names that are bound only once, including fields and parameters."""
     found: dict[str, list[Any]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
@@ -195,7 +195,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def literal(node: ast.expr | None) -> Any:
-    """Return the value of a literal; None for any other expression."""
+    """Return the value of a literal; None for other expressions."""
     try:
         return ast.literal_eval(node) if node is not None else None
     except ValueError:
@@ -204,13 +204,13 @@ def literal(node: ast.expr | None) -> Any:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers of expressions that are made of literals, constants and options."""
+    """Numbers that can be computed from literals, constants and options."""
 
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
 
     def of(self, node: ast.expr | None) -> float | int | None:
-        """Return the number of an expression; None if only a run can tell."""
+        """Return the number of an expression; None if it is only known at run time."""
         value: Any = None
         match node:
             case ast.BinOp():
@@ -226,14 +226,14 @@ class Numbers:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def whole(self, node: ast.expr | None) -> int | None:
-        """Return the number of an expression without its fraction."""
+        """Return the number of an expression, truncated to an integer."""
         value = self.of(node)
         return None if value is None else int(value)
 
     def batch_size(self, call: ast.Call, made: Mapping[str, ast.expr]) -> int | None:
-        """Return the batch size of a loader; None if only a run can tell.
+        """Return the batch size of a loader; None if it is only known at run time.
 
-        `made` has the values of names, to look up `**options`.
+        `made` maps names to the expressions assigned to them, for arguments such as `**options`.
         """
         found = self.whole(keyword(call, "batch_size", 1))
         for spread in (k.value for k in call.keywords if k.arg is None):

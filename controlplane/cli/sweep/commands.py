@@ -38,7 +38,7 @@ def sample(
     parallel: Annotated[int | None, Parameter(help=PARALLEL_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Add configurations to sweep JOB that Optuna suggests from its results, as trials end."""
+    """Extend sweep JOB with configurations that Optuna suggests whenever a trial ends."""
     for name, number in (("trials", trials), ("parallel", parallel)):
         if number is not None and not 1 <= number <= MAX_CONFIGURATIONS:
             problem = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
@@ -70,7 +70,7 @@ RESTS = "pauses after its unit"
 
 
 def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """Stop TRIAL of sweep JOB; its results count."""
+    """Stop TRIAL of sweep JOB, but keep its results."""
     return _each(job, "stop", (trial, *more), common)
 
 
@@ -85,7 +85,7 @@ def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> 
 
 
 def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
-    """End TRIAL of sweep JOB and drop its states."""
+    """End TRIAL of sweep JOB and delete its states."""
     return _each(job, "delete", (trial, *more), common)
 
 
@@ -100,7 +100,7 @@ def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = 
 
 
 def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
-    """Add a configuration to sweep JOB, with all values of its space."""
+    """Add a configuration to sweep JOB; --set must give all values of its space."""
     with BlockingClient(common.home) as client:
         space = client.sweep(job).spec.search.space
         changed = client.change_sweep(job, "add", values=values_of(set_ or (), space))
@@ -129,9 +129,10 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 
 def typed(text: str, name: str, space: Space) -> Value:
-    """Parse a value by the form of its parameter.
+    """Convert a value to the form of its parameter.
 
-    Text that names a choice is that choice; an integer becomes a float where the form is real.
+    Text that equals a choice becomes this choice. An integer becomes a float if the parameter is
+    real.
 
     Raises:
         BadFieldError: if the value is not a string, number or boolean.
@@ -226,11 +227,11 @@ def submit(
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
     """Prepare a sweep from the manifest of an earlier one.
 
-    Without `workdir` the cluster still stores the snapshot. With `changed` the folder may differ
-    from it.
+    Without `workdir`, the cluster must still have the snapshot. With `changed`, the files in
+    `workdir` may differ from the snapshot.
 
     Raises:
-        BadFieldError: if the working directory differs from the manifest's.
+        BadFieldError: if the working directory differs from the manifest's snapshot.
     """
     found = read_manifest(file)
     if workdir is None:

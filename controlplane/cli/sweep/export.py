@@ -1,4 +1,4 @@
-"""`ones sweep export` and `plot`: results as CSV, scalars, PNG, and the best model."""
+"""`ones sweep export` and `plot`: results as CSV, scalars or PNG, and the best model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def export(
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Write every epoch of every trial to a file or `-`, one per line; return their number.
+    """Write one line for every epoch of every trial to a file or `-`; return the number of lines.
 
     Raises:
         BadFieldError: if the file cannot be written.
@@ -96,7 +96,7 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
 
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
-    """Write the metrics of every epoch for TensorBoard, a run for each trial; return their number.
+    """Write metrics for TensorBoard, with a run for each trial; return the number of scalars.
 
     Raises:
         SettingsError: if tensorboardX is not installed.
@@ -229,7 +229,7 @@ def _curve(
 
 
 def _time_scale(detail: SweepDetail) -> tuple[float, str]:
-    """Return the unit of the time axis, in seconds, and its name."""
+    """Return the unit of the time axis, in seconds, and the name of the unit."""
     begin = detail.summary.submitted_at
     last = max(
         (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0

@@ -1,4 +1,4 @@
-"""`ones sweep preview`, `manifest` and `replay`: estimates before a sweep, its record after it."""
+"""`ones sweep preview`, `manifest` and `replay`: estimate, record and repeat a sweep."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def replay(
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """Return the task for `elastic.sweep_worker.alone`."""
+    """Return the task that makes `elastic.sweep_worker.alone` repeat a trial."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
@@ -115,13 +115,13 @@ def run_here(
     pythons: list[str],
     env: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Run `python -P -m MODULE TASK` in a working directory; return the JSON of its last line.
+    """Run `python -P -m MODULE TASK` in a working directory; return its last line, parsed as JSON.
 
-    The first of `pythons` that has torch is used.
+    The first of `pythons` that has torch and this library is used.
 
     Raises:
-        BadFieldError: if the module fails, with the last line of its output.
-        NoTorchError: if no interpreter has torch.
+        BadFieldError: if the module fails; contains the last line of its error output.
+        NoTorchError: if no interpreter has both.
     """
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         file = Path(folder, "task.json")
@@ -145,7 +145,7 @@ def run_here(
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
 
 
-SHORT_UNIT_S: Final = 2.0  # units below this make the time between units significant
+SHORT_UNIT_S: Final = 2.0  # shorter units make the time between units significant
 SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3"
 UNIT_HELP = "seconds per unit (default: measured on this host, if torch is installed)"
 STATE_HELP = "megabytes of a state, with the optimizer's (default: measured with the unit)"
@@ -199,7 +199,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
 
     Raises:
         BadFieldError: if a function of the sweep fails.
-        NoTorchError: if no interpreter has torch.
+        NoTorchError: if no interpreter has torch and this library.
     """
     sweep = stated_sweep(spec)
     first = first_trials(sweep.search)[0]
@@ -217,7 +217,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
 def preview_lines(
     spec: JobSpec, found: Preview, measured: dict[str, Any] | None = None
 ) -> list[str]:
-    """Return a preview as lines for people; `measured` is the unit trained here, if any."""
+    """Return a preview as lines for people; `measured` describes a unit trained on this host."""
     sweep = stated_sweep(spec)
     kind = type(sweep.search.searcher).__struct_config__.tag
     lines = [f"{spec.name}: {kind}, {sweep.search.mode} of {sweep.search.metric}"]

@@ -54,7 +54,7 @@ Cells = dict[str, str]
 
 
 def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]:
-    """Return a row for each trial; empty columns are omitted."""
+    """Return a row of cells for each trial; columns without any text are omitted."""
     scale = _scale(detail)
     rows = [
         {name: one_line(cell) for name, cell in _cells(detail, trial, scale).items()}
@@ -88,7 +88,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
 
 
 def _scale(detail: SweepDetail) -> Callable[[float], str]:
-    """Return a function from a score to a block between the worst and the best of the sweep."""
+    """Return a function from a score to a block; the sweep's best score has the highest block."""
     metric = detail.spec.search.metric
     scores = [
         value
@@ -110,7 +110,7 @@ def _scale(detail: SweepDetail) -> Callable[[float], str]:
 
 
 def summary_lines(detail: SweepDetail, now: float) -> list[str]:
-    """Return the state of a sweep in a few lines."""
+    """Return a few lines about the state of a sweep."""
     job, search = detail.summary, detail.spec.search
     best = best_of(detail)
     kind = type(search.searcher).__struct_config__.tag
@@ -132,7 +132,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
 
 
 def count_by_state(detail: SweepDetail) -> str:
-    """Return the number of trials in each state as text."""
+    """Describe the number of trials in each state."""
     states: dict[str, int] = {}
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
@@ -141,7 +141,7 @@ def count_by_state(detail: SweepDetail) -> str:
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
-    """Return the finished and remaining units, and the remaining time."""
+    """Describe the finished units, the remaining units and the remaining time."""
     text = [f"units: {detail.units_done} done, {detail.units_left} left"]
     if detail.units_repeated:
         text.append(f"{detail.units_repeated} repeated")
@@ -154,7 +154,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
-    """Return the remaining seconds with the current slots; None if unknown."""
+    """Return the remaining seconds if the slots stay the same; None if unknown."""
     if not detail.units_left:
         return None
     if detail.expected_end is not None:
@@ -166,8 +166,8 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 GAP: Final = 2
 REASON: Final = "reason"
-MIN_REASON_WIDTH: Final = 20  # columns of a useful reason
-OMIT_ORDER: Final = (REASON, "partition", "curve", "slot", "best")  # omitted in this order
+MIN_REASON_WIDTH: Final = 20  # columns; a narrower reason is useless
+OMIT_ORDER: Final = (REASON, "partition", "curve", "slot", "best")  # the first is omitted first
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -209,7 +209,7 @@ def _styled(name: str, cell: str) -> Text:
 
 
 def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
-    """Return the columns that fit, and the width left for the reason."""
+    """Return the columns that fit into `width`, and the width that is left for the reason."""
     if not rows:
         return [], 0
     wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in rows[0]}
@@ -220,7 +220,7 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     return kept, min(longest, max(left, 1))
 
 
-DAMAGED = "journal"  # code of the error
+DAMAGED = "journal"  # error code
 ENDED_STATES = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 ORDER_HELP = "order: best first, or in order of addition"
 
@@ -245,7 +245,7 @@ def ls(
 
 
 def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
-    """Yield each sweep; name sweeps that the controller cannot read on stderr."""
+    """Yield each sweep; for a sweep that the controller cannot read, print a line to stderr."""
     for job in client.jobs(ended=ended):
         try:
             yield client.sweep(job.job)
@@ -385,7 +385,7 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-EDGE: Final = 4  # lines of the table besides trials
+EDGE: Final = 4  # lines of the table that are not trials
 
 
 def top(
@@ -420,10 +420,10 @@ def follow(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Draw every second until the sweep has ended; an absent controller is tolerated.
+    """Redraw a sweep every second until it has ended, also while the controller does not reply.
 
     Raises:
-        UnreachableError: if the controller does not reply the first time.
+        UnreachableError: if the controller does not reply to the first request.
     """
     with Live(console=console, auto_refresh=False) as live:
         for detail, note in readings(read, pause):
@@ -437,9 +437,9 @@ def follow(
 def dashboard(
     detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
 ) -> Group:
-    """Return the state of a sweep, a bar of its units, and `most` trials, training ones first.
+    """Return the state of a sweep, a bar of its units, and at most `most` trials (None: all).
 
-    `note` is appended to the first line.
+    Training trials come first. `note` is appended to the first line.
     """
     first, *others = summary_lines(detail, now)
     head = Text(first, no_wrap=True, overflow="ellipsis")
@@ -454,7 +454,7 @@ def dashboard(
 
 
 def _bar(detail: SweepDetail, width: int) -> Table:
-    """Return a bar of finished units, and the cost of moving states."""
+    """Return a progress bar of units, with the bytes and the time that moving states has cost."""
     everything = detail.units_done + detail.units_left
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
@@ -467,5 +467,5 @@ def _bar(detail: SweepDetail, width: int) -> Table:
 
 
 def in_order(detail: SweepDetail) -> list[TrialInfo]:
-    """Return the trials, training ones first, then by score."""
+    """Return the trials sorted by score, but training ones first."""
     return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)

@@ -15,13 +15,13 @@ from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 
 SIMULATIONS: Final = 8
-MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound from epochs
-MAX_SEQUENTIAL: Final = 300  # configurations; more reach a rung together, in one simulation
+MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound
+MAX_SEQUENTIAL: Final = 300  # configurations; larger numbers train in step, simulated once
 MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Results of several simulations."""
+    """Smallest, mean and largest result of several simulations."""
 
     least: float
     mean: float
@@ -29,7 +29,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class SlotHours(msgspec.Struct, frozen=True):
-    """Duration on a given number of slots."""
+    """Estimated duration on a given number of slots."""
 
     slots: int
     hours: float
@@ -43,12 +43,12 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     trials: Range  # including copies made during the sweep
     epochs: Range  # sum over all trials
     units: Range
-    units_to_the_end: int  # if every configuration trained to the last epoch
+    units_to_the_end: int  # number of units if every configuration trained to the last epoch
     unit_s: float | None  # assumed or measured
-    slots: tuple[SlotHours, ...]  # for the minimum, the maximum, and powers of two between
+    slots: tuple[SlotHours, ...]  # for the minimum, the maximum, and the powers of two between them
     state_bytes: int | None
     hop_bytes: float | None  # upper bound on bytes of states moved between processes
-    useful_slots: int  # more would be idle from the start
+    useful_slots: int  # number of slots; further ones would be idle from the start
 
 
 def preview(
@@ -94,7 +94,7 @@ def preview(
 
 
 def _simulated_epochs(search: SearchSpec, first: int) -> list[list[int]]:
-    """Return the epochs of each trial, for each simulation."""
+    """Return, for each simulation, the number of epochs of each trial."""
     searcher = search.searcher
     if isinstance(searcher, Grid | RandomSearch):
         return [[search.epochs] * first]
@@ -109,7 +109,7 @@ def _simulated_epochs(search: SearchSpec, first: int) -> list[list[int]]:
 
 
 def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
-    """Simulate once with a random quality for each trial. Return the epochs of each trial."""
+    """Simulate once with a random quality of each trial. Return each trial's number of epochs."""
     quality: dict[int, float] = {}
     trials: list[Trial] = apply([], first_trials(spec))
     together = len(trials) > MAX_SEQUENTIAL

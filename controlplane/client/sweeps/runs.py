@@ -131,7 +131,7 @@ class Best(NamedTuple):
 
     trial: TrialInfo
     score: float  # as reported
-    epoch: int  # of the score; includes a parent's epochs
+    epoch: int  # epoch of the score, including epochs of the parent
 
 
 def best_of(detail: SweepDetail) -> Best | None:
@@ -142,7 +142,7 @@ def best_of(detail: SweepDetail) -> Best | None:
 
 
 def best_epoch(trial: TrialInfo) -> Best | None:
-    """Return the best epoch of a trial, or None if it has no score."""
+    """Return the best epoch of a trial, or None if the trial has no score."""
     if trial.best_score is None:
         return None
     return Best(trial, trial.best_score, trial.best_epoch)
@@ -161,7 +161,7 @@ def ranked(detail: SweepDetail) -> list[TrialInfo]:
 
 
 def trial_row(trial: TrialInfo) -> dict[str, Any]:
-    """Return a trial as a flat row with values as `config.NAME`, best score, state and place."""
+    """Return a flat row for a trial: values as `config.NAME`, state, slot, best score, metrics."""
     found = best_epoch(trial)
     last = trial.metrics[-1] if trial.metrics else {}
     return {
@@ -183,7 +183,7 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Return a row for every epoch of `trials`, or of all trials if empty.
 
-    The rows of a copy start at the epoch at which it was copied.
+    The rows of a copied trial start at the epoch at which it was copied.
     """
     return [
         {
@@ -204,15 +204,15 @@ STATE_NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
 
 
 class StoredState(NamedTuple):
-    """Training state of a trial that some node stores."""
+    """Training state of a trial, stored on a node."""
 
     file: JobFile
     trial: int
-    version: int  # units trained
+    version: int  # number of units trained
     attempt: int
 
     def epoch(self, partitions: int) -> float:
-        """Return the number of epochs trained."""
+        """Return the number of epochs that this state has trained."""
         return self.version / partitions
 
 
@@ -268,11 +268,11 @@ class Exported(NamedTuple):
 
     path: Path
     trial: int
-    epoch: float  # epochs that its state has trained
+    epoch: float  # number of epochs that the model has trained
 
 
 class SweepRun:
-    """One sweep of a cluster, whose client is open."""
+    """Handle of one sweep of a cluster; the client must be open."""
 
     def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
@@ -300,7 +300,7 @@ class SweepRun:
         return (await self._client.change_sweep(self.job, "stop", trial)).state
 
     async def pause(self, trial: int) -> str:
-        """Pause a trial after its current unit and return its new state. Its training is kept."""
+        """Pause a trial after its current unit and return its new state. `resume` continues it."""
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
@@ -333,9 +333,10 @@ class SweepRun:
         parallel: int | None = None,
         on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
     ) -> int:
-        """As trials end, add configurations that Optuna suggests from the results so far.
+        """Add configurations that Optuna suggests from the results so far, as trials end.
 
-        This call keeps no state. To continue the sampling of a sweep that has not ended, repeat it.
+        This call keeps no state. To continue the sampling of a sweep that has not ended, repeat the
+        call.
 
         Args:
             trials: target for the number of trials of the sweep, including the initial ones.
@@ -361,7 +362,7 @@ class SweepRun:
                 await asyncio.sleep(SAMPLE_INTERVAL_S)
                 continue
             values = await asyncio.to_thread(suggested, detail, sampler)
-            key = f"{sampler}-{count}"  # two samplers at once add the trial only once
+            key = f"{sampler}-{count}"  # if two samplers run at once, only one adds this trial
             added = await self._client.change_sweep(self.job, "add", values=values, key=key)
             if on_added is not None:
                 on_added(added.trial, values)
@@ -388,7 +389,7 @@ class SweepRun:
     async def export(
         self, path: Path | str, trial: int | None = None, python: str | None = None
     ) -> Exported:
-        """Write a trial's model as a plain `state_dict`, from its best epoch or else the newest.
+        """Write a trial's model, of its best epoch or else the newest, as a plain `state_dict`.
 
         Args:
             path: an existing file is replaced.

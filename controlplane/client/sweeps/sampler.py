@@ -113,7 +113,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _suggest_all(space: Space, trial: Trial) -> dict[str, Value]:
-    """Ask for values in the order of the space, without parameters whose condition is not met."""
+    """Suggest values in the order of the space; omit parameters whose condition is not met."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         parameter = space[name]

@@ -12,7 +12,7 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec
 from schemas.sweeps import MAX_CONFIGURATIONS, Parameter, SearchSpec, SweepSpec, Value, check_sweep
 
-MAX_DEFAULT_CONFIGURATIONS: Final = 64  # configurations
+MAX_DEFAULT_CONFIGURATIONS: Final = 64
 When = Mapping[str, Iterable[Value]] | None
 
 
@@ -76,7 +76,7 @@ def _conditions(when: When) -> dict[str, tuple[Value, ...]]:
 class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     """Base of the searchers."""
 
-    max_epochs: int  # of each configuration
+    max_epochs: int  # limit for each configuration
 
     def spec(self) -> spec.Searcher:
         """Return the searcher in the controller's form."""
@@ -101,7 +101,7 @@ class RandomSearch(_Searcher, frozen=True, tag="random"):
 class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
     """Synchronous rungs where the best 1 / eta continue (Jamieson and Talwalkar, AISTATS '16)."""
 
-    configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
+    configurations: int | None = None  # default: `eta` of them reach the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
 
@@ -115,7 +115,7 @@ class Hyperband(_Searcher, frozen=True, tag="hyperband"):
 class ASHA(_Searcher, frozen=True, tag="asha"):
     """Asynchronous rungs: a trial is promoted once among the best (Li et al., MLSys '20)."""
 
-    configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
+    configurations: int | None = None  # default: `eta` of them reach the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
     promotes: spec.Promotes = "in_order"  # same winner on any slots; `on_arrival`: as in the paper
@@ -166,7 +166,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     never pickled. In a TOML file the fields up to `seed` belong to `[sweep]`.
     """
 
-    EXAMPLES: ClassVar = {  # values in a sweep's file, for error messages
+    EXAMPLES: ClassVar = {  # example values in a sweep's file, quoted in errors
         "input_fn": '"data:load"',
         "model_fn": '"models:build"',
         "train_fn": '"models:train"',
@@ -188,17 +188,17 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     metric: str  # name in the result of eval_fn, or of train_fn if there is no eval_fn
     mode: Literal["max", "min"] = "max"  # goal for the metric
     partitions: int  # number of partitions of the data
-    replicas: int = 1  # nodes that hold each partition; more than the nodes: every node
-    keep: int = 1  # best configurations whose states are kept after the sweep
-    order: spec.VisitOrder = "fixed"  # in which configurations visit partitions
+    replicas: int = 1  # number of nodes with a copy of each partition, at most all
+    keep: int = 1  # number of best configurations whose states are kept after the sweep
+    order: spec.VisitOrder = "fixed"  # order in which configurations visit partitions
     revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked
-    graduate_batch: int | None = None  # of the last trials as elastic jobs; None: never graduate
+    graduate_batch: int | None = None  # batch of last trials that become elastic jobs; None: never
     seed: int = 0
-    # fields of the job
+    # Fields of the job.
     name: str = "sweep"
     workdir: str = "."
     slots: tuple[int, int] | int | None = None  # minimum, maximum; default: 1 to `partitions`
-    slots_wanted: int | None = None  # for policies of fixed size
+    slots_wanted: int | None = None  # for policies that assign a fixed number of slots
     python: str | None = None  # interpreter with torch; default: the agent's
     family: str | None = None
     priority: float = 1.0
