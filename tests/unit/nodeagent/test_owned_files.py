@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from nodeagent import folders
 from nodeagent.folders import FRAME, MAX_REPORT_BYTES, READ_BYTES, WorkerFolder
 from nodeagent.job_folders import MARK, is_laid_out, read_manifest
 from nodeagent.logs import OutputFile
@@ -24,6 +25,7 @@ from nodeagent.owned_files import (
 )
 from nodeagent.process_identity import start_ticks
 from schemas.codec import encode
+from schemas.host.logging import Audit
 from schemas.host.state_files import (
     DamagedStateError,
     StateFile,
@@ -98,7 +100,10 @@ def test_another_kind_of_file_in_place_of_a_log_or_state_is_refused(
             read()
 
 
-def test_an_oversized_report_is_skipped_without_reading_it(tmp_path: Path) -> None:
+def test_an_oversized_report_is_skipped_without_reading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_AUDIT", Audit())  # other tests may have flooded the agent's
     found = worker(tmp_path)
     path, data = found.own / "reports", encode(epoch_end(A, 1))
     path.write_bytes(FRAME.pack(2**32 - 1))
