@@ -271,6 +271,7 @@ class Agent:
             jobs=self._ended_jobs.unended,
             run_id=self._run_id,
             term=self._session.term,
+            highest_job=self._ended_jobs.highest,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:

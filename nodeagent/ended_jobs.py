@@ -28,6 +28,7 @@ from schemas.ids import JobId
 log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
+MAX_DIGITS: Final = 18  # of a job's number
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
 MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
@@ -143,6 +144,19 @@ class Leftovers:
         return entry.stat(follow_symlinks=False).st_mtime
 
 
+def _names(root: Path) -> list[str]:
+    """Return the names of the files in a folder; none if the folder cannot be read."""
+    with contextlib.suppress(OSError):
+        return [path.name for path in root.iterdir()]
+    return []
+
+
+def _number(name: str) -> int:
+    """Return the number of a job (NAME-NUMBER); 0 for another name."""
+    tail = name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() and len(tail) <= MAX_DIGITS else 0
+
+
 def _marks(folder: Path) -> Iterator[tuple[str, float]]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
@@ -169,6 +183,8 @@ class EndedJobs:
             return KeepLimits(settings().keep_checkpoints_s, settings().keep_checkpoints_bytes)
 
         self._busy = busy
+        self.highest = 0  # highest number of a job that had files here, ended or not
+        self._roots = (folders.work, folders.all_states, folders.checkpoints)
         self._found: set[JobId] = set()  # jobs found at the start, without a delta since then
         self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
         self._keepers = (
@@ -186,6 +202,8 @@ class EndedJobs:
         return []
 
     def _look(self) -> tuple[list[JobId], list[JobId]]:
+        names = [name for root in self._roots for name in _names(root)]
+        self.highest = max(map(_number, names), default=0)
         return [job for area in self._own for job in area.unmarked()], self._own[1].marked()
 
     @property
@@ -196,6 +214,7 @@ class EndedJobs:
     def note(self, job: JobId, *, ended: bool) -> None:
         """Record that a job has ended for good, or that it starts."""
         self._found.discard(job)
+        self.highest = max(self.highest, _number(job))
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 

@@ -58,13 +58,10 @@ class SessionTimings:
 
 
 def equivalent_hellos(one: Hello, other: Hello) -> bool:
-    """True if two hellos differ only in the event numbers, in `echo`, or in the known jobs."""
-
-    def lasting(hello: Hello) -> Hello:
-        unlike = {"events_sent": 0, "events_dropped": 0, "echo": None, "jobs": (), "term": 0}
-        return replace(hello, **unlike)
-
-    return lasting(one) == lasting(other)
+    """True if two hellos differ only in numbers of events, `term`, `echo`, or the known jobs."""
+    passing = ("events_sent", "events_dropped", "echo", "jobs", "highest_job", "term")
+    same = {name: getattr(one, name) for name in passing}
+    return one == replace(other, **same)
 
 
 def key_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Key:

@@ -52,6 +52,7 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     run_id: str = ""  # id of the agent's run folder; empty: unknown
     events_dropped: int = 0  # events of this boot that some journal has committed
     term: Term = Term(0)  # highest that the agent has seen
+    highest_job: int = 0  # highest number of a job with files on the node, ended or not
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):

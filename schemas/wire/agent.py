@@ -303,6 +303,7 @@ class Hello(Message, tag="agent.hello.1"):
     jobs: tuple[JobId, ...] = ()  # jobs with files on the node that may still run
     run_id: str = ""  # id of the run folder, renewed if its content was lost; empty: unknown
     term: Term = Term(0)  # highest that the agent has seen
+    highest_job: int = 0  # highest number of a job with files on the node, ended or not
 
 
 class Welcome(Message, tag="agent.welcome.1"):

@@ -230,7 +230,7 @@ _OF_AGENTS: Final = (
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,
         problems=("/var/lib/ones is full; free space on it",), echo="3.2", jobs=(JOB,),
-        run_id="5f2c8d0e91ab", term=TERM,
+        run_id="5f2c8d0e91ab", term=TERM, highest_job=57,
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700,

@@ -88,7 +88,7 @@ def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -
     """
     state, accepted, known = ctx.state, ctx.state.jobs_accepted, node.committed
     names = [*(seen.job for seen in event.workers), *event.jobs]
-    highest = max(map(_number, names), default=0)
+    highest = max([event.highest_job, *map(_number, names)])
     node.committed = max(known, event.events_dropped)
     state.jobs_accepted = max(accepted, min(highest, accepted + LOST_JOBS))
     if event.term > state.term:

@@ -268,11 +268,8 @@ def node_info(state: State, name: NodeId) -> NodeInfo:
 
 def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
-    foreign = (
-        f"slots held by unknown jobs: {sorted(node.foreign_workers)}"
-        if node.foreign_workers
-        else ""
-    )
+    unknown = ", ".join(f"{slot} ({worker})" for slot, worker in node.foreign_workers.items())
+    foreign = f"used by workers that this controller does not know: {unknown}" if unknown else ""
     drained = (node.drain.text,) if node.drain is not None else ()
     return NodeInfo(
         node=node.node,
