@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from controlplane.core.model.job import Job, batch_limit, local_limit
+from controlplane.core.model.job import Job, batch_limit, local_limit, number_of
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.report_bounds import clamp_numbers
@@ -23,7 +23,6 @@ class ViewBuilder:
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}  # in the order of their changes
         self._all_jobs_stale = True  # any job may have changed
-        self._overrides = False  # True: the last view had jobs under a manual override
         self._swaps = False  # True: the last view had jobs that trade slots
         self._slot_views: list[SlotView] = []  # of the last view
         self._positions: dict[SlotId, int] = {}
@@ -48,7 +47,7 @@ class ViewBuilder:
     def _update_jobs(self) -> None:
         state, overrides = self._state, self._state.overrides
         targets = {name: to for swap in state.swaps for name, to in swap.targets.items()}
-        if self._all_jobs_stale or self._overrides or overrides:
+        if self._all_jobs_stale or self._returns_an_earlier_job():
             self._jobs = {
                 job: job_view(state.jobs[job], targets.get(job))
                 for job in state.active
@@ -56,11 +55,22 @@ class ViewBuilder:
             }
         else:
             for job in self._stale:
-                if job in state.active:
+                if job in state.active and job not in overrides:
                     self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
-        self._stale, self._all_jobs_stale, self._overrides = {}, False, bool(overrides)
+        self._stale, self._all_jobs_stale = {}, False
+
+    def _returns_an_earlier_job(self) -> bool:
+        """True if an override has ended whose job is not the last one of the view."""
+        state = self._state
+        new = [
+            number_of(job)
+            for job in self._stale
+            if job not in self._jobs and job in state.active and job not in state.overrides
+        ]
+        last = number_of(next(reversed(self._jobs))) if self._jobs else 0
+        return any(number < last for number in new)
 
     def _update_slots(self) -> list[SlotView]:
         """Rebuild the views of changed slots, and return the views of all slots."""
@@ -68,7 +78,7 @@ class ViewBuilder:
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
             for job in map(state.jobs.__getitem__, state.overrides)
-            if job.override and job.override_wait_reason and not job.override.paused
+            if job.override and job.override_wait_reason and job.override.reserves_until
         )
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}

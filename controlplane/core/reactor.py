@@ -92,6 +92,7 @@ class Reactor:
         self.totals = Totals() if totals is None else totals
         self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)
+        self.state.note_changes({})  # from now on
 
     @property
     def records(self) -> list[Record]:
@@ -127,6 +128,7 @@ class Reactor:
         if self.state.sweeps:
             sweeps.reconcile(ctx, event)
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
+        self.state.note_changes(ctx.changed_jobs)
         self._views.touch(ctx.changed_jobs)
         if ctx.plan_needed:
             ctx.out.append(RequestPlan())
@@ -142,6 +144,6 @@ class Reactor:
         again: list[Input] = [
             OverrideDue(job=name)
             for name in state.overrides
-            if 0 < state.jobs[name].attempts.next_change_at <= now
+            if overrides.is_due(state.jobs[name], now)
         ]
         return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

@@ -17,9 +17,9 @@ from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
 from controlplane.core.model.worker import Worker, WorkerPhase
-from controlplane.core.slot_index import SlotIndex
+from controlplane.core.slot_index import DirtySlots, SlotIndex
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, NodeId, Seconds, Term, Version
+from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # newcomers import modules, build the model, open their data
@@ -146,6 +146,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     left_jobs: dict[JobId, LeftJob] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
+    changed_orders: dict[JobId, None] = {}  # overrides to try again with the next input
+    changed_slots: dict[SlotId, None] = {}  # since waiting overrides were tried
+    all_slots_changed: bool = False
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
     ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
@@ -175,6 +178,28 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     def job_counters(self) -> JobCounters:
         """Numbers of the jobs that have not ended, derived from these jobs."""
         return JobCounters(self.jobs[name] for name in self.active)
+
+    def note_changes(self, jobs: Iterable[JobId]) -> None:
+        """Keep what changed for orders of operators until the next attempt; `jobs` have changed."""
+        reader = self._slots_of_orders
+        if self.overrides:
+            self.changed_orders.update((job, None) for job in jobs if job in self.overrides)
+            self.changed_slots |= reader.slots
+            self.all_slots_changed |= reader.everything
+        reader.slots, reader.everything = {}, False
+
+    @cached_property
+    def _slots_of_orders(self) -> DirtySlots:
+        self.slot_index.keep_up()
+        reader = self.slot_index.dirty_slots()
+        reader.everything = False  # of a restored state, the changes are in its fields
+        return reader
+
+    @cached_property
+    def orders_naming_slots(self) -> dict[JobId, None]:
+        """Orders for named slots, derived from the orders; ended jobs may still be in it."""
+        found = ((name, self.jobs[name].override) for name in self.overrides)
+        return {name: None for name, override in found if override is not None and override.on}
 
     @cached_property
     def slot_index(self) -> SlotIndex:

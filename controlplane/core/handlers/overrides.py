@@ -6,7 +6,10 @@ A job gets the ordered slots when they are available.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import Final
+
+from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import withdraw
@@ -29,10 +32,12 @@ from controlplane.core.slot_index import SlotIndex
 from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
-from schemas.ids import Seconds, SlotId, node_of
+from schemas.ids import JobId, Seconds, SlotId, node_of
 from schemas.wire.agent import SUSPEND
 from schemas.wire.client import Decision
 from schemas.wire.feed import Detail
+
+RESERVATION_S: Final = 60.0  # free slots are withheld from policies for so long
 
 # --- requests of operators
 
@@ -107,7 +112,8 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
 def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order: str) -> None:
     state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
     _record_order(ctx, job, job.override, f"{override.user} {order}", state)
-    job.override = override
+    until = 0.0 if override.paused or override.slots is None else ctx.now + RESERVATION_S
+    job.override = replace(override, reserves_until=Seconds(until))
     job.attempts.next_change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
     slots = ", ".join(override.on) or override.slots
@@ -140,11 +146,22 @@ def _record_order(
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
-    """Allow the next attempt to carry out an operator's order."""
+    """Allow the next attempt to carry out an operator's order, or end its reservation of slots."""
     job = ctx.state.jobs.get(event.job)
-    if job is not None:
+    if job is None:
+        return
+    if 0 < job.attempts.next_change_at <= ctx.now:
         job.attempts.next_change_at = Seconds(0.0)
-        ctx.changed_jobs[job.job] = None
+    if job.override is not None and 0 < job.override.reserves_until <= ctx.now:
+        job.override = replace(job.override, reserves_until=Seconds(0.0))
+        ctx.plan_needed = True
+    ctx.changed_jobs[job.job] = None
+
+
+def is_due(job: Job, now: Seconds) -> bool:
+    """True if an order may be tried again, or its reservation of slots has ended."""
+    reserved = job.override.reserves_until if job.override is not None else 0.0
+    return 0 < job.attempts.next_change_at <= now or 0 < reserved <= now
 
 
 # --- execution of orders
@@ -155,26 +172,66 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
     The loop runs twice, because a job may wait for slots that a later job gives up.
     """
+    naming, tried = ctx.state.orders_naming_slots, False
     for _ in range(2):
         before = len(ctx.out)
         trading = {name for swap in ctx.state.swaps for name in swap.targets}
-        for name in list(ctx.state.overrides):
+        for name in _orders_to_try(ctx):
+            tried = True
             job = ctx.state.jobs[name]
+            naming.pop(name, None)
+            if job.override is not None and job.override.on:
+                naming[name] = None
             if job.override is None:
                 del ctx.state.overrides[name]
             elif not job.ended and name not in trading:
                 _reconcile(ctx, job, job.override)
         if len(ctx.out) == before:
             break
-    _trade_places(ctx)
+    if tried and len(naming) > 1:
+        _trade_places(ctx, naming)
 
 
-def _trade_places(ctx: HandlerContext) -> None:
-    """Start swaps of jobs whose orders name each other's slots."""
+def _orders_to_try(ctx: HandlerContext) -> list[JobId]:
+    """Return the orders whose jobs changed or whose slots may have become available, by age.
+
+    All other orders would lead to the same result as at their last attempt.
+    """
+    state, index = ctx.state, ctx.state.slot_index
+    index.keep_up()
+    state.note_changes(ctx.changed_jobs)
+    dirty, changed, everything = state.changed_orders, state.changed_slots, state.all_slots_changed
+    state.changed_orders, state.changed_slots, state.all_slots_changed = {}, {}, False
+    if not changed and not everything:
+        if len(dirty) > 1:
+            return [name for name in state.overrides if name in dirty]
+        return [name for name in dirty if name in state.overrides]
+    available = index.available()
+    free, soon = len(available.free), len(available.releasing)
+
+    def may_proceed(job: Job, override: ManualOverride) -> bool:
+        if not job.override_wait_reason:
+            return False
+        if override.on:
+            return everything or not changed.keys().isdisjoint(override.on)
+        if job.phase in {Phase.QUEUED, Phase.PAUSED}:
+            return free >= _least(job, override)
+        return free + soon > 0
+
+    return [
+        name
+        for name in state.overrides
+        if name in dirty
+        or ((override := (job := state.jobs[name]).override) and may_proceed(job, override))
+    ]
+
+
+def _trade_places(ctx: HandlerContext, naming: Container[JobId]) -> None:
+    """Start swaps of jobs whose orders name each other's slots; `naming` has such orders."""
     trading = {name for swap in ctx.state.swaps for name in swap.targets}
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
-    for name in ctx.state.overrides:
+    for name in [name for name in ctx.state.overrides if name in naming]:
         job = ctx.state.jobs[name]
         mover = None if name in trading else _mover(job)
         if mover is not None and claimed.isdisjoint(mover.target):
@@ -254,18 +311,27 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     size = _size(job, override)
     free = ctx.state.slot_index.available().free
     free = [slot for slot in free if not override.on or slot in override.on]
-    least = size if override.on else min(size, job.spec.slots[0])
+    least = _least(job, override)
     asked = _order_text(size, None, ())
     if len(free) < least:
         needs = f", at least {least} are needed" if least < size else ""
-        room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
         job.override_wait_reason = (
-            f"waiting for slots: {override.user} ordered {asked}{needs}, {room}"
+            f"waiting for slots: {override.user} ordered {asked}{needs}{_shared(override)}"
         )
         return
     chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
     start(ctx, job, split(_batch(job, override, len(chosen)), chosen), reason, by=OPERATOR)
+
+
+def _least(job: Job, override: ManualOverride) -> int:
+    """Return the number of slots with which a waiting job may start under its order."""
+    size = _size(job, override)
+    return size if override.on else min(size, job.spec.slots[0])
+
+
+def _shared(override: ManualOverride) -> str:
+    return "" if override.reserves_until else "; others may use free slots meanwhile"
 
 
 def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -294,10 +360,6 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         asked = _order_text(size, override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
-
-
-def _waiting_for(slots: str, override: ManualOverride) -> str:
-    return f"waiting for {slots}, as {override.user} ordered"
 
 
 def _more_slots(count: int) -> str:

@@ -42,6 +42,7 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None  # global, samples per step; None: unchanged
     on: tuple[str, ...] = ()  # exactly these slots
     paused: bool = False
+    reserves_until: Seconds = Seconds(0.0)  # no policy gets the slots until then; 0: it may
 
 
 CORRECTION: Final = "correction"  # key of a decision's numbers: factor on the promised speed

@@ -327,7 +327,7 @@ def test_a_job_that_waits_is_not_started_below_its_least() -> None:
 
     assert deltas(commands) == []
     assert controller.job(A).override_wait_reason == (
-        "waiting for slots: ann ordered 3 slots, at least 2 are needed, 1 is free"
+        "waiting for slots: ann ordered 3 slots, at least 2 are needed"
     )
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
 

@@ -63,7 +63,7 @@ def test_an_override_hides_the_reason_of_an_older_plan() -> None:
     assert said == [
         "expected to start in 58 s",
         "paused by ann",
-        "resumed by ann; waiting for slots: ann ordered 1 slot, 0 are free",
+        "resumed by ann; waiting for slots: ann ordered 1 slot",
         "expected to start in 58 s",
     ]
 
