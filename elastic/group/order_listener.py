@@ -117,7 +117,7 @@ class OrderListener:
             return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or recover; drop other orders, which are invalid then."""
+        """Wait for an order to quiesce or recover and return it; drop all other orders."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._inbox.peek() is not None)
