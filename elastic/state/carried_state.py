@@ -35,7 +35,7 @@ class CarriedState:
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
     def state_before(self, samples: Sequence[int]) -> Any:
-        """Return the detached state that `samples` (positions in the data) continue, in order.
+        """Return the detached state before each of `samples` (positions in the data), in order.
 
         Samples at the start of their column get zeros. Returns None if all samples start their
         columns, or nothing was carried yet.
@@ -131,7 +131,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """Rows of the current step: this worker's passes and then a reduction provide them.
+    """Rows of the current step, first of this worker's passes and, after a reduction, of all.
 
     The rows take effect when the step is committed. Every worker then has all rows, so any worker
     can continue any column after the group has changed or a member was lost.
@@ -151,7 +151,7 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the state that the current batch continues.
+        """Return the carried state before the current batch.
 
         Raises:
             UsageError: if no batch is current, or if the step has more samples than columns.
@@ -203,7 +203,7 @@ class CarriedRows:
         self._summed = rows
 
     def conclude(self, micro_batch: MicroBatch, outcome: StepOutcome) -> None:
-        """Store the rows of a committed step; an adopted step's state arrived with its rows."""
+        """Store a committed step's rows; an adopted step's rows arrived with the peers' state."""
         self._micro_batch = None
         if self._summed is not None and outcome is StepOutcome.COMMITTED:
             self._state.store(micro_batch.cursor_before, self._summed)

@@ -58,7 +58,7 @@ class TensorState:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return each parameter once: those of the model, then those that only optimizers have."""
+        """Return each parameter once, the model's first, then those that only optimizers have."""
         found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
         for group in self.groups:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
@@ -185,7 +185,7 @@ class TensorState:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a dense tensor like `tensor`; fused optimizers require such a state."""
+    """Return the strides of a dense copy of `tensor`; fused optimizers require dense state."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -239,7 +239,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-    """Return the checkpoint entry: `optimizer` for one, `optimizers` by name for several."""
+    """Return a checkpoint's entry: key `optimizer` for one, key `optimizers` for several."""
     states = {name: each.state_dict() for name, each in optimizers.items()}
     return {"optimizers": states} if len(states) > 1 else {"optimizer": next(iter(states.values()))}
 
