@@ -145,7 +145,7 @@ class LastCallback(TrainerCallback):
         self._agree_on_stop(control)
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
-        """If a callback wants to stop, a group stops after its epoch and a single worker at once."""
+        """If a callback stops training, end the job: in a group after the epoch, alone at once."""
         agent = self._trainer.agent
         if control.should_training_stop and agent.view.epoch_is_open:
             agent.stop("a callback of the trainer stopped it")
@@ -408,7 +408,7 @@ class ElasticMixin(Mixed):
     def _set_weight(self, inputs: Any) -> Any:
         """Set over how many items the loss is averaged; return the number that divides the loss.
 
-        Returns None if the model divides the loss itself.
+        Returns None if the trainer does not count items.
         """
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
