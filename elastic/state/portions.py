@@ -33,9 +33,9 @@ def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
 def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
     """Return the indices of the units in each step's portion, in order and of about equal bytes.
 
-    A unit is a parameter with its optimizer state, of `sizes` bytes. A unit is sent in one step, and
-    from that step on the newcomer's optimizer updates it. So each parameter is consistent, although
-    portions are sent in different steps.
+    A unit is a parameter with its optimizer state. It is sent in one step, and from that step on
+    the newcomer's optimizer updates it. So each parameter is consistent, although portions are sent
+    in different steps.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
