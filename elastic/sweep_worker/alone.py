@@ -1,6 +1,7 @@
 """Units without a cluster: a trial run of one unit with measurements, and the replay of a trial.
 
-Run as `python -P -m elastic.sweep_worker.alone TASK`; a task with `visits` is a replay.
+Run as `python -P -m elastic.sweep_worker.alone TASK`. TASK is a JSON file; a task with `visits` is
+a replay.
 """
 
 from __future__ import annotations

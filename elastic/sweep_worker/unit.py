@@ -92,7 +92,7 @@ def import_functions(paths: Mapping[str, str]) -> UserFunctions:
     """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
-        UsageError: if a function is missing or cannot be imported or called; names the field.
+        UsageError: if a function is missing or cannot be imported or called; it names the field.
     """
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
@@ -170,7 +170,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
     Raises:
         UsageError: if the state has values other than mappings, lists, tuples, tensors, numbers,
-            texts, bytes and None; names the place.
+            texts, bytes and None; the error names the place.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
@@ -227,7 +227,7 @@ class _FramesHeader(msgspec.Struct, array_like=True):
 
 
 def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Convert to msgpack values; other types become a list that starts with their kind."""
+    """Convert `value` for msgpack; another type becomes a list that starts with its kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):
