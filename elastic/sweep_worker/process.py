@@ -161,7 +161,7 @@ class SweepWorkerOrders:
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Accept a unit whose attempt is new, so no attempt runs twice; return whether it is new."""
+        """Accept a unit if its attempt is new; return whether it is. So no attempt runs twice."""
         if unit.worker != self._own_id or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
