@@ -66,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def retire(self) -> None:
-        """Wait for running operations, then close the backend. Not for the training thread."""
+        """Wait for running operations and close the backend, outside of the training thread."""
         ...
 
 
@@ -77,7 +77,7 @@ OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
-    """Wait until `ready` is set, at most `limit_s` seconds (None: without limit).
+    """Wait until `ready` is set, for at most `limit_s` seconds. None sets no limit.
 
     Raises:
         CancelledError: if `cancel` is set or the limit has passed before `ready` is set.

@@ -106,7 +106,7 @@ _makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "
 
 
 def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
-    """Register a type of device to train on; `make` returns its backend, not connected yet."""
+    """Register devices of type `kind` for training; `make` returns an unconnected backend."""
     _makers[kind] = make
 
 

@@ -31,7 +31,7 @@ class ControlWords:
     items: float = 0.0  # items that the losses are averaged over; 0 if the script sets none
 
     def encode(self) -> list[float]:
-        """Return FIXED_WORDS - 1 numbers. In the reduction they follow the loss sum, a tensor."""
+        """Return the words as FIXED_WORDS - 1 numbers; the reduction puts the loss sum first."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),

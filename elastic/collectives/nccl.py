@@ -211,7 +211,7 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End the running operations; after the loss of a peer they would never end otherwise."""
+        """End the running operations, which do not end by themselves after the loss of a peer."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:
