@@ -73,7 +73,7 @@ class CarriedState:
         self._rows[places % self.columns] = rows
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state on the host; empty if nothing was carried yet."""
+        """Return a copy of the state on the host, or {} if nothing was carried yet."""
         if self._rows is None:
             return {}
         return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
@@ -131,7 +131,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """Rows of the current step, first of this worker's passes and, after a reduction, of all.
+    """Rows of the current step: at first this worker's own, after a reduction those of all.
 
     The rows take effect when the step is committed. Every worker then has all rows, so any worker
     can continue any column after the group has changed or a member was lost.
@@ -163,7 +163,7 @@ class CarriedRows:
         return self._state.state_before(micro_batch.ids)
 
     def set_next(self, carried: Any) -> None:
-        """Store the state after the current batch: tensors with one row per sample."""
+        """Store the state after the current batch, as tensors with one row per sample."""
         micro_batch = self._current_batch()
         rows = self._state.pack(carried, len(micro_batch.ids))
         self._width = rows.shape[1]

@@ -37,7 +37,7 @@ def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
-    """Return the checkpoints in `folder`, sorted by epoch and version; [] if it is missing."""
+    """Return the checkpoints in `folder`, sorted by epoch and version; [] if there is no folder."""
     found = []
     for path in folder.glob("epoch-*.v*.pt"):
         epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")

@@ -139,7 +139,7 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
     `factor` is the job's rate divided by the script's.
 
     Raises:
-        UsageError: if the scheduler consists of others, or has no rates that can be found.
+        UsageError: if the scheduler consists of other schedulers, or its rates cannot be found.
     """
     if factor == 1.0:
         return

@@ -86,7 +86,7 @@ class _GeneratorMarks:
     """State of the generators at the library's last check."""
 
     def __init__(self) -> None:
-        """Record the state, except a small torch seed: the script set it before this import."""
+        """Record the state, except a torch seed that the script set before it imported this."""
         self.torch: int | None = None
         self.python: object = None
         self.numpy: object = None
@@ -158,7 +158,7 @@ class JobSeed:
         return found if found != self.value else None
 
     def follow(self) -> int | None:
-        """If the script has seeded torch since `begin`, return the result of another `begin`."""
+        """Call `begin` again and return its result if the script has seeded torch since."""
         return None if _script_seed() is None else self.begin(None)
 
 

@@ -137,7 +137,7 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Number of samples in a scheduler's step, the batch for which the rate is meant."""
+        """Number of samples per scheduler step: the batch for which the script's rate is meant."""
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:

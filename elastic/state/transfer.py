@@ -1,6 +1,6 @@
 """Transfer of a job's state to newcomers during training: one portion in each of several steps.
 
-A broadcast of the whole state to all ranks at once is possible, too; training waits for it.
+A broadcast of the whole state to all ranks at once is possible, too, but training waits for it.
 
 Between two steps all members that have the full state have the same state, so they share the work.
 Each member sends its part during the next step's forward and backward passes, which do not change
