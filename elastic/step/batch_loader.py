@@ -32,12 +32,12 @@ class StreamReader(Dataset[Any]):
     """Map-style dataset that reads an iterable dataset from its start, once in each process.
 
     It reads and skips the samples of other workers. A request for an earlier position restarts the
-    reading. So every process sees the same stream, even if the group changes. To the dataset, there
-    are no loader workers, and its random numbers follow from seed and epoch.
+    reading. So every process sees the same stream, even if the group changes. The dataset does
+    not see the loader's workers, and its random numbers follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
-        """Prepare to read `source`. If it has a method `set_epoch`, epochs are passed from 0 on."""
+        """Prepare to read `source`. Its method `set_epoch`, if any, gets epochs counted from 0."""
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
@@ -165,7 +165,7 @@ REMEDIES: Final = {
 
 
 class _MicroBatchSampler:
-    """Batch sampler over the rest of the running epoch; records the yielded micro-batches."""
+    """Batch sampler over the rest of the epoch, which records the micro-batches that it yields."""
 
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training

@@ -322,7 +322,7 @@ class StepReduction:
             self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Add the losses of a pass, means over samples or `items`, if the pass has place 0."""
+        """Add the losses of a pass with place 0, which are means over samples or `items`."""
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items

@@ -67,7 +67,7 @@ class GradientOrigins:
         return before
 
     def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether `optimizer` will use gradients that include those of earlier batches."""
+        """Return whether `optimizer` will use gradients that contain parts of earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad
@@ -145,7 +145,7 @@ def _copied(value: Any) -> Any:
 
 
 def _restored(value: Any, saved: Any) -> Any:
-    """Copy `saved` into `value` and return `value`; if it is no tensor, return `saved`."""
+    """Copy `saved` into the tensor `value` and return it; for other values, return `saved`."""
     if not isinstance(value, torch.Tensor):
         return saved
     value.detach().copy_(saved)
@@ -166,7 +166,7 @@ class OptimizerTurns:
         self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """Prepare for `micro_batch`; `may_break` is True with the full state and in a group."""
+        """Prepare for `micro_batch`; `may_break` is True in a group, with the full state here."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return

@@ -194,7 +194,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Set how many `items` the losses of the current batch are averaged over.
+        """Record that the losses of the current batch are means over `items` items.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
