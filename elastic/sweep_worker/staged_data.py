@@ -154,7 +154,7 @@ def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
 
 
 def _encode(value: Any, blocks: list[_Block]) -> Any:
-    """Convert `value` for msgpack; another type becomes a list that starts with its kind."""
+    """Convert `value` to msgpack's types; values of other types become lists headed by a kind."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         if kind is int and not -(2**63) <= value < 2**64:

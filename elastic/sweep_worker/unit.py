@@ -92,7 +92,7 @@ def import_functions(paths: Mapping[str, str]) -> UserFunctions:
     """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
-        UsageError: if a function is missing or cannot be imported or called; it names the field.
+        UsageError: names the field of a function that is missing or cannot be imported or called.
     """
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
@@ -227,7 +227,7 @@ class _FramesHeader(msgspec.Struct, array_like=True):
 
 
 def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Convert `value` for msgpack; another type becomes a list that starts with its kind."""
+    """Convert `value` to msgpack's types; values of other types become lists headed by a kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):

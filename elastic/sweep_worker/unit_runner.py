@@ -137,7 +137,7 @@ class UnitResult:
 
 
 class UnitRunner:
-    """Executor of units, one after the other; keeps the data of each partition in memory.
+    """Executor that runs one unit after the other and keeps each partition's data in memory.
 
     `staged` shares data between the processes of the node. If it is None, this process reads its
     own data.
