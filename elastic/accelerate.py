@@ -163,11 +163,11 @@ class ElasticAccelerator(Accelerator):
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """Set over how many items this batch's loss is averaged; see `ScalingAgent.weight`."""
+        """Declare that the batch's loss is a mean over `items` items; see `ScalingAgent.weight`."""
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
-        """End the job after this epoch, if rank 0 calls it; `why` is one line."""
+        """End the job after this epoch if rank 0 calls this; `why` is a reason of one line."""
         self.agent.stop(why)
 
     def _do_sync(self) -> None:
@@ -224,7 +224,7 @@ class ElasticAccelerator(Accelerator):
     is_local_main_process = is_main_process  # a job has one output over all nodes
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run only on the main process; other workers return None."""
+        """Decorate `function` to run only on the main process; elsewhere it returns None."""
 
         def inner(*args: Any, **options: Any) -> Any:
             return function(*args, **options) if function and self.is_main_process else None

@@ -1,4 +1,4 @@
-"""`ScalingAgent`, through which a training script is a worker of an elastic job.
+"""`ScalingAgent`, the object through which a training script takes part in an elastic job.
 
 Scripts and framework adapters also read the worker's properties from it.
 """
@@ -225,8 +225,7 @@ class ScalingAgent:
             lr_scaling: rule by which the rate follows a change of the batch: "linear", "sqrt" (by
                 the square root) or "none". "auto" chooses for each optimizer: sqrt for Adam-like
                 ones, otherwise linear.
-            lr_doubling_steps: number of steps in which the rate grows by at most 2x; 0 for no
-                limit.
+            lr_doubling_steps: the rate grows by at most 2x in this many steps; 0 for no limit.
             columns: number of sequences that are read in parallel. Samples are in the order of the
                 data, and sample i continues sample i - columns; see `carried`. If it is None,
                 samples are independent.
@@ -369,7 +368,7 @@ class ScalingAgent:
         self._training.track(stateful)
 
     def weight(self, items: float) -> None:
-        """Set over how many items, for example tokens, the current batch's loss is averaged.
+        """Declare that the current batch's loss is a mean over `items` items, for example tokens.
 
         Without this call, the loss is a mean over the samples. Call `weight` in every batch, before
         `backward()`: gradients are then the mean over all items of the global batch. The call has
@@ -399,7 +398,7 @@ class ScalingAgent:
 
     @carried.setter
     def carried(self, state: Any) -> None:
-        """Set the carried state after the batch: a tensor, or tuples, lists, dicts of tensors."""
+        """Set the state after this batch: a tensor, or tuples, lists and dicts of tensors."""
         self._carried_rows().set_next(state)
 
     def _carried_rows(self) -> CarriedRows:

@@ -35,7 +35,7 @@ class StepGate(Protocol):
         ...
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Refuse a use that a group cannot train exactly; a worker that trains alone only warns."""
+        """Refuse something that a group cannot do exactly; a worker that trains alone warns."""
         ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:

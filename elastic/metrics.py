@@ -56,7 +56,7 @@ class _WholeSteps:
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
     def times(self) -> StepTimes | None:
-        """Return the means per step, or None without steps. A step's last pass has a reduction."""
+        """Return the means, or None without steps. Only the last pass of a step has a reduction."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
@@ -325,7 +325,7 @@ def _seconds_of(pid: str) -> float:
 
 
 class StopState(msgspec.Struct, kw_only=True):
-    """State of a stop rule between epochs; part of every checkpoint."""
+    """State of a stop rule between epochs, which is part of every checkpoint."""
 
     in_a_row: int = 0  # latest successive epochs at or above `at_least`
     best: float | None = None

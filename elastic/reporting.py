@@ -30,7 +30,7 @@ MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
-    """A file to which records are appended. Records that the disk has no room for wait in memory.
+    """Append-only file of records, which wait in memory while the disk has no room for them.
 
     A missing file is created, readable for its owner only.
 
@@ -218,7 +218,7 @@ class WorkerReporter:
             sys.stderr.flush()
 
     def log_override(self, name: str, script: Any, job: Any) -> None:
-        """Log that the job file overrides the value in the script; if that is None, do nothing."""
+        """Log that the job file overrides the script's value, if the script sets another value."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
             self.log(f"{name} {job} of the job file overrides the script's {script}")

@@ -225,7 +225,7 @@ def share_sizes(
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """Position of a job in its samples; equal on every worker after the same step."""
+    """Position of a job in its samples, equal on every worker after the same step."""
 
     epoch: int = 1  # running epoch, 1-based
     cursor: int = 0  # samples of the epoch that are done
@@ -282,7 +282,7 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    They are computed lazily, so schedule rows that are announced later apply. A share of more than
+    Schedule rows that are announced meanwhile apply to the steps not yielded yet. A share of over
     `bound` samples, the number that fits the device at once, is divided into several passes.
 
     Raises:

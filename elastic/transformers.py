@@ -145,7 +145,7 @@ class LastCallback(TrainerCallback):
         self._agree_on_stop(control)
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
-        """If a callback stops training, end the job: in a group after the epoch, alone at once."""
+        """Turn a callback's stop into the end of the job, in a group only after the epoch."""
         agent = self._trainer.agent
         if control.should_training_stop and agent.view.epoch_is_open:
             agent.stop("a callback of the trainer stopped it")
@@ -406,7 +406,7 @@ class ElasticMixin(Mixed):
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
     def _set_weight(self, inputs: Any) -> Any:
-        """Set over how many items the loss is averaged; return the number that divides the loss.
+        """Pass the number of items in the loss to the agent; return the divisor of the loss.
 
         Returns None if the trainer does not count items.
         """
@@ -433,7 +433,7 @@ class ElasticMixin(Mixed):
     # --- evaluation, saving and logs
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Evaluate like `Trainer.evaluate`, on all data in every worker; keep the metrics."""
+        """Evaluate on all data in every worker, like `Trainer.evaluate`, and keep the metrics."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
             if (

@@ -40,7 +40,7 @@ def build(
     Before the second call, `place` checks the model and moves it to its device.
 
     Raises:
-        UsageError: if a function cannot be called so, or `build_model` does not return a model.
+        UsageError: if a function cannot be called this way, or `build_model` returns no model.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         problem = "load() got build_model and build_optimizer in the wrong order"
@@ -378,7 +378,7 @@ def _inputs(node: Any) -> list[Any]:
 
 
 def _shape(node: Any, index: int) -> tuple[int, ...]:
-    """Return the shape of an input of `node`, not of a saved tensor, which hooks can replace."""
+    """Return the shape of an input of `node`, from metadata: hooks can replace saved tensors."""
     part, place = node.next_functions[index]
     if part is None:
         return ()
