@@ -78,7 +78,7 @@ class Recovered(NamedTuple):
 
 
 class _SwitchCost(NamedTuple):
-    """Costs in seconds of a switch that admits newcomers, kept until the next step has ended."""
+    """The costs in seconds of a switch that admits newcomers, kept until the next step ends."""
 
     took_s: float
     step_s: float  # average step before the boundary
