@@ -121,7 +121,7 @@ class _Cursor:
         self._at = 0
 
     def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """Return a copy of the next `width` bytes of each row; a copy is aligned for any type."""
+        """Return the next `width` bytes of each row, as a copy that is aligned for any type."""
         part = rows[:, self._at : self._at + width]
         self._at += width
         return part.clone(memory_format=torch.contiguous_format)
@@ -131,7 +131,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """Rows of the current step: at first this worker's own, after a reduction those of all.
+    """Rows of the current step: at first this worker's own, after a reduction all workers'.
 
     The rows take effect when the step is committed. Every worker then has all rows, so any worker
     can continue any column after the group has changed or a member was lost.

@@ -160,7 +160,7 @@ class CheckpointWriter:
 
     The training thread waits only if two epochs have ended since the writer began its last
     checkpoint. If the disk is full or unavailable, training continues: the writer retries with the
-    newest state, which replaces the older ones, and then reports all their epochs.
+    newest state, which replaces the older states, and then reports the epochs of all of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -194,7 +194,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the error that ended the writer. A full disk does not end it; see `write`."""
+        """Raise the error that ended the writer. A full disk does not end the writer."""
         with self._changed:
             self._raise()
 
@@ -238,7 +238,7 @@ class CheckpointWriter:
             return order
 
     def _persist(self, order: _Order) -> None:
-        """Write `order`. While the disk fails, retry, and write the newest queued order instead."""
+        """Write `order`. While the disk fails, retry with the newest order that is queued."""
         deadline: float | None = None
         while True:
             try:

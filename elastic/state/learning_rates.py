@@ -38,7 +38,7 @@ class LrRamp:
     """Course of a factor, which falls at once and rises by at most 2x in `doubling` steps.
 
     The paper scales the rate at once, and its figures 13 and 14 show that a large jump spikes the
-    loss. With `doubling = 0` the factor also rises at once, like in the paper.
+    loss. With `doubling = 0` the factor also rises at once, as in the paper.
     """
 
     begin: float = 1.0

@@ -72,7 +72,7 @@ def seed_host_generators(seed: int) -> None:
 
 
 def seed_numpy(seed: int) -> None:
-    """Seed numpy's global generator with the lowest 32 bits, if numpy is imported."""
+    """Seed numpy's global generator with the lowest 32 bits of `seed`, if numpy is imported."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
 
@@ -158,7 +158,7 @@ class JobSeed:
         return found if found != self.value else None
 
     def follow(self) -> int | None:
-        """Call `begin` again and return its result if the script has seeded torch since."""
+        """If the script seeded torch after the last check, call `begin` and return its result."""
         return None if _script_seed() is None else self.begin(None)
 
 
