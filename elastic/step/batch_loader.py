@@ -32,8 +32,8 @@ class StreamReader(Dataset[Any]):
     """Map-style dataset that reads an iterable dataset from its start, once in each process.
 
     It reads and skips the samples of other workers. A request for an earlier position restarts the
-    reading. So every process sees the same stream, even if the group changes. The dataset does
-    not see the loader's workers, and its random numbers follow from seed and epoch.
+    reading. So every process sees the same stream, even if the group changes. The iterable
+    dataset does not see the loader's workers. Its random numbers follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
