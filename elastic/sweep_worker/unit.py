@@ -78,8 +78,8 @@ class UserFunctions:
         input_fn: returns the data of one partition, given its number and the number of partitions.
             It is called once in each process. The number None requests the data for evaluation.
         model_fn: returns the objects to train, given the values of a configuration; see `Trained`.
-        train_fn: makes one pass over a partition's data; may return metrics.
-        eval_fn: returns metrics of a trained model on the evaluation data; None: no evaluation.
+        train_fn: makes one pass over a partition's data, and may return metrics.
+        eval_fn: returns metrics of a trained model on the evaluation data. None skips evaluation.
     """
 
     input_fn: Callable[[int | None, int], Any]
