@@ -201,7 +201,10 @@ MIN_MEASUREMENTS: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
-    """Running estimates of |G|^2 and tr(Sigma); tr(Sigma)/|G|^2 is the noise scale in samples."""
+    """Running estimates of the gradient's squared norm |G|^2 and of its variance tr(Sigma).
+
+    The noise scale in samples is tr(Sigma) / |G|^2.
+    """
 
     def __init__(self) -> None:
         # Sums over the running step: squared norms of the mean gradients of small batches, and

@@ -1,7 +1,7 @@
 """Reports of a worker to the controller, lines in the job's output, and records of samples.
 
 Reports are first appended to a file, which survives the exits of agent and worker. The connection
-to the node agent runs in a separate thread. It carries only hints that the file has grown,
+to the node agent runs in a separate thread and carries only hints that the file has grown,
 telemetry, and the orders for the group. Records that a full disk does not accept wait in memory.
 """
 

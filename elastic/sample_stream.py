@@ -38,7 +38,7 @@ class ScheduleRow:
 
 
 class Schedule:
-    """The rows that are in force or announced, oldest first. The first row applies from step 1."""
+    """The schedule's rows, in force or announced, oldest first. The first applies from step 1."""
 
     def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]

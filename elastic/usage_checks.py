@@ -316,9 +316,9 @@ def _samples_certainty(node: Any, samples: int) -> SumCertainty:
 
 
 def _smoothed(node: Any) -> Any | None:
-    """Return the loss's own node if `node` is torch's sum for `label_smoothing`; else None.
+    """Return the node of the plain loss if `node` is torch's sum for label smoothing; else None.
 
-    That sum is (1 - s) times the loss, plus s / (number of classes) times the loss of all classes.
+    For smoothing s, torch adds (1 - s) times the loss and s / classes times all classes' losses.
     """
     below = _inputs(node)
     if not _is_kind(node, ("AddBackward",)) or len(below) < 2 or not all(below):  # noqa: PLR2004
