@@ -83,7 +83,7 @@ class AgreedWords:
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
-    """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks decode the same bits."""
+    """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks get the same bits."""
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
     step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]
