@@ -30,7 +30,7 @@ def decoded(data: bytes) -> Any:
 
 
 def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
-    """Concatenate the tensors of all ranks; the result has the containers of each part.
+    """Concatenate the tensors of all ranks, in the same containers as in each part.
 
     The parts differ only in the first dimension of their tensors. A scalar becomes one row.
     """
@@ -69,7 +69,7 @@ def _over(parts: Sequence[Any], join: Callable[[Sequence[torch.Tensor]], torch.T
 
 
 class ElasticAccelerator(Accelerator):
-    """`Accelerator` in a group that changes; a script sees a single process.
+    """An `Accelerator` for a group that changes; the script sees a single process.
 
     The initial global batch is the training loader's batch times `gradient_accumulation_steps`.
     Under a cluster the job file overrides it. A share larger than the loader's batch (in the job
@@ -77,7 +77,7 @@ class ElasticAccelerator(Accelerator):
     last one.
 
     Args:
-        agent: agent of this process; None: created here.
+        agent: agent of this process; if it is None, an agent is created.
         lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
 
     Raises:
@@ -105,14 +105,15 @@ class ElasticAccelerator(Accelerator):
     # --- prepare
 
     def prepare(self, *args: Any, **options: Any) -> Any:
-        """Prepare like `Accelerator.prepare`; model, optimizers and training loader in one call.
+        """Prepare like `Accelerator.prepare`, with all objects to train in one call.
 
         Args:
-            args: if an optimizer is among them, the first loader is the training loader. Every
-                worker reads all data of the other loaders.
+            args: if an optimizer is among them, the model, all optimizers and the training loader
+                must be, too. The first loader is the training loader. Every worker reads all data
+                of the other loaders.
 
         Raises:
-            UsageError: if an object is missing, or the agent cannot train it exactly.
+            UsageError: if an object is missing, or the agent cannot train exactly with it.
         """
         optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]
         if not optimizers:
@@ -155,18 +156,18 @@ class ElasticAccelerator(Accelerator):
         return self.agent.epochs(count, samples=samples)
 
     def report(self, **metrics: Any) -> dict[str, float]:
-        """End the epoch with its metrics: numbers, or tensors with one element.
+        """End the epoch and report its metrics: numbers, or tensors with one element.
 
         See `ScalingAgent.report`.
         """
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """Set how many items this batch's loss is averaged over; see `ScalingAgent.weight`."""
+        """Declare that the batch's loss is a mean over `items` items; see `ScalingAgent.weight`."""
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
-        """End the job after this epoch, if rank 0 calls it; `why` is one line."""
+        """End the job after this epoch if rank 0 calls this; `why` is a reason of one line."""
         self.agent.stop(why)
 
     def _do_sync(self) -> None:
@@ -177,7 +178,9 @@ class ElasticAccelerator(Accelerator):
     # --- values of all workers
 
     def gather(self, tensor: Any) -> Any:
-        """Return all workers' values by rank in a training batch; elsewhere return `tensor`.
+        """Return the values of all workers, concatenated by rank.
+
+        Outside of a training batch, `tensor` is returned.
 
         Args:
             tensor: a tensor or containers of tensors. Workers may have different lengths in the
@@ -187,7 +190,7 @@ class ElasticAccelerator(Accelerator):
         return concatenated(parts, self.device) if parts else tensor
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Gather as `gather` does in a training batch; elsewhere every worker has all data.
+        """Gather like `gather`. Outside of a training batch, every worker already has all data.
 
         Args:
             input_data: tensors, or containers of them.
@@ -198,11 +201,11 @@ class ElasticAccelerator(Accelerator):
         return super().gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Reduce over all workers in a training batch; "mean" is over all samples of the step.
+        """Reduce over all workers. Outside of a training batch, `tensor` is returned.
 
         Args:
             tensor: a tensor or containers of tensors, with equal shapes on all workers.
-            reduction: "sum", "mean" or "none".
+            reduction: "sum", "mean" (over all samples of the step) or "none".
             scale: ignored.
         """
         batch = self.agent.view.batch
@@ -221,7 +224,7 @@ class ElasticAccelerator(Accelerator):
     is_local_main_process = is_main_process  # a job has one output over all nodes
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run only where `is_main_process` is true; else return None."""
+        """Decorate `function` to run only on the main process; elsewhere it returns None."""
 
         def inner(*args: Any, **options: Any) -> Any:
             return function(*args, **options) if function and self.is_main_process else None
@@ -249,7 +252,7 @@ class ElasticAccelerator(Accelerator):
             super().save_model(*args, **options)
 
     def wait_for_everyone(self) -> None:
-        """Do nothing: steps and reports synchronise, and a worker could not leave a barrier."""
+        """Do nothing: steps and reports synchronise, and workers at a barrier could not leave."""
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -283,7 +286,7 @@ class ElasticAccelerator(Accelerator):
         raise UsageError(problem, remedy)
 
     def check_trigger(self) -> NoReturn:
-        """Refuse; `stop` ends the job after the epoch."""
+        """Refuse, because a job ends only after an epoch; see `stop`."""
         problem = "check_trigger() would leave the loop within an epoch"
         remedy = "use accelerator.stop(why), which ends the job with the epoch on all workers"
         raise UsageError(problem, remedy)

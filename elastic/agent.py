@@ -1,6 +1,6 @@
-"""Handle of a training script: one worker of an elastic job.
+"""`ScalingAgent`, the object through which a training script takes part in an elastic job.
 
-Scripts and framework adapters also read the worker's properties here.
+Scripts and framework adapters also read the worker's properties from it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ScalingAgent:
 
     @property
     def rank(self) -> int:
-        """Rank of this worker in its group, which may change; rank 0 prints and saves.
+        """Rank of this worker in its group. The rank can change; rank 0 prints and saves.
 
         Before the first epoch, this is the rank that the worker will have.
         """
@@ -154,7 +154,7 @@ class ScalingAgent:
 
     @property
     def world_size(self) -> int:
-        """Number of workers in the current group; before the first group forms, in that group."""
+        """Number of workers in the current group, or in the first group until it has formed."""
         return len(self._membership.workers)
 
     @property
@@ -177,7 +177,7 @@ class ScalingAgent:
 
     @property
     def job_lr(self) -> float | None:
-        """Learning rate in the job file, for the job's first batch; None if none is set."""
+        """Learning rate that the job file sets for the job's first batch, or None."""
         return self._assignment.group.lr if self._assignment is not None else None
 
     @property
@@ -214,28 +214,28 @@ class ScalingAgent:
             build_model: called without arguments; returns the module, preferably on the host. A
                 `.cuda()` inside waits for the slot.
             build_optimizer: called with `list(model.parameters())`, which are then on the slot's
-                device. Returns an optimizer of them, or a tuple, list or dict of several: `lambda
+                device. Returns an optimizer, or a tuple, list or dict of several. Example: `lambda
                 parameters: torch.optim.SGD(parameters, lr=0.1)`.
             train_set: map-style dataset, which is shuffled, or an iterable dataset with a length,
                 which is not shuffled: each worker reads all of it and uses its share.
             batch_size: global batch, samples per step; the job file overrides it.
-            lr: learning rate of the first optimizer at that batch; the job file overrides it.
+            lr: learning rate of the first optimizer at `batch_size`; the job file overrides it.
                 Parameter groups and other optimizers keep the ratios that `build_optimizer` gave
                 them. None keeps the optimizers' own rates.
             lr_scaling: rule by which the rate follows a change of the batch: "linear", "sqrt" (by
                 the square root) or "none". "auto" chooses for each optimizer: sqrt for Adam-like
                 ones, otherwise linear.
-            lr_doubling_steps: steps in which the rate grows by at most 2x; 0: at once.
+            lr_doubling_steps: the rate grows by at most 2x in this many steps; 0 for no limit.
             columns: number of sequences that are read in parallel. Samples are in the order of the
-                data, and sample i continues sample i - columns; see `carried`. None: samples are
-                independent.
+                data, and sample i continues sample i - columns; see `carried`. If it is None,
+                samples are independent.
             carried_dim: dimension of `carried` tensors along which the samples lie: 1 in torch's
                 LSTM and GRU, 0 in their cells.
             max_local_batch: samples that fit the device at once. A worker processes a larger share
                 of a step in several passes, with the same gradients as the whole share. The job
-                file overrides it. None: `batch_size`.
-            schedule_batch: global batch whose steps schedulers count, if they were created before
-                `load`; None: the job's first batch.
+                file overrides it. The default is `batch_size`.
+            schedule_batch: global batch of the steps that schedulers count, if the schedulers were
+                created before `load`. The default is the job's first batch.
             loader_options: options of torch's DataLoader. `drop_last=True` leaves out the samples
                 at the end of an epoch that do not fill a step; their number depends on the current
                 batch.
@@ -245,9 +245,9 @@ class ScalingAgent:
             there is one, and the loader.
 
         Raises:
-            UsageError: if the group cannot train this exactly, or at the second call; the error
-                says what to do.
-            CheckpointError: if the job should resume and cannot.
+            UsageError: at the second call, or if a group could not train exactly with these
+                objects; the error says what to do.
+            CheckpointError: if the job cannot resume from its checkpoint.
         """
         if self._training.is_loaded:
             hint = "put all trained modules into one; build_optimizer may return several optimizers"
@@ -357,21 +357,22 @@ class ScalingAgent:
         return self._training
 
     def track(self, **stateful: Any) -> None:
-        """Keep the states of these objects in checkpoints and transfers; each needs a `state_dict`.
+        """Keep the states of these objects in checkpoints and transfers.
 
-        Call `track` before the first epoch. In a resumed job the objects have their states once
-        `track` and `load` have returned; mappings are restored as dicts, named tuples as tuples.
+        Each object needs a `state_dict`. Call `track` before the first epoch. In a resumed job the
+        objects have their states once `track` and `load` have returned. Mappings are restored as
+        dicts, and named tuples as tuples.
         Schedulers of torch, classes derived from them and torch's gradient scalers are tracked
         automatically if they are created after `load`.
         """
         self._training.track(stateful)
 
     def weight(self, items: float) -> None:
-        """Set how many items, for example tokens, the loss of the current batch is averaged over.
+        """Declare that the current batch's loss is a mean over `items` items, for example tokens.
 
-        Without this call, the loss is a mean over the samples. Call it in every batch, before
-        `backward()`: gradients are then the mean over all items of the global batch. It has no
-        effect for a worker that processes its batch alone.
+        Without this call, the loss is a mean over the samples. Call `weight` in every batch, before
+        `backward()`: gradients are then the mean over all items of the global batch. The call has
+        no effect for a worker that processes its batch alone.
 
         Args:
             items: number of items in this worker's batch, or a tensor with one element.
@@ -383,7 +384,7 @@ class ScalingAgent:
 
     @property
     def carried(self) -> Any:
-        """State that is carried from batch to batch, with its values before the current batch.
+        """The state that the script carries from batch to batch, as it was before this batch.
 
         Write `scores, agent.carried = model(inputs, agent.carried)` in every batch, before
         `backward()`. The state is detached and has one row per sample of the current batch. It is
@@ -397,7 +398,7 @@ class ScalingAgent:
 
     @carried.setter
     def carried(self, state: Any) -> None:
-        """Set the state after the batch: a tensor, or tuples, lists and dicts of tensors."""
+        """Set the state after this batch: a tensor, or tuples, lists and dicts of tensors."""
         self._carried_rows().set_next(state)
 
     def _carried_rows(self) -> CarriedRows:
@@ -480,7 +481,7 @@ class ScalingAgent:
         Raises:
             UsageError: before `load`, at the second call, if the set of trained parameters changed
                 since `load`, or if a tracked state cannot be transferred.
-            LeftGroup: if this worker is no longer in the group; it ends the script.
+            LeftGroup: if this worker is no longer in the group; the exception ends the script.
         """
         training = self._require_loaded("epochs()")
         if self._joined:
@@ -507,14 +508,14 @@ class ScalingAgent:
             self._reducer.close()
 
     def report(self, **metrics: float) -> dict[str, float]:
-        """End the epoch with its metrics; in a group, rank 0's numbers apply to all workers.
+        """End the epoch and report its metrics. In a group, rank 0's metrics apply to all workers.
 
         Args:
             metrics: numbers, or tensors with one element; `loss` replaces the training loss that
                 the agent recorded in `backward()`.
 
         Returns:
-            Rank 0's numbers, on every rank.
+            Rank 0's metrics, on every rank.
 
         Raises:
             UsageError: outside of an epoch, if a metric is not a number, or if there are too many.
@@ -540,7 +541,7 @@ class ScalingAgent:
         return self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
 
     def stop(self, why: str) -> None:
-        """Request the end of the job: the next `report` ends it if rank 0 made the request.
+        """Request the end of the job. If rank 0 requests it, the next `report` ends the job.
 
         Args:
             why: one line, for the job's history.
@@ -569,7 +570,7 @@ def load_prepared(
     The script uses `passes` batches of `loader` for a step.
 
     Raises:
-        UsageError: if the agent cannot train this exactly.
+        UsageError: if a group could not train exactly with these objects.
     """
     size, script_lr = int(loader.batch_size or 1), float(optimizers[0].defaults["lr"])
     options = loader_options(loader, agent.device)

@@ -21,7 +21,7 @@ POINTS: Final = frozenset(
         "ready",  # before the worker reports that it is ready
         "build",  # in the thread that builds the group
         "built",  # in the same thread, when the group is built
-        "announce",  # the boundary is agreed
+        "announce",  # when the boundary is agreed
         "boundary",  # before the switch
         "swapped",  # after the switch
         "handover.send",  # in the thread that sends the state
@@ -56,9 +56,9 @@ class Fault:
     version: int | None = None
 
     def matches(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """Return whether this fault applies here; a fault with a step also applies to later steps.
+        """Return whether this fault applies. A fault with a step also applies to later steps.
 
-        A rank, step or version of None matches only faults without a condition on it.
+        If `rank`, `step` or `version` is None, no fault with a condition on that value applies.
         """
         return (
             self.point == point
@@ -73,10 +73,10 @@ class InjectedError(Exception):
 
 
 def parse(text: str) -> list[Fault]:
-    """Parse the faults of `text` (format: see the module); an empty text has no faults.
+    """Parse the faults in `text`, whose format the module describes; an empty text has no faults.
 
     Raises:
-        ValueError: if a part cannot be parsed; names the part.
+        ValueError: if a part of the text cannot be parsed; the error names the part.
     """
     faults = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -96,10 +96,10 @@ _lock = threading.Lock()
 def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
-    """Execute the fault at `point`, if any.
+    """Execute the first fault that applies at `point`, if there is one.
 
-    Returns True if the caller has to corrupt the data that it sends next. A rank, step (1-based) or
-    version of None matches only faults without a condition on it.
+    Returns True if the caller has to corrupt the data that it sends next. `step` is 1-based. If
+    `rank`, `step` or `version` is None, no fault with a condition on that value applies.
 
     Raises:
         InjectedError: if the fault's action is `fail`.

@@ -35,7 +35,7 @@ class StepGate(Protocol):
         ...
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Raise an error for what a group cannot do exactly; only warn if the worker is alone."""
+        """Refuse something that a group cannot do exactly; a worker that trains alone warns."""
         ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
@@ -49,7 +49,7 @@ _hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
-    """Make this optimizer object ask `gate` before each step, in the thread that calls `step`."""
+    """Make the optimizer call `gate` before each step, in the thread that calls `step`."""
     original = type(optimizer).step
     scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
@@ -100,7 +100,7 @@ def _closure_of(
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
-    """Return `closure` without its first evaluation, which is done: its result is `loss`."""
+    """Return a closure whose first call returns `loss`; `closure` has already been called once."""
     losses = [loss]
 
     def evaluate() -> Any:
@@ -152,8 +152,8 @@ def track_lr_schedulers(
     """Track every scheduler that is created for one of `optimizers` from now on.
 
     `track` is called with a keyword argument `scheduler N`, where N is the number of the scheduler
-    in the order of creation over all optimizers. A call of `step()` without arguments becomes
-    `steps()` steps.
+    in the order of creation over all optimizers. When the script calls a scheduler's `step()`
+    without arguments, the scheduler makes `steps()` steps.
     """
     count = itertools.count(1)
     for optimizer in optimizers:
@@ -241,7 +241,7 @@ _scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the la
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
-    """Call `track` with each scaler before it scales a loss; replaces an earlier callback."""
+    """Call `track`, and no earlier callback, with each scaler before it scales a loss."""
     _scaler_callbacks[:] = [track]
     if GradScaler.scale.__name__ == "scale_tracked":
         return
@@ -288,7 +288,7 @@ def unlisten(listener: BackwardListener) -> None:
 
 
 def warm_up(device: torch.device) -> None:
-    """Run a first backward pass, which starts threads and libraries, before peers wait for it."""
+    """Run a first backward pass, which starts threads and libraries, before peers are waiting."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
 
@@ -333,8 +333,8 @@ def hold_device(await_slot: Callable[[], None]) -> None:
     """Make the first use of CUDA in this process wait for `await_slot`.
 
     In the first call that needs the device, torch opens it and then runs the deferred calls. This
-    function defers `await_slot`, which runs once, in the thread that uses the device first. No
-    device memory is taken before. If the device is already open, a log line says so.
+    function defers `await_slot`, which runs once, in the thread that uses the device first. Until
+    then no device memory is in use. If the device is already open, a log line says so.
     """
     if CUDA.is_initialized():
         sys.stderr.write(GPU_USED_EARLY)

@@ -73,7 +73,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Pass a stop request to the agent: in a group, rank 0 ends the job after its epoch."""
+        """Pass a stop request to the agent; in a group, rank 0 ends the job after the epoch."""
         super().on_advance_end(data_fetcher)
         agent = self.trainer.strategy.agent
         if self.trainer.should_stop and agent.world_size > 1:
@@ -81,7 +81,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.trainer.should_stop = False
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:  # noqa: FBT001
-        """Let schedulers that count epochs step once, for any size of the epoch's last step."""
+        """Let schedulers that count epochs step once, whatever the size of the last step is."""
         view = self.trainer.strategy.agent.view
         with view.counting_steps(interval == "step"):
             super()._update_learning_rates(interval, update_plateau_schedulers)
@@ -92,7 +92,7 @@ class ElasticFitLoop(_FitLoop):
 
     @property
     def max_batches(self) -> int | float:
-        """Planned steps of the running epoch; only its last step reaches this number."""
+        """Planned number of steps of the running epoch; only the last step reaches this number."""
         planned: int | float = self.__dict__.get("max_batches", math.inf)
         strategy = self.trainer.strategy
         if strategy.loader is None or planned == 0:
@@ -104,7 +104,7 @@ class ElasticFitLoop(_FitLoop):
 
     @max_batches.setter
     def max_batches(self, value: float) -> None:
-        """Set the number of batches in the script's loader, used until the job starts."""
+        """Set the number of batches in the script's loader, which applies until the job starts."""
         self.__dict__["max_batches"] = value
 
     def setup_data(self) -> None:
@@ -154,7 +154,7 @@ class ElasticFitLoop(_FitLoop):
                 return
 
     def on_advance_end(self) -> None:
-        """Run the epoch's hooks, then report the epoch: rank 0 decides whether the job ends."""
+        """Run the epoch's hooks and report the epoch; rank 0 decides whether the job ends."""
         agent = self.trainer.strategy.agent
         super().on_advance_end()
         if self.trainer.should_stop:
@@ -212,7 +212,7 @@ class SharedResults(_ResultCollection):
 
 
 def refuse_options(trainer: Any) -> None:
-    """Refuse trainer options that the group cannot train exactly."""
+    """Refuse trainer options with which a group cannot train exactly."""
     every = trainer.val_check_interval
     whole = "leave it out: an epoch has every sample once"
     for found, option, remedy in (
@@ -242,8 +242,8 @@ class TrackedLoops:
     """Tracked state: counts of the loops, sums of logged values, and callbacks.
 
     Lightning counts during a step, while the agent keeps and sends states between two steps. So the
-    counts of the current step are stored separately: they are not part of the state. If a state
-    arrives during a step, they are added to it.
+    counts of the current step are stored separately and are not part of the state. If a state
+    arrives during a step, these counts are added to the state.
     """
 
     def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
@@ -328,7 +328,7 @@ def _advanced(state: Any, now: Any, before: Any) -> Any:
 def _advanced_sums(
     state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return `state` plus the growth from `before` to `now`; missing sums of newcomers are 0."""
+    """Return the sums in `state` plus the growth from `before` to `now`; a missing sum is 0."""
     moved = {}
     for key, (value, samples) in now.items():
         base = before.get(key, (0.0, 0))
@@ -338,14 +338,14 @@ def _advanced_sums(
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """Strategy for `Trainer(strategy=ElasticStrategy(), devices=1, ...)`: makes `fit` elastic.
+    """Strategy that makes `fit` elastic: `Trainer(strategy=ElasticStrategy(), devices=1, ...)`.
 
     The initial global batch is the loader's batch times `accumulate_grad_batches`. Under a cluster
     the job file overrides this batch, the learning rate and the end of the job.
 
     Args:
-        agent: agent of this process; None: created here. If another job is about to leave the GPU,
-            create the agent before the first use of the GPU.
+        agent: agent of this process; if it is None, an agent is created. If another job is about to
+            leave the GPU, create the agent before the first use of the GPU.
         lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
     """
 
@@ -375,7 +375,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @global_rank.setter
     def global_rank(self, _: int) -> None:
-        """Ignore assignments: the rank is the agent's."""
+        """Ignore the assigned rank, because the agent decides the rank."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let the current rank 0 print and save."""
@@ -415,7 +415,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             data: training loader of the script.
 
         Raises:
-            UsageError: if the agent cannot train it exactly.
+            UsageError: if a group could not train exactly with these objects.
         """
         self.loader = load_prepared(
             self.agent,

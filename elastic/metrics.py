@@ -1,9 +1,9 @@
-"""Measurements of training: step times, loss, gradient noise, host usage, speed; and stop rules.
+"""Stop rules, and measurements of training: step times, loss, gradient noise, host usage, speed.
 
 All clocks are arguments. The gradient noise scale estimates how large a batch can be before its
 samples become redundant (McCandlish et al. 2018, appendix A.1): the squared norms of the gradients
 of a small batch and a large batch differ by the noise. The small batch is a worker's share, and the
-large one is the group's batch. If a worker takes its share in several passes, each pass but the
+large batch is the group's. If a worker processes its share in several passes, each pass but the
 last is a small batch. So a worker that trains alone can measure the noise, too.
 """
 
@@ -56,7 +56,7 @@ class _WholeSteps:
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
     def times(self) -> StepTimes | None:
-        """Return the means, or None without steps; only the last pass includes a reduction."""
+        """Return the means, or None without steps. Only the last pass of a step has a reduction."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
@@ -69,7 +69,7 @@ class _WholeSteps:
 
 
 class RecentSteps:
-    """Windows of complete steps of one group; times are seconds of any origin.
+    """Windows of complete steps of one group. Times are in seconds, from any fixed origin.
 
     A new group, or a change of the shares, starts a new window. The first step is left out, because
     it includes the change. While a member has no share, because its state is still arriving,
@@ -77,7 +77,7 @@ class RecentSteps:
     """
 
     def __init__(self, now: float) -> None:
-        self.means: StepMeans | None = None  # only replaced: another thread reads the object
+        self.means: StepMeans | None = None  # replaced, never changed: another thread reads it
         self.steps = 0  # steps of the current group with the current shares
         self._sync_s = 0.0  # seconds of reductions in the running step
         self._is_first = True  # first window of a group: its means are used early
@@ -107,7 +107,7 @@ class RecentSteps:
         self._sync_s += seconds
 
     def average_step(self) -> tuple[float, float]:
-        """Return the mean seconds of a step and of its reductions; zeros before a measurement."""
+        """Return the mean seconds of a step and of its reductions, both 0 if not measured yet."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
 
@@ -179,13 +179,13 @@ class LossMeter:
         return total / self.scale()
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """Add a step's loss: a mean over samples or weighted items; a tensor has one element."""
+        """Add a step's loss, a mean over samples or weighted items; a tensor has one element."""
         self._sum = loss if self._sum is None else self._sum + loss
         self.last = loss
         self._count += 1
 
     def mean(self) -> float | None:
-        """Return the mean so far; None without losses."""
+        """Return the mean so far, or None if there are no losses."""
         total, count = self._sum, self._count
         return float(total) / count if total is not None and count else None
 
@@ -201,7 +201,10 @@ MIN_MEASUREMENTS: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
-    """Running estimates of |G|^2 and tr(Sigma); tr(Sigma)/|G|^2 is the noise scale in samples."""
+    """Running estimates of the gradient's squared norm |G|^2 and of its variance tr(Sigma).
+
+    The noise scale in samples is tr(Sigma) / |G|^2.
+    """
 
     def __init__(self) -> None:
         # Sums over the running step: squared norms of the mean gradients of small batches, and
@@ -272,7 +275,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Processor and network rates of a worker; times are seconds of any origin.
+    """Processor and network rates of a worker. Times are in seconds, from any fixed origin.
 
     The training thread counts the sent bytes, while another thread calls `usage`.
     """
@@ -325,17 +328,17 @@ def _seconds_of(pid: str) -> float:
 
 
 class StopState(msgspec.Struct, kw_only=True):
-    """State of a stop rule between epochs; part of every checkpoint."""
+    """State of a stop rule between epochs, which is part of every checkpoint."""
 
     in_a_row: int = 0  # latest successive epochs at or above `at_least`
     best: float | None = None
-    since_best: int = 0  # epochs without an increase
+    since_best: int = 0  # epochs since the metric last increased
 
 
 def stop_reason(
     rule: StopRule, state: StopState, epoch: int, samples: int, metrics: Mapping[str, float]
 ) -> str:
-    """Update `state` with a finished epoch (1-based); return why the job is done, or "".
+    """Update `state` with a finished epoch (1-based). Return why the job is done, "" if it is not.
 
     Raises:
         MissingMetricError: if the rule's metric was not reported.

@@ -1,7 +1,7 @@
 """Reports of a worker to the controller, lines in the job's output, and records of samples.
 
 Reports are first appended to a file, which survives the exits of agent and worker. The connection
-to the node agent runs in a separate thread. It carries only hints that the file has grown,
+to the node agent runs in a separate thread and carries only hints that the file has grown,
 telemetry, and the orders for the group. Records that a full disk does not accept wait in memory.
 """
 
@@ -30,7 +30,7 @@ MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
-    """File of complete records in order. Records for which the disk has no room wait in memory.
+    """Append-only file of records, which wait in memory while the disk has no room for them.
 
     A missing file is created, readable for its owner only.
 
@@ -49,7 +49,7 @@ class AppendFile:
         If the process exits before everything is written, the file can end with a part of a record.
 
         Raises:
-            OSError: if more than `MAX_WAITING_BYTES` wait.
+            OSError: if more than `MAX_WAITING_BYTES` bytes are waiting.
         """
         with self._lock:
             self._waiting += record
@@ -105,7 +105,7 @@ _files: dict[Path, ReportFile] = {}
 
 
 def report_file(path: Path) -> ReportFile:
-    """Return this process's only `ReportFile` for `path`: two objects would count separately."""
+    """Return the only `ReportFile` for `path`; two objects would number reports separately."""
     return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
 
 
@@ -207,7 +207,7 @@ class WorkerReporter:
             atexit.register(self.connection.close)
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Append a report that survives the worker's exit; adds job, version, rank and index."""
+        """Append a report that survives the worker's exit, with job, version, rank and index."""
         if self.connection is not None:
             self.connection.report(kind, **fields)
 
@@ -218,7 +218,7 @@ class WorkerReporter:
             sys.stderr.flush()
 
     def log_override(self, name: str, script: Any, job: Any) -> None:
-        """Log that the job file overrides the script's value; `script` is None without one."""
+        """Log that the job file overrides the script's value, if the script sets another value."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
             self.log(f"{name} {job} of the job file overrides the script's {script}")
@@ -236,8 +236,8 @@ class SampleRecords:
     """Records of the samples in committed steps, if the job asked for records.
 
     A step is recorded when the next reduction proves that all ranks committed it. Survivors write
-    the records that a lost member might not have written. `recent` has the latest steps; newcomers
-    receive them.
+    the records that a lost member might not have written. `recent` has the latest steps, which
+    newcomers receive.
     """
 
     def __init__(self, recent: deque[DealtStep]) -> None:
@@ -267,7 +267,7 @@ class SampleRecords:
             local_batches=last.row.local_batches,
             workers=workers,
         )
-        if not self._recent or self._recent[-1].step < last.step:  # else a peer has sent it
+        if not self._recent or self._recent[-1].step < last.step:  # else a peer has sent this step
             self._recent.append(dealt)
         if last.count:
             ids = last.ids if last.first else None  # None: the step had several passes

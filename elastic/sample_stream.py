@@ -38,7 +38,7 @@ class ScheduleRow:
 
 
 class Schedule:
-    """Schedule rows in force or announced, oldest first. The first row applies from step 1."""
+    """The schedule's rows, in force or announced, oldest first. The first applies from step 1."""
 
     def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]
@@ -66,7 +66,7 @@ class Schedule:
 
 
 def split(batch: int, workers: int) -> tuple[int, ...]:
-    """Split a global batch into local batches; low ranks get one sample more if needed."""
+    """Split a global batch into local batches, the larger ones first; sizes differ by at most 1."""
     each, rest = divmod(batch, workers)
     return tuple(each + (rank < rest) for rank in range(workers))
 
@@ -112,7 +112,7 @@ class StepOutcome(Enum):
     ROLLED_BACK = "rolled back"  # no worker finished the step: its samples are drawn again
 
 
-RECENT_STEPS: Final = 4  # maximum of steps that a lost member might not have recorded
+RECENT_STEPS: Final = 4  # maximum number of steps that a lost member might not have recorded
 
 
 class DealtStep(msgspec.Struct, frozen=True):
@@ -135,7 +135,8 @@ class SampleStream:
         size: ||D||, number of samples in one pass over the training set.
         min_samples: minimum samples of a step, and of a rank's share in it; a smaller remainder is
             added to the step before.
-        drop_last: leaves out a remainder that does not fill a step, unless it is the whole epoch.
+        drop_last: if True, a remainder that does not fill a step is left out, unless it is the
+            whole epoch.
         shuffled: True if seed and epoch decide the order. If False, ids are positions in the data.
     """
 
@@ -206,11 +207,11 @@ def share_sizes(
 ) -> tuple[int, ...]:
     """Return the number of samples of each rank in a step, shape (ranks,); the sum is `samples`.
 
-    In a whole step, a rank gets its local batch (0 for newcomers without the full state). A step of
-    another size, the last one, is split over the ranks with differences of at most one sample; low
-    ranks get more. Only as many ranks take part as can have two samples, because batch
-    normalisation refuses a single one. A whole step is split in the same way if a rank would have
-    fewer than `min_samples`, but not 0. Newcomers get 0, and so do high ranks if there are not
+    In a whole step, a rank gets its local batch (0 for newcomers without the full state). The last
+    step of an epoch can have another size. It is split over the ranks with differences of at most
+    one sample; low ranks get more. Only as many ranks take part as can have two samples, because
+    batch normalisation refuses a single one. A whole step is split in the same way if a rank would
+    have fewer than `min_samples`, but not 0. Newcomers get 0, and so do high ranks if there are not
     enough samples for all.
     """
     whole = samples == sum(local_batches)
@@ -224,7 +225,7 @@ def share_sizes(
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """Position of a job in its samples; equal on every worker after the same step."""
+    """Position of a job in its samples, equal on every worker after the same step."""
 
     epoch: int = 1  # running epoch, 1-based
     cursor: int = 0  # samples of the epoch that are done
@@ -233,7 +234,7 @@ class TrainingPosition:
     epoch_step: int = 0  # steps of the running epoch that are done
 
     def after_step(self, step: int, cursor: int) -> TrainingPosition:
-        """Return the position after one more step; then `cursor` samples of the epoch are done."""
+        """Return the position after one more step, when `cursor` samples of the epoch are done."""
         done = self.samples_done + cursor - self.cursor
         within = self.epoch_step + 1
         return replace(self, step=step, cursor=cursor, samples_done=done, epoch_step=within)
@@ -281,7 +282,7 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    They are computed lazily, so rows that are announced later apply, too. A share of more than
+    Schedule rows that are announced meanwhile apply to the steps not yielded yet. A share of over
     `bound` samples, the number that fits the device at once, is divided into several passes.
 
     Raises:

@@ -38,7 +38,7 @@ else:
 
 
 def refuse_options(trainer: ElasticMixin) -> None:
-    """Refuse arguments that the group cannot train exactly."""
+    """Refuse arguments with which a group cannot train exactly."""
     made: Any = trainer
     args = made.args
     args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - as `Trainer` does; avoids DataParallel
@@ -130,7 +130,7 @@ class LastCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Skip logs and checkpoints of a dropped step or a partial state; agree on stops."""
+        """Skip logs and saves if the step is dropped or the state is partial; agree on a stop."""
         view = self._trainer.agent.view
         if view.is_dropped or not view.has_state:
             control.should_log = control.should_evaluate = control.should_save = False
@@ -141,11 +141,11 @@ class LastCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Agree on a stop: workers' numbers may differ, so rank 0 decides whether the job ends."""
+        """Let rank 0 decide whether the job ends, because workers' metrics can differ."""
         self._agree_on_stop(control)
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
-        """In a group, end the job after its epoch; a single worker stops at once."""
+        """Turn a callback's stop into the end of the job, in a group only after the epoch."""
         agent = self._trainer.agent
         if control.should_training_stop and agent.view.epoch_is_open:
             agent.stop("a callback of the trainer stopped it")
@@ -214,7 +214,7 @@ END: Final = object()
 
 
 class ElasticMixin(Mixed):
-    """Mixin before `Trainer`: `class ElasticTrainer(ElasticMixin, Trainer)`.
+    """Mixin that makes a trainer elastic: `class ElasticTrainer(ElasticMixin, Trainer)`.
 
     The initial global batch is `per_device_train_batch_size * gradient_accumulation_steps`. Under a
     cluster the job file overrides this batch, the learning rate and the end of the job. A share
@@ -222,12 +222,12 @@ class ElasticMixin(Mixed):
     several passes.
 
     Args:
-        agent: agent of this process; None: created here. If another job is about to leave the GPU,
-            create the agent before the first use of the GPU.
+        agent: agent of this process; if it is None, an agent is created. If another job is about to
+            leave the GPU, create the agent before the first use of the GPU.
         lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
 
     Raises:
-        UsageError: if an option cannot be kept exact.
+        UsageError: if a group cannot train exactly with an option.
     """
 
     _batches: Iterator[Any]  # batches of the running epoch
@@ -314,7 +314,7 @@ class ElasticMixin(Mixed):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
     ) -> tuple[Any, ...]:
-        """Plan the job by its stop rule; schedules count steps of the batch that the rate is for.
+        """Plan the job by its stop rule, in steps of the batch for which the rate is meant.
 
         Without a stop rule in the job file, `args` decide when the job ends.
         """
@@ -406,7 +406,10 @@ class ElasticMixin(Mixed):
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
     def _set_weight(self, inputs: Any) -> Any:
-        """Set how many items the loss is averaged over; return the pass's divisor, or None."""
+        """Pass the number of items in the loss to the agent; return the divisor of the loss.
+
+        Returns None if the trainer does not count items.
+        """
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         if not isinstance(labels, torch.Tensor):
@@ -430,7 +433,7 @@ class ElasticMixin(Mixed):
     # --- evaluation, saving and logs
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Evaluate like `Trainer.evaluate`, on all data in every worker; keep the metrics."""
+        """Evaluate on all data in every worker, like `Trainer.evaluate`, and keep the metrics."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
             if (

@@ -3,7 +3,7 @@
 The last check finds losses that are sums over the batch, from the autograd graph. A group uses a
 worker's loss as a mean over its samples. With a sum that is not divided, gradients would depend on
 the division of the batch. So the check walks the graph from the loss through operations that keep
-the value (added terms, casts, views, a gradient scaler's factor) to the operation that computed it.
+the value (added terms, casts, views, a scaler's factor) to the operation that computed the value.
 Any other factor on the way might be the script's own division, so such losses are accepted.
 """
 
@@ -37,10 +37,10 @@ def build(
 ) -> tuple[nn.Module, Any]:
     """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
-    In between, `place` checks the model and moves it to its device.
+    Before the second call, `place` checks the model and moves it to its device.
 
     Raises:
-        UsageError: if an argument is not such a function, or does not return a model.
+        UsageError: if a function cannot be called this way, or `build_model` returns no model.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         problem = "load() got build_model and build_optimizer in the wrong order"
@@ -316,9 +316,9 @@ def _samples_certainty(node: Any, samples: int) -> SumCertainty:
 
 
 def _smoothed(node: Any) -> Any | None:
-    """Return the loss's own node if `node` is torch's sum for `label_smoothing`; else None.
+    """Return the node of the plain loss if `node` is torch's sum for label smoothing; else None.
 
-    That sum is (1 - s) times the loss, plus s / (number of classes) times the loss of all classes.
+    For smoothing s, torch adds (1 - s) times the loss and s / classes times all classes' losses.
     """
     below = _inputs(node)
     if not _is_kind(node, ("AddBackward",)) or len(below) < 2 or not all(below):  # noqa: PLR2004
@@ -378,7 +378,7 @@ def _inputs(node: Any) -> list[Any]:
 
 
 def _shape(node: Any, index: int) -> tuple[int, ...]:
-    """Return the shape of an input of `node`, without the saved tensor: hooks can replace it."""
+    """Return the shape of an input of `node`, from metadata: hooks can replace saved tensors."""
     part, place = node.next_functions[index]
     if part is None:
         return ()

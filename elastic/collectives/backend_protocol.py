@@ -18,7 +18,7 @@ from elastic.training_errors import CancelledError
 class RendezvousInfo:
     """Parameters for connecting a backend to the other ranks."""
 
-    store: PrefixStore  # separate client and key prefix
+    store: PrefixStore  # with its own client and key prefix
     rank: int
     size: int  # number of ranks
     address: str  # address of this host, to which the other ranks connect
@@ -32,7 +32,7 @@ class Operation(Protocol):
         """Wait briefly; return True if the calling thread's next operation can use the result.
 
         Raises:
-            RuntimeError: if a peer is lost or the backend was aborted; the result is invalid.
+            RuntimeError: if a peer is lost or the backend was aborted; the result is then invalid.
         """
         ...
 
@@ -62,11 +62,11 @@ class Backend(Protocol):
         ...
 
     def abort(self) -> None:
-        """Stop all running operations on the device, without the other ranks; thread-safe."""
+        """Stop all running operations on the device, without help from other ranks. Thread-safe."""
         ...
 
     def retire(self) -> None:
-        """Wait for running operations, then close; do not call it on the training thread."""
+        """Wait for running operations and close the backend, outside of the training thread."""
         ...
 
 
@@ -77,7 +77,7 @@ OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
-    """Wait until `ready` is set, at most `limit_s` seconds (None: without limit).
+    """Wait until `ready` is set, for at most `limit_s` seconds. None sets no limit.
 
     Raises:
         CancelledError: if `cancel` is set or the limit has passed before `ready` is set.
@@ -89,6 +89,6 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a backend's error message, at most 300 characters, without stack."""
+    """Return the first line of a backend's error message, cut to 300 characters."""
     line = next((part for part in str(error).splitlines() if part.strip()), type(error).__name__)
     return line.rpartition("] ")[2].partition(". This is")[0][:300]

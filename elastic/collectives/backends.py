@@ -1,4 +1,4 @@
-"""Choice of a worker's device and of the backend for its gradients; gloo for host tensors."""
+"""The choice of a worker's device and of its gradients' backend, and gloo for host tensors."""
 
 from __future__ import annotations
 
@@ -106,15 +106,15 @@ _makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "
 
 
 def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
-    """Train on devices of type `kind` if present; `make` returns an unconnected backend."""
+    """Register devices of type `kind` for training; `make` returns an unconnected backend."""
     _makers[kind] = make
 
 
 def slot_device() -> torch.device:
     """Return the device of this worker's slot: the first visible accelerator, or the CPU.
 
-    The index is always set, because `cuda` and `cuda:0` are not equal: a tensor's device would
-    differ from the device of the worker.
+    The index is always set, because `cuda` and `cuda:0` are not equal: without an index, the device
+    of a tensor would differ from the device of its worker.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:

@@ -1,7 +1,7 @@
 """Control words: numbers that are reduced together with the gradients, so that ranks agree.
 
 The reduction of each step sums the words over the ranks, so all ranks learn the same facts in the
-same step. When all ranks are ready for a new group, they all switch `lead` steps later.
+same step. When all ranks are ready for a new group, they agree on a later step and switch after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ControlWords:
     items: float = 0.0  # items that the losses are averaged over; 0 if the script sets none
 
     def encode(self) -> list[float]:
-        """Return FIXED_WORDS - 1 numbers, which follow the loss sum (a tensor) in the reduction."""
+        """Return the words as FIXED_WORDS - 1 numbers; the reduction puts the loss sum first."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
@@ -62,7 +62,7 @@ class AgreedWords:
     used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """Check that all ranks reduced step `step`; None if this rank has finished the epoch.
+        """Check that all ranks reduced `step`, which is None if this rank has finished the epoch.
 
         Raises:
             OutOfStepError: if the steps differ, or only some ranks have finished the epoch.
@@ -76,14 +76,14 @@ class AgreedWords:
         """Check that the local batches of all ranks add up to `total` samples.
 
         Raises:
-            OutOfStepError: if they add up to another number.
+            OutOfStepError: if the sum is another number.
         """
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
-    """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks decode equal bits."""
+    """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks get the same bits."""
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
     step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]

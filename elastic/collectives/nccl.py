@@ -97,8 +97,8 @@ def nccl_environment(
     """Return the variables to set before the first NCCL process group is created.
 
     NCCL's sockets then use the interface of `address`, like gloo's. Variables that need no change
-    are omitted. A required variable replaces a different value in `present`; a default replaces
-    none.
+    are omitted. A required value replaces a different value in `present`. A default value applies
+    only if `present` has no value.
     """
     wanted = {
         name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
@@ -127,7 +127,7 @@ class NcclOperation:
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Poll up to `POLL_S`; return True if later work on the current stream can use the result.
+        """Poll for up to `POLL_S`; return True if later work on this stream can use the result.
 
         Raises:
             RuntimeError: if the communicator was aborted, or the operation failed.
@@ -151,7 +151,7 @@ class NcclOperation:
 class NcclBackend:
     """Backend that connects the ranks' GPUs and runs one operation at a time.
 
-    `make` is torch's class or a substitute.
+    `make` creates the communicator: torch's class for NCCL, or a substitute.
     """
 
     def __init__(self, info: RendezvousInfo, make: Any = None) -> None:
@@ -190,11 +190,11 @@ class NcclBackend:
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Start to sum a dense, contiguous device tensor in place, after the stream's work."""
+        """Start to sum a dense, contiguous tensor in place, after the current stream's work."""
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Start to broadcast rank `source`'s dense, contiguous tensor after the stream's work."""
+        """Start to broadcast a dense, contiguous tensor, after the current stream's work."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
@@ -211,7 +211,7 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End the running operations, which would otherwise never end after the loss of a peer."""
+        """End the running operations, which do not end by themselves after the loss of a peer."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:

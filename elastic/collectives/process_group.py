@@ -1,4 +1,4 @@
-"""Process group of one version of a job. Several may exist; torch's default group is not used."""
+"""Process group of one version of a job. Several can exist, and none is torch's default group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GroupBackends:
 
 
 class ProcessGroup:
-    """Members of one version. A group of one member needs no sockets.
+    """Group of the members of one version. A group of one member needs no sockets.
 
     After a collective was cancelled or lost a peer, its tensor must not be used again.
     """
@@ -116,8 +116,8 @@ class ProcessGroup:
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
         """Stop the group's operations on the device, so that the device is free for other work.
 
-        A second thread stops them; call this while the training thread is in no collective. Returns
-        after `limit_s` seconds even if the device is not free.
+        A second thread stops the operations. Call `abort` while the training thread is in no
+        collective. It returns after `limit_s` seconds even if the device is not free.
         """
         backends = self._backends
         if backends is None:

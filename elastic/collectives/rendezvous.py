@@ -1,4 +1,4 @@
-"""Rendezvous of the members of one version: first at a store, then in every backend."""
+"""Rendezvous of the members of one version, who meet at a store and then connect every backend."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
 class BackgroundBuild:
     """Construction of a process group in a separate thread, while training continues.
 
-    `make` may wait. It has to pass the group to its argument before the group connects, so that the
-    group can be aborted. If `make` fails, the thread calls `failed` with the reason, unless the
-    group was dropped.
+    `make` builds the group and may wait. Before the group connects, `make` has to pass it to the
+    given callback, so that the group can be aborted. If `make` fails, the thread calls `failed`
+    with the reason, unless the group was dropped.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # set when the group is built, or failed
+        self.over = threading.Event()  # set when the group is built or has failed
         self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()

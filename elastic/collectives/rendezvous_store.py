@@ -1,4 +1,4 @@
-"""Store where the members of one version meet. One worker serves the store, all connect to it."""
+"""Store where the members of one version meet. One worker serves it, and all connect to it."""
 
 from __future__ import annotations
 

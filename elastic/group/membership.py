@@ -22,12 +22,12 @@ from schemas.wire.worker import Assignment, GroupOrder
 
 
 class LeftGroup(SystemExit):
-    """Raised in the script when this worker leaves its group; exits the process with code 0."""
+    """Raised in the script when this worker leaves its group. The process exits with code 0."""
 
 
 @dataclass(slots=True)
 class Membership:
-    """The current group and this worker's place in it, as of the last join, resize or recovery."""
+    """The group after the last join, resize or recovery, and this worker's place in that group."""
 
     own_id: WorkerId
     start_version: int  # version of the group that the worker was started for
@@ -107,9 +107,9 @@ def report_formed(
 def form_group(
     order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
 ) -> ProcessGroup:
-    """Build the process group of `order`; blocks until all members have connected.
+    """Build the process group of `order`; wait until all members have connected.
 
-    Before the first connection the group is passed to `publish`, so that it can be aborted.
+    Before the first connection, the group is passed to `publish`, so that the group can be aborted.
     """
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0

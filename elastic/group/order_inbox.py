@@ -37,7 +37,7 @@ class PendingGroup:
 
     @property
     def version(self) -> int:
-        """Version of the group; never reused."""
+        """Version of the group. Versions are never reused."""
         return self.order.version
 
 
@@ -134,7 +134,7 @@ class OrderInbox:
             return ()
         pending.withdrawn = True
         if pending is self._voted_for:
-            return ()  # the running reduction includes this worker's vote for it
+            return ()  # the running reduction includes this worker's vote for the group
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:
@@ -188,7 +188,7 @@ class OrderInbox:
         voted_for.boundary = boundary
         return voted_for, effects
 
-    # --- the end of what is pending
+    # --- the end of the pending group
 
     def switch(self, pending: PendingGroup) -> None:
         """Forget `pending`, which became the current group. A newer pending group stays."""
@@ -196,6 +196,6 @@ class OrderInbox:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
-        """Drop the pending group: the current group broke, and recovery decides the next one."""
+        """Drop the pending group. The current group broke, so recovery decides the next group."""
         pending, self.pending, self._voted_for = self.pending, None, None
         return (DropBuild(pending.version),) if pending is not None and pending.needs_build else ()

@@ -117,7 +117,7 @@ class OrderListener:
             return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or recover; drop other orders, which are invalid then."""
+        """Wait for an order to quiesce or recover and return it; drop all other orders."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._inbox.peek() is not None)
@@ -149,7 +149,7 @@ class OrderListener:
             return self._inbox.vote_ready(lambda version: self.built(version) is not None)
 
     def close_vote(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
-        """Process the last reduction's vote; return the group whose boundary is now fixed."""
+        """Process the last reduction's vote; return the group that it fixed a boundary for."""
         with self._changed:
             agreed, effects = self._inbox.close_vote(unanimous=unanimous, boundary=boundary)
             for effect in effects:

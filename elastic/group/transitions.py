@@ -74,11 +74,11 @@ class Recovered(NamedTuple):
     """Point from which the new group continues."""
 
     step: int  # last finished step of the new group
-    metadata: dict[str, Any] | None  # metadata of the received state; None: own state kept
+    metadata: dict[str, Any] | None  # metadata of the received state; None: not received
 
 
 class _SwitchCost(NamedTuple):
-    """Costs in seconds of a switch that admits newcomers, kept until the next step has ended."""
+    """The costs in seconds of a switch that admits newcomers, kept until the next step ends."""
 
     took_s: float
     step_s: float  # average step before the boundary
@@ -105,7 +105,7 @@ class GroupTransitions:
         self._epochs = epochs
         self._records = records
         self._report = report
-        # Checksums are compared by step numbers alone, so all workers agree when.
+        # Step numbers alone decide when checksums are compared, so all workers agree.
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
         self._retired: ProcessGroup | None = None  # previous group, until states are compared
@@ -308,7 +308,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """Adapt the learning rate to `batch` from step `first` on, when all have the state."""
+        """From step `first` on, adapt the learning rate to `batch`, the new group's batch."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -317,7 +317,7 @@ class GroupTransitions:
     # --- where gradients are reduced
 
     def before_reduction(self, step: int) -> ReductionTerms:
-        """Return what this worker adds to the reduction of the gradients of `step`."""
+        """Return the terms that the transitions add to the reduction of step `step`."""
         listener, training = self._listener, self._training
         regular = training.rates_may_differ or step % CHECK_EVERY == 0
         return ReductionTerms(
@@ -405,7 +405,7 @@ class GroupTransitions:
 
         Args:
             error: the error that revealed the loss; None if the controller cancelled the waits.
-            roll_back: called first; restores the state of the last finished step.
+            roll_back: restores the state of the last finished step; called first.
 
         Raises:
             LeftGroup: if this worker is not a member of the new group.
@@ -456,7 +456,7 @@ class GroupTransitions:
         )
 
     def _enter_recovered(self, order: GroupOrder) -> Recovered:
-        """Connect to the survivors; receive the state of rank `order.source` if that is set."""
+        """Connect to the survivors; if `order.source` is set, receive the state of that rank."""
         membership, training, cancelled = self._membership, self._training, self.cancelled
         fault_points.reach("recover", rank=membership.rank, version=order.version)
         group = await_group(order, membership, cancelled)

@@ -35,7 +35,7 @@ class CarriedState:
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
     def state_before(self, samples: Sequence[int]) -> Any:
-        """Return the detached state that `samples` (positions in the data) continue, in order.
+        """Return the detached state before each of `samples` (positions in the data), in order.
 
         Samples at the start of their column get zeros. Returns None if all samples start their
         columns, or nothing was carried yet.
@@ -73,7 +73,7 @@ class CarriedState:
         self._rows[places % self.columns] = rows
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state on the host; empty if nothing was carried yet."""
+        """Return a copy of the state on the host, or {} if nothing was carried yet."""
         if self._rows is None:
             return {}
         return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
@@ -121,7 +121,7 @@ class _Cursor:
         self._at = 0
 
     def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """Return a copy of the next `width` bytes of each row; a copy is aligned for any type."""
+        """Return the next `width` bytes of each row, as a copy that is aligned for any type."""
         part = rows[:, self._at : self._at + width]
         self._at += width
         return part.clone(memory_format=torch.contiguous_format)
@@ -131,7 +131,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """Rows of the current step: this worker's passes and then a reduction provide them.
+    """Rows of the current step: at first this worker's own, after a reduction all workers'.
 
     The rows take effect when the step is committed. Every worker then has all rows, so any worker
     can continue any column after the group has changed or a member was lost.
@@ -151,7 +151,7 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the state that the current batch continues.
+        """Return the carried state before the current batch.
 
         Raises:
             UsageError: if no batch is current, or if the step has more samples than columns.
@@ -163,7 +163,7 @@ class CarriedRows:
         return self._state.state_before(micro_batch.ids)
 
     def set_next(self, carried: Any) -> None:
-        """Store the state after the current batch: tensors with one row per sample."""
+        """Store the state after the current batch, as tensors with one row per sample."""
         micro_batch = self._current_batch()
         rows = self._state.pack(carried, len(micro_batch.ids))
         self._width = rows.shape[1]
@@ -203,7 +203,7 @@ class CarriedRows:
         self._summed = rows
 
     def conclude(self, micro_batch: MicroBatch, outcome: StepOutcome) -> None:
-        """Store the rows of a committed step; an adopted step's state arrived with its rows."""
+        """Store a committed step's rows; an adopted step's rows arrived with the peers' state."""
         self._micro_batch = None
         if self._summed is not None and outcome is StepOutcome.COMMITTED:
             self._state.store(micro_batch.cursor_before, self._summed)

@@ -37,7 +37,7 @@ def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
-    """Return all checkpoints in `folder` by epoch, then version; none if the folder is missing."""
+    """Return the checkpoints in `folder`, sorted by epoch and version; [] if there is no folder."""
     found = []
     for path in folder.glob("epoch-*.v*.pt"):
         epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
@@ -47,13 +47,13 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
 
 
 def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
-    """Return the path of the checkpoint to resume from: `point`, or the latest that continues it.
+    """Return the path of the checkpoint from which the group of `version` resumes.
 
-    A group whose nodes are cut off continues to train and deletes old epochs. Its reports wait, or
-    are lost with a node, so checkpoints after `point` can exist. Every group since `point`
-    continued from that point. The checkpoint of the latest group is chosen, because an older group
-    might still train where it cannot be reached. If no checkpoint is found, the path of `point` is
-    returned, which does not exist.
+    This is the checkpoint of `point` or a later one. A group whose nodes are cut off continues to
+    train and deletes old epochs. Its reports wait, or are lost with a node, so checkpoints after
+    `point` can exist. Every group since `point` continued from that point. The checkpoint of the
+    latest group is chosen, because an older group might still train where it cannot be reached. If
+    no checkpoint is found, the path of `point` is returned, although no file exists there.
     """
     later = [
         (other.version, other.epoch, path)
@@ -91,7 +91,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(content: dict[str, Any], path: Path) -> None:
-    """Write `content` durably, with as little of the training thread's time as torch allows.
+    """Write `content` durably, and delay the training thread as little as torch allows.
 
     The archive has no checksums: they take half of the write time or more, under the lock that the
     training thread needs. The caller's rename prevents partial files. Named tuples are read back as
@@ -139,7 +139,7 @@ class _Order:
     durable: tuple[Callable[[], None], ...]  # callbacks for this epoch and replaced epochs
 
     def after(self, earlier: _Order) -> _Order:
-        """Return this order with the callbacks of an `earlier` order that could not be written."""
+        """Return this order plus the callbacks of the `earlier` order that was not written."""
         return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
@@ -160,7 +160,7 @@ class CheckpointWriter:
 
     The training thread waits only if two epochs have ended since the writer began its last
     checkpoint. If the disk is full or unavailable, training continues: the writer retries with the
-    newest state, which replaces the older ones, and then reports all their epochs.
+    newest state, which replaces the older states, and then reports the epochs of all of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -194,7 +194,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the error that ended the writer. A full disk does not end it; see `write`."""
+        """Raise the error that ended the writer. A full disk does not end the writer."""
         with self._changed:
             self._raise()
 
@@ -238,7 +238,7 @@ class CheckpointWriter:
             return order
 
     def _persist(self, order: _Order) -> None:
-        """Write `order`. While the disk fails, retry, and write the newest queued order instead."""
+        """Write `order`. While the disk fails, retry with the newest order that is queued."""
         deadline: float | None = None
         while True:
             try:

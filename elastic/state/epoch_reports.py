@@ -21,7 +21,7 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint has, in case they are lost
+MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint repeats, in case some were lost
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -57,14 +57,14 @@ class EpochReports:
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait until all checkpoints are written; return True if checkpoints were open."""
+        """Wait until all checkpoints are written; return False if `open` was not called."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Load the checkpoint of `point`, or the latest that continues it; return its epoch.
+        """Load the checkpoint of `point`, or the latest one after it; return the loaded epoch.
 
         Raises:
             CheckpointError: if the checkpoint cannot be used.
@@ -137,7 +137,7 @@ class EpochReports:
     def report_again(self, version: int) -> None:
         """Repeat the reports that the previous rank 0 might not have sent.
 
-        One checkpoint of the current state covers all these epochs.
+        One checkpoint of the current state covers all epochs in these reports.
         """
         self._write(self._training.unreported, version)
 

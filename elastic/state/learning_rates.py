@@ -21,7 +21,7 @@ DOUBLING_STEPS: Final = 20
 
 
 def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
-    """Return the factor for a rate that is meant for `base` samples per step, at batch `batch`.
+    """Return the factor that adapts a rate for `base` samples per step to `batch` samples.
 
     "linear" is the paper's rule, for SGD. "sqrt" is for Adam-like optimizers, which divide by the
     gradient's own size; the paper does not treat them. For "none" or a `base` below 1 the factor is
@@ -35,10 +35,10 @@ def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LrRamp:
-    """Course of a factor over the steps: down at once, up by at most 2x in `doubling` steps.
+    """Course of a factor, which falls at once and rises by at most 2x in `doubling` steps.
 
-    Paper: the rate is scaled at once; its figures 13 and 14 show that a large jump spikes the loss.
-    `doubling = 0` scales at once, like the paper.
+    The paper scales the rate at once, and its figures 13 and 14 show that a large jump spikes the
+    loss. With `doubling = 0` the factor also rises at once, as in the paper.
     """
 
     begin: float = 1.0
@@ -56,7 +56,7 @@ class LrRamp:
         return float(self.begin * 2.0**doublings)
 
     def towards(self, to: float, step: int) -> LrRamp:
-        """Return a ramp to the target `to` that starts after `step`, with the factor of `step`."""
+        """Return a ramp that starts after `step`, at the factor of `step`, and ends at `to`."""
         if to == self.to:
             return self
         return LrRamp(self.at(step), to, step, self.doubling)
@@ -73,7 +73,7 @@ class LrState:
     def __init__(self) -> None:
         self._ramps = [LrRamp()]  # one ramp per optimizer
         self._rules: list[LrScaling] = ["linear"]
-        self.base_batch = 1  # samples per step for which the script's rate is meant
+        self.base_batch = 1  # global batch for which the script's rate is meant
 
     def begin(
         self,
@@ -88,7 +88,7 @@ class LrState:
             rules: one rule per optimizer.
             base_batch: global batch for which the script's rate is meant.
             batch: initial global batch.
-            doubling: the factor grows by at most 2x in this many steps; 0: at once.
+            doubling: the factor grows by at most 2x in this many steps; 0 for no limit.
         """
         self._rules, self.base_batch = list(rules), base_batch
         targets = [lr_factor(rule, batch, base_batch) for rule in rules]
@@ -114,7 +114,7 @@ class LrState:
         ]
 
     def load_state_list(self, state: list[Any]) -> None:
-        """Load the result of `state_list`; rules and base batch stay.
+        """Load the result of `state_list`; rules and base batch do not change.
 
         The list has four values per optimizer: first factor, final factor, start step, steps for
         2x.
@@ -139,7 +139,7 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
     `factor` is the job's rate divided by the script's.
 
     Raises:
-        UsageError: if the scheduler consists of others, or its rates cannot be found.
+        UsageError: if the scheduler consists of other schedulers, or its rates cannot be found.
     """
     if factor == 1.0:
         return

@@ -1,4 +1,4 @@
-"""Division of the state into portions: which member sends which bytes in which step.
+"""Division of the state into portions, which decides who sends which bytes in which step.
 
 Metadata is the state other than tensors on the device. Decoding it executes nothing.
 """
@@ -31,10 +31,11 @@ def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
 
 
 def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
-    """Return which units are sent in each of `steps` steps: about equal bytes, in order.
+    """Return the indices of the units in each step's portion, in order and of about equal bytes.
 
-    All tensors of a parameter are sent in one step, and from that step on the newcomer's optimizer
-    updates them. So each parameter is consistent, although portions are sent in different steps.
+    A unit is a parameter with its optimizer state. It is sent in one step, and from that step on
+    the newcomer's optimizer updates it. So each parameter is consistent, although portions are sent
+    in different steps.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -47,7 +48,7 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteShare:
-    """Part of a portion that one member sends: large pieces in place, small pieces joined."""
+    """One member's part of a portion. Large pieces are sent in place, and small ones joined."""
 
     large: list[torch.Tensor]  # views of bytes
     small: list[torch.Tensor]
@@ -80,7 +81,7 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
 def contiguous_pairs(
     tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (contiguous tensor, original); a copy of the original if it has gaps."""
+    """Yield (contiguous tensor, original). The first is a copy if the original has gaps."""
     for tensor in tensors:
         yield (tensor if tensor.is_contiguous() else tensor.contiguous()), tensor
 

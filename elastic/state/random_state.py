@@ -72,7 +72,7 @@ def seed_host_generators(seed: int) -> None:
 
 
 def seed_numpy(seed: int) -> None:
-    """Seed numpy's global generator with the lowest 32 bits, if numpy is imported."""
+    """Seed numpy's global generator with the lowest 32 bits of `seed`, if numpy is imported."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
 
@@ -86,7 +86,7 @@ class _GeneratorMarks:
     """State of the generators at the library's last check."""
 
     def __init__(self) -> None:
-        """Record the state, except a small torch seed, which the script set before its import."""
+        """Record the state, except a torch seed that the script set before it imported this."""
         self.torch: int | None = None
         self.python: object = None
         self.numpy: object = None
@@ -114,7 +114,7 @@ _marks: Final = _GeneratorMarks()
 def seed_initial_generators(stated: int | None) -> None:
     """Seed a process before a script runs, so that every worker draws the same numbers.
 
-    The seeds are derived from the job file's seed (`stated`), but no script would use them itself.
+    The seeds are derived from the job file's seed (`stated`), but no script would choose them.
     """
     seed = DEFAULT_SEED if stated is None else stated
     torch.default_generator.manual_seed(MIN_LIBRARY_SEED + seed % MIN_LIBRARY_SEED)
@@ -158,11 +158,11 @@ class JobSeed:
         return found if found != self.value else None
 
     def follow(self) -> int | None:
-        """Call `begin` again if the script has seeded torch since; return the same as `begin`."""
+        """If the script seeded torch after the last check, call `begin` and return its result."""
         return None if _script_seed() is None else self.begin(None)
 
 
 def _script_seed() -> int | None:
-    """Return the seed that the script gave torch since the last check; None without one."""
+    """Return the seed that the script gave torch since the last check, or None."""
     seed = torch.initial_seed()
     return None if seed == _marks.torch else seed

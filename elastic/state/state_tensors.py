@@ -58,7 +58,7 @@ class TensorState:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return each parameter once: those of the model, then those that only optimizers have."""
+        """Return each parameter once, the model's first, then those that only optimizers have."""
         found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
         for group in self.groups:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
@@ -72,8 +72,8 @@ class TensorState:
         """Return each parameter with its optimizer state on `device`; other state is metadata.
 
         The tensors can be overwritten without invalidating the script's autograd graph. So if a
-        state arrives between two backward passes of a batch, the second pass still runs; its result
-        is not used.
+        state arrives between two backward passes of a batch, the second pass still runs, but its
+        result is not used.
         """
         units = []
         for parameter in self.parameters():
@@ -185,7 +185,7 @@ class TensorState:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a dense tensor like `tensor`; fused optimizers require such a state."""
+    """Return the strides of a dense copy of `tensor`; fused optimizers require dense state."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -208,8 +208,8 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
     parameters of `model` only, because checkpoints have no other parameters.
 
     Raises:
-        UsageError: if `built` is an empty container or has something that is no optimizer, if an
-            optimizer is in it twice, or if one of several trains parameters outside of `model`.
+        UsageError: if `built` is an empty container, contains something that is no optimizer, or
+            contains an optimizer twice, or if one of several trains parameters outside of `model`.
     """
     if _is_optimizer(built):
         return {"0": built}
@@ -239,7 +239,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-    """Return the checkpoint entry: `optimizer` for one, `optimizers` by name for several."""
+    """Return a checkpoint's entry, `optimizer` for one optimizer, `optimizers` for several."""
     states = {name: each.state_dict() for name, each in optimizers.items()}
     return {"optimizers": states} if len(states) > 1 else {"optimizer": next(iter(states.values()))}
 

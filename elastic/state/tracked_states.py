@@ -34,7 +34,7 @@ def copy_to_host(state: Any) -> Any:
 
 
 def plain_containers(state: Any) -> Any:
-    """Return `state` with tuples instead of named tuples, whose classes readers do not know."""
+    """Return `state` with plain tuples for named tuples, whose classes a reader might not know."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -97,7 +97,7 @@ class TrackedStates:
 
 
 def _state(thing: Any) -> Any:
-    """Return the state of an object; for a scheduler, without other objects in its attributes."""
+    """Return the state of an object; a scheduler's state omits functions and other objects."""
     state = thing.state_dict()
     if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
         return {key: value for key, value in state.items() if not _is_object(value)}
@@ -124,7 +124,7 @@ def _load(thing: Any, state: Any) -> None:
 
 
 def _schedulers(thing: Any) -> list[LRScheduler]:
-    """Return `thing` and the schedulers that it consists of; empty if it is no scheduler."""
+    """Return `thing` and the schedulers that it consists of; [] if `thing` is no scheduler."""
     if isinstance(thing, list | tuple):
         return [found for part in thing for found in _schedulers(part)]
     if not isinstance(thing, LRScheduler):

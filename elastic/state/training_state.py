@@ -137,14 +137,14 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Samples per step of the schedulers: the batch for which the script's rate is meant."""
+        """Number of samples per scheduler step: the batch for which the script's rate is meant."""
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """Return the number of scheduler steps for the training step that is running.
 
-        Schedulers step once per batch for which the script's rate is meant: twice for a training
-        step of twice that batch, and only once for two training steps of half that batch.
+        Schedulers step once per batch for which the script's rate is meant. So they step twice for
+        a training step of twice that batch, and once for two training steps of half that batch.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -194,7 +194,7 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Track more objects. In a resumed job this restores their states.
+        """Track more objects. In a resumed job, `track` also restores their states.
 
         An object with the name `scaler` provides the scale of the losses.
         """
@@ -323,7 +323,7 @@ class TrainingState:
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """Load the result of `checkpoint`; states of objects not tracked yet wait for `track`.
+        """Load the result of `checkpoint`. States of objects not tracked yet wait for `track`.
 
         Raises:
             UsageError: if nothing is loaded yet.

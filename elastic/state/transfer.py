@@ -1,6 +1,6 @@
 """Transfer of a job's state to newcomers during training: one portion in each of several steps.
 
-A broadcast of the whole state to all ranks at once is possible, too; training waits for it.
+A broadcast of the whole state to all ranks at once is possible, too, but training waits for it.
 
 Between two steps all members that have the full state have the same state, so they share the work.
 Each member sends its part during the next step's forward and backward passes, which do not change
@@ -73,7 +73,7 @@ class HostStaging:
         return marks
 
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the content of `tensors` on the host; blocks, so call this in a helper thread.
+        """Return the content of `tensors` on the host. Call this in a helper thread: it blocks.
 
         The tensors are contiguous, one-dimensional, and must not change before this returns.
         `marks` are events that follow the work that computed the tensors.
@@ -145,7 +145,7 @@ class Sending(Transfer):
         together = torch.cat(mine.small) if mine.small else None
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
-            together = -together - 1  # a different value
+            together = -together - 1  # any different value
         marks = staging.mark()
 
         def work() -> None:
@@ -205,7 +205,7 @@ class Receiving(Transfer):
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Copy the pieces that arrived elsewhere; call on the training thread after `done`."""
+        """Copy pieces from buffers into the tensors, on the training thread and after `done`."""
         for part, large, _ in self._landed:
             for chunk, arrived in zip(part.large, large, strict=True):
                 if chunk is not arrived:

@@ -32,12 +32,12 @@ class StreamReader(Dataset[Any]):
     """Map-style dataset that reads an iterable dataset from its start, once in each process.
 
     It reads and skips the samples of other workers. A request for an earlier position restarts the
-    reading. So every process sees the same stream, even if the group changes. The source sees no
-    worker info, and its random numbers follow from seed and epoch.
+    reading. So every process sees the same stream, even if the group changes. The iterable
+    dataset does not see the loader's workers. Its random numbers follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
-        """Prepare to read `source`; its method `set_epoch`, if present, gets epochs from 0."""
+        """Prepare to read `source`. Its method `set_epoch`, if any, gets epochs counted from 0."""
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
@@ -55,7 +55,7 @@ class StreamReader(Dataset[Any]):
         Increasing positions are fast.
 
         Raises:
-            UsageError: if the dataset does not return the stream's number of samples.
+            UsageError: if the dataset has more or fewer samples than the stream.
         """
         outside = host_random_state()
         try:
@@ -109,8 +109,8 @@ class StreamReader(Dataset[Any]):
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with its tensors on `device`; on the CPU it is unchanged.
 
-    Moves tensors, objects with a method `to`, and mappings, lists, (named) tuples and dataclasses
-    of these, which keep their type. Other objects are returned unchanged.
+    It moves tensors, objects with a method `to`, and mappings, lists, (named) tuples and
+    dataclasses of these, which keep their type. Other objects are returned unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -165,12 +165,12 @@ REMEDIES: Final = {
 
 
 class _MicroBatchSampler:
-    """Batch sampler over the rest of the running epoch; records the yielded micro-batches."""
+    """Batch sampler over the rest of the epoch, which records the micro-batches that it yields."""
 
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
         self._bound = bound
-        self._reads = reads  # True for an iterable dataset: positions restart in each epoch
+        self._reads = reads  # True for an iterable dataset, where positions restart in each epoch
         self.handed_out: deque[MicroBatch] = deque()  # includes prefetched micro-batches
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -277,13 +277,13 @@ class ElasticLoader:
             between_steps = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
-        """Return an iterator over the rest of the epoch; a join may have changed the seed."""
+        """Return a new iterator over the rest of the epoch; a join may have changed the seed."""
         if self._reader is not None:
             self._reader.follow(self._training.stream)
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """Return the number of batches of the running epoch, done and remaining, as now planned.
+        """Return the planned number of batches of the running epoch, done and remaining.
 
         Outside of an epoch, return the number of batches in an epoch at the batch size for which
         the script's rate is meant, which is also the unit of schedules.

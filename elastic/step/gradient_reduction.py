@@ -50,10 +50,10 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
         self._any = False
         self._prior: dict[int, torch.Tensor] = {}  # gradients that the script kept, by index
-        self._kept: dict[int, torch.Tensor] = {}  # sums over the step's passes, by place
+        self._kept: dict[int, torch.Tensor] = {}  # sums over the step's passes, by `place`
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._used_before: dict[int, list[bool]] = {}  # used in earlier passes, by place
+        self._used_before: dict[int, list[bool]] = {}  # used in earlier passes, by `place`
         self.active = False  # False in a group of one with a single pass
         self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
@@ -111,7 +111,7 @@ class Reducer:
             self._finished()
 
     def stop_watching(self) -> bool:
-        """Stop `watch_kept`; return True if kept gradients were found since it was set."""
+        """Unset `watch_kept`; return True if kept gradients were found while it was set."""
         found, self.found_kept, self.watch_kept = self.found_kept, False, False
         return found
 
@@ -126,9 +126,9 @@ class Reducer:
     def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
         """Add this pass's gradients to the step's sum, and leave zeros for the optimizer.
 
-        `weight` is the pass's number of samples divided by the global batch. Only gradients of the
-        same `place` are added up. Returns this pass's gradients times `weight`, shape (scalars,),
-        valid until the next pass.
+        `weight` is the pass's number of samples divided by the global batch. `place` is the number
+        of the backward pass in its batch; each place has its own sum. Returns this pass's gradients
+        times `weight`, shape (scalars,), which are valid until the next pass.
         """
         flat = self._filled(weight)
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
@@ -152,15 +152,15 @@ class Reducer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bucket with the step's gradients times `weight`, and a view of its tail.
 
-        Gradients that were accumulated at the same `place` are added.
+        The gradients that `accumulate` summed for the same `place` are added.
 
         Args:
             weight: the pass's number of samples divided by the global batch; 0 excludes the
                 gradients of the pass.
             extra: numbers between gradients and flags. The bucket has shape (scalars + extra +
                 parameters,); the tail is its last `extra + parameters` numbers.
-            counts: True if the pass belongs to the step even with weight 0; its zeros are gradients
-                then. None: True if the weight is not 0.
+            counts: True if the pass belongs to the step even with weight 0, so that its zeros are
+                gradients. The default is True if the weight is not 0.
         """
         flat = self._filled(weight, extra)
         kept = self._kept.pop(place, None)
@@ -198,7 +198,7 @@ class Reducer:
         self._clear()
 
     def discard(self) -> None:
-        """Discard this step's gradients and the bucket: an abandoned operation may write to it."""
+        """Discard the gradients and the bucket, to which an abandoned operation may still write."""
         self._kept, self._flat, self._views = {}, None, []
         self._used_before = {}
         self._empty_grads()
@@ -208,7 +208,7 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
 
     def _empty_grads(self) -> None:
-        """Set gradients to zeros, not None: a gradient scaler needs them in a skipped step."""
+        """Set gradients to zeros, not None, because a scaler needs gradients in a skipped step."""
         for index, parameter in enumerate(self.parameters):
             if index in self._prior:
                 parameter.grad = self._prior[index]
@@ -322,7 +322,7 @@ class StepReduction:
             self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Add the losses of a pass, which are means over samples or `items`; only for place 0."""
+        """Add the losses of a pass with place 0, which are means over samples or `items`."""
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
@@ -347,7 +347,7 @@ class StepReduction:
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        if measured and micro_batch.first:  # otherwise the earlier passes are measured
+        if measured and micro_batch.first:  # otherwise only the earlier passes are measured
             noise.begin()
             noise.add_pass(gradients, micro_batch.count, micro_batch.total)
         step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
@@ -439,7 +439,7 @@ class StepReduction:
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """Return the factor for the summed gradients of weighted losses."""
+    """Return the factor by which the summed gradients of weighted losses are multiplied."""
     if contribution.counts and contribution.items is None:
         problem = "agent.weight(n) was called for some batches of a step and not for others"
         raise UsageError(problem, "call it for every batch, before backward()")

@@ -7,7 +7,7 @@ copies.
 With one optimizer, a batch without an optimizer step shows that the script accumulates gradients.
 With several, one optimizer may step while gradients of another accumulate, so each gradient is
 tracked from the batch in which it started. Leftover gradients that are cleared before use are
-harmless: a generator's backward pass leaves some in its critic.
+harmless. For example, a generator's backward pass leaves gradients in its critic.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class GradientOrigins:
         return before
 
     def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether `optimizer` will use gradients that are partly from earlier batches."""
+        """Return whether `optimizer` will use gradients that contain parts of earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad
@@ -95,7 +95,7 @@ class StepUndo:
         self.is_complete = True  # False if an optimizer stepped without a copy
 
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy an optimizer before its first step, because another reduction can follow."""
+        """Copy an optimizer before its first step, for a rollback if a later reduction fails."""
         if all(known.optimizer is not optimizer for known in self._copies):
             self._copies.append(_OptimizerCopy.of(optimizer))
 
@@ -145,7 +145,7 @@ def _copied(value: Any) -> Any:
 
 
 def _restored(value: Any, saved: Any) -> Any:
-    """Return the same tensor with the values of `saved`; return `saved` for other values."""
+    """Copy `saved` into the tensor `value` and return it; for other values, return `saved`."""
     if not isinstance(value, torch.Tensor):
         return saved
     value.detach().copy_(saved)
@@ -166,7 +166,7 @@ class OptimizerTurns:
         self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """Prepare for `micro_batch`; `may_break` is True in a group, given the full state."""
+        """Prepare for `micro_batch`; `may_break` is True in a group, with the full state here."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return
@@ -199,8 +199,8 @@ class OptimizerTurns:
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer that is about to step, if another reduction can follow.
 
-        No reduction is expected once the batch had as many backward passes as the longest earlier
-        batch.
+        No reduction is expected once the batch has had as many backward passes as the longest batch
+        before.
         """
         undo = self._undo
         if undo is None:
@@ -238,7 +238,7 @@ class OptimizerTurns:
         """Check that either all workers or none skipped the batch.
 
         Raises:
-            UsageError: if only some workers skipped it.
+            UsageError: if only some workers skipped the batch.
         """
         if 0 < skipped < ranks:
             problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"

@@ -53,7 +53,7 @@ class StepExecutor:
         self._reduction: StepReduction
         self._turns: OptimizerTurns | None = None  # None with a single optimizer
         self.carried: CarriedRows | None = None  # None: no carried state
-        self.micro_batch: MicroBatch | None = None  # the one that the script works on
+        self.micro_batch: MicroBatch | None = None  # micro-batch that the script works on
         self._workers = membership.workers  # members when the micro-batch was handed out
         self.outcome = StepOutcome.COMMITTED  # outcome of the running step
         self._skip_steps = False
@@ -88,7 +88,7 @@ class StepExecutor:
         """
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        frozen = self._turns is not None and set(trained) <= set(summed)  # another one steps
+        frozen = self._turns is not None and set(trained) <= set(summed)  # another optimizer steps
         if trained != summed and not frozen:
             problem = "the trained parameters changed after load()"
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
@@ -97,7 +97,7 @@ class StepExecutor:
         """Check at the start of training that all tracked state can be transferred.
 
         Raises:
-            UsageError: if some cannot be transferred. A worker that always trains alone only warns.
+            UsageError: if a state cannot be transferred; a worker that always trains alone warns.
         """
         try:
             self._training.check_metadata()
@@ -138,8 +138,8 @@ class StepExecutor:
     def finish(self, micro_batch: MicroBatch) -> bool:
         """Conclude `micro_batch`; return True if the script should continue.
 
-        Returns False if the epoch is over: the script reported it, the group is already in another
-        epoch, or the job has all its samples.
+        Returns False if the epoch is over, because the script reported it, the group is already in
+        another epoch, or the job has trained all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -194,7 +194,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Set how many `items` the losses of the current batch are averaged over.
+        """Record that the losses of the current batch are means over `items` items.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
@@ -236,7 +236,7 @@ class StepExecutor:
         return self._skip_steps
 
     def schedule_steps(self) -> int:
-        """Return how many steps a scheduler makes now; in the loop the batch's samples decide."""
+        """Return how many steps a scheduler makes now. In the loop, the batch decides."""
         micro_batch = self.micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
             return 1  # the scheduler counts epochs, or its step is undone after the pass
@@ -246,7 +246,7 @@ class StepExecutor:
         """Refuse something in the loop that a group cannot do exactly.
 
         Raises:
-            UsageError: if a cluster started this worker. A worker that always trains alone warns.
+            UsageError: if a cluster started this worker; a worker that always trains alone warns.
         """
         if self.micro_batch is None:
             return
@@ -348,7 +348,7 @@ class StepExecutor:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
-        """Recover from a broken group; adopt the step if peers finished it, else drop it."""
+        """Recover from a broken group. Adopt the step if peers finished it, or else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
@@ -399,7 +399,7 @@ class StepView:
 
     @property
     def batch(self) -> MicroBatch | None:
-        """Latest batch of the loader, until the loop has finished it; None outside of the loop."""
+        """Batch that the loop over the loader works on; None outside of the loop."""
         return self._executor.micro_batch
 
     @property
@@ -419,8 +419,8 @@ class StepView:
         """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
 
         Workers whose batch has no samples contribute nothing. The list is empty outside of the loop
-        over the loader. If a member is lost meanwhile, the list has only this worker's `data`: the
-        step is repeated, or ends without the member. `data` must not be empty.
+        over the loader. If a member is lost meanwhile, the list has only this worker's `data`, and
+        the step is repeated or ends without the member. `data` must not be empty.
         """
         batch, group = self.batch, self._membership.group
         if batch is None:
@@ -463,12 +463,12 @@ class StepView:
 
     @property
     def schedule_batch(self) -> int:
-        """Samples per step of the schedulers."""
+        """Number of samples in a scheduler's step."""
         return self._training.schedule_batch
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of the running epoch, done and remaining, if the batch size does not change."""
+        """Number of steps of the running epoch, if the batch size does not change from now on."""
         position = self._training.position
         left = self._training.stream.steps_left(position.cursor, self._training.global_batch)
         return position.epoch_step + left
@@ -507,10 +507,10 @@ class StepView:
         return self._training.epoch_open
 
     def planned_steps(self, rule: StopRule) -> int | None:
-        """Return the number of steps of the whole job, in steps of `schedule_batch` samples.
+        """Return the length of the whole job, in steps of `schedule_batch` samples.
 
         Returns:
-            None if neither a number of epochs nor of samples ends the job.
+            None if the rule sets neither epochs nor samples.
         """
         stream, base = self._training.stream, self._training.schedule_batch
         whole = stream.steps(stream.size, base)

@@ -1,6 +1,7 @@
 """Units without a cluster: a trial run of one unit with measurements, and the replay of a trial.
 
-Run as `python -P -m elastic.sweep_worker.alone TASK`; a task with `visits` is a replay.
+Run as `python -P -m elastic.sweep_worker.alone TASK`. TASK is a JSON file; a task with `visits` is
+a replay.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     `task` has `functions` (import paths by field), `partitions`, `seed`, `values` and `metric`.
 
     Returns:
-        `seconds` of user code, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
+        A dict of `seconds` (of user code), `input_s`, `eval_s`, `state_bytes`, `samples` and
+        `metrics`.
 
     Raises:
         ElasticError: if a function fails, or no function returns the metric of the search.
@@ -75,8 +77,8 @@ def replay(task: dict[str, Any]) -> dict[str, Any]:
     None) and `visits`, each with `config`, `values`, `epoch`, `partition`, `version` and `digest`.
 
     Returns:
-        `equal`, True if all digests are equal; `first_difference`, the first visit whose state
-        differs, or None; `units`, the number of visits.
+        A dict of `equal` (True if all digests are equal), `first_difference` (the first visit whose
+        state differs, or None) and `units` (the number of visits).
 
     Raises:
         ElasticError: if a function fails.

@@ -1,4 +1,4 @@
-"""Worker of a sweep: trains one unit (a trial's pass over a partition) after the other.
+"""Worker that trains units of a sweep (passes of trials over partitions), one after the other.
 
 The main thread trains. Other threads connect to the agent, serve states, and fetch the next state.
 
@@ -106,7 +106,7 @@ Reply = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
 
 class SweepWorkerOrders:
-    """State machine for group orders and units: the latest order and the waiting unit."""
+    """State machine for group orders and units; it keeps the latest order and the waiting unit."""
 
     def __init__(self, own_id: WorkerId, start_version: Version, rank: Rank) -> None:
         self._own_id = own_id
@@ -161,14 +161,14 @@ class SweepWorkerOrders:
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Accept a unit if its attempt is new, and return whether it is; no attempt runs twice."""
+        """Accept a unit if its attempt is new; return whether it is. So no attempt runs twice."""
         if unit.worker != self._own_id or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
         return True
 
     def pop(self) -> UnitOrder | None:
-        """Remove and return the waiting unit, which the caller runs now."""
+        """Remove and return the unit that waits to run, or None."""
         unit, self._waiting = self._waiting, None
         return unit
 

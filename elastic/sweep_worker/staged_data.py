@@ -69,7 +69,7 @@ class StagedData:
         self._folder = folder
 
     def get(self, partition: int | None, read: Callable[[], Any]) -> Any:
-        """Return the data of a partition (from 0), or the evaluation data for None.
+        """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         Only one worker of the node calls `read` at a time. The other workers then map the result.
 
@@ -109,7 +109,7 @@ def count_samples(data: Any) -> int:
     """Return the number of samples in a user's data, at least 1.
 
     The items of a tuple or mapping are columns, and the first column is counted. The items of a
-    list are samples. For a loader, its dataset is counted. Data without a length are one sample.
+    list are samples. A loader has the samples of its dataset. Data without a length are one sample.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))
@@ -154,7 +154,7 @@ def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
 
 
 def _encode(value: Any, blocks: list[_Block]) -> Any:
-    """Convert to msgpack values; other types become a list that starts with their kind."""
+    """Convert `value` to msgpack's types; values of other types become lists headed by a kind."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         if kind is int and not -(2**63) <= value < 2**64:
@@ -228,7 +228,7 @@ def _content_offset(header: int) -> int:
 
 
 def _map_file(path: Path) -> tuple[Any, int] | None:
-    """Return the data in a file and their number of samples; None without a valid file.
+    """Return the data in a file and their number of samples, or None if the file is not valid.
 
     The data are `_NOT_STAGED` if each process has to read its own.
     """

@@ -1,4 +1,4 @@
-"""States that a sweep worker writes, and reads from memory, its node's disk or other nodes."""
+"""Store of a sweep worker's states, which come from memory, its node's disk or other nodes."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class StateStore:
     # --- states for this worker
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """Return a state from memory, disk or `sources`; blocks.
+        """Return a state from memory, disk or `sources`; wait for it if necessary.
 
-        The next call may overwrite the state.
+        The next call may overwrite the returned state.
 
         Raises:
             StateLostError: if no source provided the state.
@@ -113,7 +113,7 @@ class StateStore:
         return FoundState(frames, partial(self._verify, path, frames, state.digest))
 
     def _verify(self, path: Path, frames: Frames, wanted: str) -> bool:
-        """Return whether a file has the digest `wanted`; delete the file otherwise."""
+        """Return whether a file has the digest `wanted`. If it has another, delete the file."""
         if digest(frames) == wanted:
             return True
         sys.stderr.write(f"[ones] {path.name} is damaged; looking for another copy\n")
@@ -187,7 +187,7 @@ class Background(Generic[T]):
 
 
 class FoundState:
-    """A state. If it is from a file, `verify` checks the file in a thread during the training.
+    """A state to train on. If it is from a file, `verify` checks the file during the training.
 
     `verify` is None if the state was verified when it was received.
     """
@@ -197,5 +197,5 @@ class FoundState:
         self._verification = None if verify is None else Background(verify, "digest")
 
     def is_valid(self) -> bool:
-        """Return whether the state has the expected digest; may wait for the check."""
+        """Return whether the state has the expected digest; wait until its check has ended."""
         return self._verification is None or self._verification.result()

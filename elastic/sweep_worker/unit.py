@@ -78,8 +78,8 @@ class UserFunctions:
         input_fn: returns the data of one partition, given its number and the number of partitions.
             It is called once in each process. The number None requests the data for evaluation.
         model_fn: returns the objects to train, given the values of a configuration; see `Trained`.
-        train_fn: makes one pass over a partition's data; may return metrics.
-        eval_fn: returns metrics of a trained model on the evaluation data; None: no evaluation.
+        train_fn: makes one pass over a partition's data, and may return metrics.
+        eval_fn: returns metrics of a trained model on the evaluation data. None skips evaluation.
     """
 
     input_fn: Callable[[int | None, int], Any]
@@ -92,7 +92,7 @@ def import_functions(paths: Mapping[str, str]) -> UserFunctions:
     """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
-        UsageError: if a function is missing or cannot be imported or called; names the field.
+        UsageError: names the field of a function that is missing or cannot be imported or called.
     """
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
@@ -170,7 +170,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
     Raises:
         UsageError: if the state has values other than mappings, lists, tuples, tensors, numbers,
-            texts, bytes and None; names the place.
+            texts, bytes and None; the error names the place.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
@@ -227,7 +227,7 @@ class _FramesHeader(msgspec.Struct, array_like=True):
 
 
 def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Convert to msgpack values; other types become a list that starts with their kind."""
+    """Convert `value` to msgpack's types; values of other types become lists headed by a kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Execution of units in one process: data stay in the process, states arrive and leave."""
+"""Execution of units in one process, which keeps the data while states arrive and leave."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Trained:
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Store the objects by name; None is left out.
+        """Store the objects by name, without those that are None.
 
         Raises:
-            UsageError: if `model` is no module, or an object has no state.
+            UsageError: if `model` is not a module, or an object has no state.
         """
         self._objects = {name: entry for name, entry in objects.items() if entry is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
@@ -137,7 +137,7 @@ class UnitResult:
 
 
 class UnitRunner:
-    """Executor of units, one after the other; keeps the data of each partition in memory.
+    """Executor that runs one unit after the other and keeps each partition's data in memory.
 
     `staged` shares data between the processes of the node. If it is None, this process reads its
     own data.
@@ -157,7 +157,7 @@ class UnitRunner:
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:
-        """Return the data of a partition (from 0), or the evaluation data for None.
+        """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         The data are read at the first call.
 
@@ -224,7 +224,7 @@ class UnitRunner:
         return trained
 
     def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
-        """Evaluate the model. The state is copied before, so evaluation cannot change it."""
+        """Evaluate the model. The unit's state was copied before, so this cannot change it."""
         data = self.data(None)
         seed_generators(keyed_seed(unit.seed, "evaluation"))
         training = trained.model.training

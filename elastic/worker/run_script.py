@@ -1,6 +1,6 @@
 """Run of a user's script as `__main__`, and output to a disk that might be full.
 
-The library is imported first; then the script's folder is added to the path.
+The library is imported before the script's folder is added to the path.
 
 Instead of a script, a worker can run units of a sweep, or a trial of a sweep that continues as an
 elastic job. Such a job uses the user functions of the sweep and starts with the state that the
@@ -298,7 +298,7 @@ def _script_part(error: BaseException, script: Path) -> types.TracebackType | No
 
 
 def _location(error: BaseException, script: Path) -> str:
-    """Return FILE:LINE of the innermost frame in the script's folder; empty without one."""
+    """Return FILE:LINE of the innermost frame in the script's folder, or "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     place = ""
@@ -335,7 +335,7 @@ class LossyOutput(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: object) -> int:
-        """Write the bytes that fit. The next write that succeeds first reports the lost bytes.
+        """Write the bytes that fit, after a line about earlier lost bytes if there are any.
 
         Returns the length of `data`, including lost bytes.
 

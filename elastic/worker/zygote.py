@@ -108,12 +108,12 @@ class Zygote:
                     self._handle_child(key.data)
 
     def _restore_socket_file(self) -> None:
-        """Recreate the socket's file if it was deleted: agents find the zygote by this file."""
+        """Recreate the socket's file if it was deleted, because agents find the zygote by it."""
         if os.path.lexists(self._path):
             return
         try:
             fresh = _listen_at(self._path)
-        except OSError:  # no room or no folder: the next check retries
+        except OSError:  # there is no room or no folder; the next check retries
             return
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -373,7 +373,7 @@ def _report_start_failure(line: int, error: BaseException) -> NoReturn:
 def _exit_worker(code: int, folder: Path) -> NoReturn:
     """Exit like the interpreter, but without tearing down imported modules (2.8 s).
 
-    The worker first writes its own exit status, in case the zygote is dead. A living zygote
+    The worker first writes its own exit status, in case the zygote is dead. If the zygote lives, it
     overwrites this status with the kernel's numbers.
     """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
