@@ -188,8 +188,8 @@ class Client(FileTransfers):
         applied raises an error with the field and the bound.
 
         Args:
-            slots: number of slots; 0 pauses the job; None: as in the previous override, or
-                unchanged without one.
+            slots: number of slots; 0 pauses the job; None: those of the previous override, or the
+                current slots without an override.
             batch: global batch, samples per step; None: unchanged.
             on: exactly these slots, NODE/INDEX; if only `batch` is given, the slots of the previous
                 override are kept.

@@ -16,8 +16,8 @@ from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, Searc
 
 SIMULATIONS: Final = 8
 MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound
-MAX_SEQUENTIAL: Final = 300  # configurations; larger numbers train in step, simulated once
-MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
+MAX_SEQUENTIAL: Final = 300  # configurations; more of them train in parallel, in one simulation
+MAX_SIMULATED: Final = 1000  # simulated configurations; results for more of them are scaled up
 
 
 class Range(msgspec.Struct, frozen=True):
