@@ -109,7 +109,7 @@ def harmless_stream(stream: TextIO) -> TextIO:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Return the width of `out` in columns: of the terminal or from COLUMNS; None if unknown."""
+    """Return the width of `out` in columns, from COLUMNS or its terminal, or None if unknown."""
     if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size().columns
     return None
