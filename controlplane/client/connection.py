@@ -28,7 +28,7 @@ from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER socket, matched by id."""
+    """The requests and replies over one DEALER socket, matched by id."""
 
     def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
         self._socket = socket
@@ -150,7 +150,7 @@ R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """Connection to one cluster; an async context manager. `Client` describes its arguments."""
+    """Connection to one cluster, and async context manager. `Client` describes its arguments."""
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)

@@ -276,7 +276,7 @@ def newest_checkpoint(names: list[str], epoch: int) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """True if `pattern` matches a file's name, its path on the node, or its last part."""
+    """True if `pattern` matches a file's name, its path on the node, or the last part."""
     path = PurePosixPath(name)
     inside = "/".join(path.parts[2:])
     return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))

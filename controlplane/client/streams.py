@@ -58,7 +58,7 @@ class WorkerLine(NamedTuple):
 
 
 class StreamPages(ClusterConnection):
-    """Requests whose replies are joined from pages, and streams of events, output and samples."""
+    """The requests with replies joined from pages, and streams of events, output and samples."""
 
     async def some_job_names(self) -> list[str]:
         """Return names of jobs, oldest first, with at most two requests.

@@ -29,7 +29,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class SlotHours(msgspec.Struct, frozen=True):
-    """Estimated duration on a given number of slots."""
+    """The estimated duration of the sweep on a given number of slots."""
 
     slots: int
     hours: float
@@ -37,7 +37,7 @@ class SlotHours(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate for a sweep before it starts. Scores are random, because promotions are unknown."""
+    """An estimate for a sweep before it starts. Scores are random, as promotions are unknown."""
 
     configurations: int  # at the start
     trials: Range  # including copies made during the sweep

@@ -1,4 +1,4 @@
-"""Handle of a submitted sweep: trials with their rows and states, exported models, manifest."""
+"""The handle of a submitted sweep: trials with their rows and states, models, manifest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of a sweep as a document."""
+    """The record of a sweep as a document."""
 
     format: int
     job: str
@@ -272,7 +272,7 @@ class Exported(NamedTuple):
 
 
 class SweepRun:
-    """Handle of one sweep of a cluster; the client must be open."""
+    """The handle of one sweep of a cluster; the client must be open."""
 
     def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
@@ -333,7 +333,7 @@ class SweepRun:
         parallel: int | None = None,
         on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
     ) -> int:
-        """Add a configuration that Optuna suggests from the results so far whenever a trial ends.
+        """Add a configuration whenever a trial ends; Optuna suggests it from the results so far.
 
         This call keeps no state. To continue the sampling of a sweep that has not ended, repeat the
         call.
@@ -389,7 +389,7 @@ class SweepRun:
     async def export(
         self, path: Path | str, trial: int | None = None, python: str | None = None
     ) -> Exported:
-        """Write the `state_dict` of a trial's model after its best epoch, or else of its newest.
+        """Write the `state_dict` of a trial after its best epoch, or else of its newest model.
 
         Args:
             path: an existing file is replaced.
