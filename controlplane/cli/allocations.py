@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class JobHistory(NamedTuple):
-    """States, batch sizes and rates of a job over time."""
+    """The states, batch sizes and rates of a job over time."""
 
     spans: tuple[Span, ...]  # contiguous, from submission to end of the job
     batches: tuple[tuple[float, int], ...]  # (time, global batch) of each change
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Length in seconds; 1 for an empty range, so that an empty timeline still has a scale."""
+        """Length in seconds, or 1 for an empty range, so that every timeline has a scale."""
         return (self.end - self.begin) or 1.0
 
 

@@ -33,7 +33,7 @@ from schemas.wire.client import Jobs, JobSummary
 
 
 def describe_promise(job: JobSummary) -> str:
-    """Return the promised end of a job and whether it was kept, or "" if no end was promised."""
+    """Return a job's promised end and whether the promise was kept, or "" without a promise."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)
@@ -183,7 +183,7 @@ CLEAR_BELOW: Final = "\x1b[J"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Choice:
-    """Filters of `ones ps`."""
+    """The filters of `ones ps`."""
 
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
     state: Annotated[str | None, Parameter(help="only jobs in STATE[,STATE...], ended or not")] = (

@@ -60,7 +60,7 @@ class _Part:
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Return the process id; 0 if it is unknown, None if the process does not run."""
+        """Return the process id, which is 0 if unknown, or None if the process does not run."""
         if (pid := pid_of(self.pid_file)) is not None:
             return pid
         # Older releases did not lock the file.

@@ -26,7 +26,7 @@ SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a prog
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """Print an error as one line to stderr; JSON output also goes to stdout if not a terminal."""
+    """Print an error as one line to stderr; JSON also goes to stdout unless that is a terminal."""
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""Edits of scripts that use a training framework or torch's process group, and refused options."""
+"""The edits of scripts that use a training framework or a process group, and refused options."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FrameworkNumbers(NamedTuple):
 
 @dataclass
 class AdapterEdits:
-    """Edits that make a script use our adapter, and problems to solve by hand."""
+    """The edits that make a script use our adapter, and problems to solve by hand."""
 
     edits: list[Edit] = field(default_factory=list)
     needed: set[str] = field(default_factory=set)  # names to import from our adapter
@@ -123,7 +123,7 @@ def framework_of(tree: ast.Module) -> Framework | None:
     return None
 
 
-# --- numbers in its options
+# --- numbers in the options of a framework
 
 
 def framework_numbers(
@@ -162,7 +162,7 @@ def framework_numbers(
     return FrameworkNumbers(batch, lr, int(epochs) if epochs is not None and whole else None)
 
 
-# --- its adapter
+# --- adapters
 
 
 def adapter_edits(
@@ -262,7 +262,7 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
             yield Edit(*source.lines(statement), f"{ast.unparse(kept)}\n" if left else "")
 
 
-# --- what it refuses
+# --- refused options
 
 
 def refused_options(framework: Framework, source: Source) -> Iterator[tuple[int, str]]:
@@ -308,7 +308,7 @@ KINDS: Final = {  # name in scripts -> attribute of the agent; "" for the local 
 
 @dataclass
 class Removed:
-    """Edits that remove the process group, and problems to solve by hand."""
+    """The edits that remove the process group, and problems to solve by hand."""
 
     distributed: bool  # True if the script had a process group
     edits: list[Edit] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Port of a script to the library, or the reasons why it cannot be ported."""
+"""The port of a script to the library, or the reasons why it cannot be ported."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class _Script:
     # --- kinds of expressions
 
     def value(self, node: ast.expr) -> Value:
-        """Return the kind of an expression; follows names and calls of local functions."""
+        """Return the kind of an expression, following names and calls of local functions."""
         if node not in self._values:
             self._values[node] = OTHER  # ends cycles, as in `total = total + loss`
             origins = self._origins(node)
@@ -353,7 +353,7 @@ class _Script:
     # --- names and local functions
 
     def _origins(self, node: ast.expr) -> list[ast.expr]:
-        """Return the expressions from which a name, choice, item or local call gets its value."""
+        """Return the expressions from which a name, branch, item or local call gets its value."""
         if node not in self._origins_of:
             self._origins_of[node] = [node]  # ends cycles
             if given := self._given(node):
