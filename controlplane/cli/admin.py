@@ -133,7 +133,7 @@ def decode(
 
 
 def _names(said: Any) -> Iterator[str]:
-    """Yield every string and key in a message; of a worker's name such as `JOB.v2`, also JOB."""
+    """Yield every string and key in a message, and the JOB of a worker's name such as `JOB.v2`."""
     if isinstance(said, str):
         yield said
         yield said.rpartition(".v")[0]

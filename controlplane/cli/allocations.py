@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class JobHistory(NamedTuple):
-    """States, batch sizes and rates of a job over time."""
+    """The states, batch sizes and rates of a job over time."""
 
     spans: tuple[Span, ...]  # contiguous, from submission to end of the job
     batches: tuple[tuple[float, int], ...]  # (time, global batch) of each change
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Length in seconds; 1 for an empty range, so that an empty timeline still has a scale."""
+        """Length in seconds, or 1 for an empty range, so that every timeline has a scale."""
         return (self.end - self.begin) or 1.0
 
 
@@ -78,8 +78,8 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     `events` must contain all events of the feed, in order. A worker owns its slot from
     `worker.started` to `worker.exited`. The first workers of a job own their slots already from
     `job.starting`. If a worker was prepared while another one still owned the slot, its allocation
-    starts when that of the other one ends. If the exit of a worker was not recorded, its allocation
-    ends with the job, or at `until`.
+    starts when the allocation of the other one ends. If the exit of a worker was not recorded, its
+    allocation ends with the job, or at `until`.
     """
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
@@ -129,7 +129,7 @@ def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobH
         if name in {"epoch", "running"} and batch:
             begin: float = event.time
             known = batches[event.job]
-            if name == "epoch" and not known:  # the first group reports its batch with an epoch
+            if name == "epoch" and not known:  # an epoch is the first report of that batch
                 begin = next((at for at, s in states.get(event.job, ()) if s == "running"), begin)
             if not known or known[-1][1] != batch:
                 known.append((begin, int(batch)))
@@ -142,7 +142,7 @@ def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobH
 
 
 def _spans(states: Sequence[tuple[float, str]], until: float) -> tuple[Span, ...]:
-    """Return the periods of each state until the end of the job; equal neighbours are merged."""
+    """Return the periods of each state until the job's end; adjacent equal periods are merged."""
     found: list[Span] = []
     for (begin, state), (end, _) in zip(states, [*states[1:], (until, "")], strict=True):
         if state in ENDED:
@@ -201,7 +201,7 @@ def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
 
 
 def job_colour(index: int) -> str:
-    """Return the colour for an index: first those of `PALETTE`, then darker, then paler ones."""
+    """Return the colour for an index: of `PALETTE`, then darker, then paler variants."""
     value = PALETTE[index % len(PALETTE)].removeprefix("#")
     rgb = (int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
     hue, lightness, saturation = colorsys.rgb_to_hls(*rgb)

@@ -33,7 +33,7 @@ from schemas.wire.client import Jobs, JobSummary
 
 
 def describe_promise(job: JobSummary) -> str:
-    """Return the promised end of a job and whether the promise was kept; "" without a promise."""
+    """Return a job's promised end and whether the promise was kept, or "" without a promise."""
     if job.promised_end is None:
         return ""
     said = second(job.promised_end)
@@ -59,7 +59,7 @@ def clock(time_s: float, beside_s: float | None = None) -> str:
 
 
 def _distance(job: JobSummary, came: float) -> str:
-    """Return the time from the promised end of a job to `came`, such as `5m00s late`."""
+    """Return how early or late `came` is relative to a job's promised end, e.g. `5m00s late`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
@@ -67,8 +67,8 @@ def _distance(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-MIN_REASON_WIDTH: Final = 24  # columns; others are omitted before the reason is cut further
-OMIT_ORDER: Final = (  # columns; the first is omitted first
+MIN_REASON_WIDTH: Final = 24  # columns; others are omitted before the reason gets narrower
+OMIT_ORDER: Final = (  # the first of these columns is omitted first
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
 LEFT_ALIGNED: Final = frozenset({"job", "user", "state", "metrics", WHY})
@@ -183,7 +183,7 @@ CLEAR_BELOW: Final = "\x1b[J"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Choice:
-    """Filters of `ones ps`."""
+    """The filters of `ones ps`."""
 
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
     state: Annotated[str | None, Parameter(help="only jobs in STATE[,STATE...], ended or not")] = (
@@ -233,7 +233,7 @@ def ps(
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
-    """Return the lines of `ones ps`: header, rule, and one line for each job; [] without jobs.
+    """Return the lines of `ones ps`: header, rule and one line for each job, or [] without jobs.
 
     If `coloured` is None, colours are used on a terminal unless NO_COLOR is set.
     """

@@ -172,7 +172,7 @@ def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
 def with_ranks(
     pages: Iterable[Sequence[OutputLine]], *, prefix: bool | None
 ) -> Iterator[list[OutputLine]]:
-    """Prefix lines with their rank; if `prefix` is None, only once a second rank has written."""
+    """Prefix lines with their rank; if `prefix` is None, start when a second rank has written."""
     ranks: set[int] = set()
     for page in pages:
         ranks.update(line.rank for line in page if line.rank is not None)

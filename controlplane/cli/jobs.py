@@ -190,7 +190,7 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """Return the current batch size, or the initial one, with its upper limit."""
+    """Return the current or the initial batch size, with its upper limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"

@@ -33,7 +33,7 @@ PORTS: Final = range(20_000, 32_000)  # below the kernel's range for outgoing co
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
-REQUIRED_BYTES: Final = 128 << 20  # an agent refuses work with less than half of this
+REQUIRED_BYTES: Final = 128 << 20  # on disk; an agent refuses work with less than half of this
 DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
@@ -60,7 +60,7 @@ class _Part:
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Return the process id; 0 if it is unknown, None if the process does not run."""
+        """Return the process id, which is 0 if unknown, or None if the process does not run."""
         if (pid := pid_of(self.pid_file)) is not None:
             return pid
         # Older releases did not lock the file.
@@ -207,7 +207,7 @@ def _parts(home: Path) -> list[_Part]:
 
 
 def _pid_file(config: Path) -> Path:
-    """Return the path of a part's pid file; the default path if the settings cannot be read."""
+    """Return the path of a part's pid file, or the default path if its settings cannot be read."""
     name = None
     with contextlib.suppress(SettingsError):
         name = read_toml(config).get("pid_file")
@@ -333,7 +333,7 @@ def _stop(part: _Part) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process; b"" if the process has exited or cannot be read."""
+    """Return the command line of a process, or b"" if the process has exited or cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

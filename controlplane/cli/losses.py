@@ -21,7 +21,7 @@ from schemas.wire.client import EpochInfo, JobDetail
 MIN_FORECAST_EPOCHS: Final = 10
 FIT_POINTS: Final = 200
 FORMS: Final = {Form.SUBLINEAR: "sublinear", Form.EXPONENTIAL: "exponential"}
-SHAPES: Final = {  # descriptions of the forms
+SHAPES: Final = {  # descriptions of the forms of curves
     "sublinear": "falls ever more slowly",
     "exponential": "falls by the same share in each epoch",
 }
@@ -138,7 +138,7 @@ def _forecast_epochs(detail: JobDetail) -> int:
 
 
 def _running(detail: JobDetail) -> LossPoint | None:
-    """Return the mean loss of the running epoch; None before telemetry of this epoch arrives."""
+    """Return the mean loss of the running epoch, or None before telemetry of this epoch arrives."""
     loss = detail.summary.train_loss
     last: EpochInfo | None = detail.epochs[-1] if detail.epochs else None
     if loss is None or not math.isfinite(loss) or detail.summary.state in ENDED:
@@ -153,7 +153,7 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 MIN_COLUMNS: Final = 20
-LOG_SCALE_RATIO: Final = 100.0  # largest to smallest loss; above, the scale is logarithmic
+LOG_SCALE_RATIO: Final = 100.0  # ratio of losses above which the scale is logarithmic
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -213,12 +213,12 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         problem = f"{curve.job} has reported no finite loss"
         raise BadFieldError(problem, "try again after its first epoch", "loss")
     figure = new_figure(9.0, 4.5)
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - installed, as the figure exists
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - matplotlib made the figure
 
     axes = figure.add_subplot()
     points = _points(curve)
     if curve.predicted:
-        points["predicted"] = (*curve.fitted[-1:], *curve.predicted)  # one line
+        points["predicted"] = (*curve.fitted[-1:], *curve.predicted)  # joined to the fitted curve
     for name, style in STYLES.items():
         if drawn := points[name]:
             label = LABELS[name]
@@ -243,17 +243,17 @@ def loss_png(curve: LossCurve, path: Path) -> None:
 
 
 def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
-    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - installed, as the axes exist
+    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 - matplotlib made the axes
 
     batch = axes.twinx()
     batch.set_ylim(0.0, 1.15 * max(size for _, size in batches))
     batch.step(*zip(*batches, strict=True), where="pre", **BATCH)
     batch.set_ylabel("global batch size", color=BATCH["color"])
     sizes = sorted({size for _, size in batches})
-    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # sizes that occurred
+    batch.yaxis.set_major_locator(FixedLocator(sizes, nbins=8))  # batch sizes that occurred
     batch.tick_params(axis="y", colors=BATCH["color"])
     batch.spines[["top", "right"]].set_visible(False)
-    axes.set_zorder(batch.get_zorder() + 1)  # draw losses over batch sizes
+    axes.set_zorder(batch.get_zorder() + 1)  # losses are drawn on top of batch sizes
     axes.patch.set_visible(False)
 
 

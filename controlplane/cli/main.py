@@ -175,7 +175,7 @@ def usage_error(error: CycloptsError) -> UsageError:
         positional = argument.index is not None
         name = argument.name.lstrip("-").upper() if positional else argument.name
         return UsageError(f"`{command}` needs {name}", hint)
-    text = " ".join(str(error).split()).partition(" Available commands")[0]  # --help lists them
+    text = " ".join(str(error).split()).partition(" Available commands")[0]  # --help has the list
     problem, _, guess = text.partition(" Did you mean ")
     if guess:
         return UsageError(problem.removesuffix("."), f"did you mean {guess} {hint}")

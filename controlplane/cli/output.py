@@ -26,7 +26,7 @@ SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a prog
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """Print an error as one line to stderr; JSON also to stdout, unless stdout is a terminal."""
+    """Print an error as one line to stderr; JSON also goes to stdout unless that is a terminal."""
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
@@ -101,7 +101,7 @@ def say_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],
 ) -> None:
-    """Print a table, `data` with JSON output, or one name per line with `-o quiet`."""
+    """Print a table, or `data` with JSON output, or the names alone with `-o quiet`."""
     if common.in_json or common.output == "quiet":
         say(common, data, quiet=map(str, names))
     else:
@@ -109,7 +109,7 @@ def say_table(
 
 
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
-    """Yield a value every second; while the controller does not reply, the last one and a note.
+    """Yield a value every second; repeat the last with a note while the controller does not reply.
 
     Raises:
         UnreachableError: if the controller does not reply to the first request.
@@ -125,9 +125,9 @@ def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[
 
 
 def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap: int) -> list[str]:
-    """Return the columns that fit into `width` (None: all); others are omitted in the given order.
+    """Return the columns that fit into `width` (None: all), omitting others in the order of `omit`.
 
-    `wide` maps each column to its width; `gap` columns separate two of them.
+    `wide` maps each column to its width; `gap` is the distance of two columns.
     """
     kept = list(wide)
     for name in omit:
@@ -168,7 +168,7 @@ def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table for people; colour only on a terminal, columns in `NUMBERS` right-aligned."""
+    """Print a table for people, coloured on a terminal; columns in `NUMBERS` are right-aligned."""
     if not sys.stdout.isatty() and (plainly := _plain_table(columns, rows)):
         sys.stdout.write(plainly)
         return
@@ -186,7 +186,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return the table without using rich, which is slow for many rows; "" if rich is needed."""
+    """Return the table without using rich, which is slow for many rows, or "" if rich is needed."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     wide = sum(widths) + len(GAP) * (len(widths) - 1)
@@ -237,7 +237,7 @@ def seconds_of(text: str, option: str) -> float:
     """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds.
 
     Raises:
-        BadFieldError: if `text` is not a duration; names `option`.
+        BadFieldError: if `text` is not a duration; the error names `option`.
     """
     unit = UNITS.get(text[-1:])
     try:
@@ -254,7 +254,7 @@ def byte_count(size: int) -> str:
     """Format a number of bytes, 0 or more, with decimal units: 1 kB is 1000 B."""
     amount, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 999.5:  # noqa: PLR2004 - more rounds to 1000
+        if amount < 999.5:  # noqa: PLR2004 - larger amounts round to 1000
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"  # noqa: PLR2004
@@ -323,7 +323,7 @@ COMMON: Final = Common()  # default of the parameter `common`
 
 
 def _job_names(context: Any) -> Sequence[str]:
-    """Complete the names of live jobs; if none matches, those of ended jobs."""
+    """Complete the names of live jobs, or of ended jobs if no live job matches."""
     try:
         with BlockingClient(_home(context), COMPLETION_TIMEOUT_S) as client:
             for ended in (False, True):

@@ -107,7 +107,7 @@ class Setup:
         """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`.
 
         Raises:
-            TraceError: if an option is invalid; names the option.
+            TraceError: if an option is invalid; the error names the option.
         """
         usual = DEFAULTS.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:

@@ -49,7 +49,7 @@ def check_run(
     """Refuse options that would only fail after the simulation.
 
     Raises:
-        OnesError: if an option is invalid; names the option.
+        OnesError: if an option is invalid; the error names the option.
     """
     if not names:
         raise BadFieldError("no policies", "give names with commas between them", "policies")
@@ -74,7 +74,7 @@ def numbers(text: str, field: str) -> list[int]:
     """Parse a list such as 1,3,5-7 and drop duplicates.
 
     Raises:
-        BadFieldError: if the list is invalid; names `field`.
+        BadFieldError: if the list is invalid; the error names `field`.
     """
     found: list[int] = []
     for part in text.split(","):

@@ -105,7 +105,7 @@ def _uses_library(script: Path, files: Sequence[Path]) -> bool:
 
 
 def _first_parts(tree: ast.Module) -> set[str]:
-    """Return the first part of each imported module name; "" for a relative import."""
+    """Return the first part of each imported module name, or "" for a relative import."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

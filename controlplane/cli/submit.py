@@ -99,7 +99,7 @@ def _logs(failure: Failure) -> str:
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
-    """Return the first worker of the last group that failed by itself; None if no worker did."""
+    """Return the rank of the first worker of the last group to fail by itself, or None."""
     newest, found = -1, None
     for event in events:
         if event.event != EXITED:

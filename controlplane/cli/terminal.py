@@ -1,4 +1,4 @@
-"""Output to terminals: escape control characters in foreign text, for all commands."""
+"""The output of all commands to terminals, with control characters in foreign text escaped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _replace_missing(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that cannot be encoded by similar ASCII; an error handler of `codecs`."""
+    """Replace unencodable characters with similar ASCII, as an error handler of `codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -109,7 +109,7 @@ def harmless_stream(stream: TextIO) -> TextIO:
 
 
 def width_of(out: TextIO) -> int | None:
-    """Return the width of `out` in columns: of the terminal or from COLUMNS; None if unknown."""
+    """Return the width of `out` in columns, from COLUMNS or its terminal, or None if unknown."""
     if out.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size().columns
     return None

@@ -378,7 +378,7 @@ def timeline(
     loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Draw which job had which slot, from the journal; with --loss, how one job converges."""
+    """Draw which job had which slot, from the journal, or with --loss how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
             problem = "--from and --last do not apply to --loss"

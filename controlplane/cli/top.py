@@ -123,7 +123,7 @@ def _promised(job: JobSummary) -> Text:
     return Text(clock(job.promised_end), style="yellow" if late else "")
 
 
-NAMED_USERS: Final = 3  # of more users, only the number is shown
+NAMED_USERS: Final = 3  # if there are more users, only their number is shown
 TABLE_EDGE: Final = 3  # lines of the table that are not jobs
 
 
@@ -139,7 +139,7 @@ class ClusterStatus(NamedTuple):
 
 
 class StatusReader:
-    """Reader of a cluster's state; requests the workers of a job only after changes in the feed."""
+    """Reader of a cluster's state; it requests a job's workers only after changes in the feed."""
 
     def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
         self._client = client

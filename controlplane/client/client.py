@@ -61,7 +61,7 @@ Change = Literal["add", "stop", "pause", "resume", "delete"]  # changes of a tri
 
 
 class Client(FileTransfers):
-    """Connection to one cluster; an async context manager.
+    """Connection to one cluster, used as an async context manager.
 
     A call raises `UnreachableError` if no reply arrives within `timeout`. If the controller refuses
     a call, nothing has changed, and the call raises the controller's error: `UnknownJobError` or
@@ -188,8 +188,8 @@ class Client(FileTransfers):
         applied raises an error with the field and the bound.
 
         Args:
-            slots: number of slots; 0 pauses the job; None: as in the previous override, or
-                unchanged without one.
+            slots: number of slots; 0 pauses the job; None: those of the previous override, or the
+                current slots without an override.
             batch: global batch, samples per step; None: unchanged.
             on: exactly these slots, NODE/INDEX; if only `batch` is given, the slots of the previous
                 override are kept.
@@ -203,7 +203,7 @@ class Client(FileTransfers):
         return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """End the pause of a job that was resized or paused by an override and has not ended.
+        """Resume a job that was resized or paused by an override and has not ended.
 
         Args:
             auto: True returns the job to the policy's control; False keeps the slots and the batch

@@ -28,7 +28,7 @@ from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER socket, matched by id."""
+    """The requests and replies over one DEALER socket, matched by id."""
 
     def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
         self._socket = socket
@@ -141,16 +141,16 @@ def find_home(folder: Path | str | None = None) -> Home:
 
 PIECE_BYTES: Final = 1 << 20
 RETRY_LIMIT_S: Final = 60.0  # how long calls that wait or follow tolerate an absent controller
-REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated; in addition to the wait of a long poll
+REPLY_TIMEOUT_S: Final = 3.0  # time until a request is repeated, beyond the wait of a long poll
 TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
-TIMEOUT_S: Final = 10.0  # default for a controller that listens
+TIMEOUT_S: Final = 10.0  # default timeout if the controller listens
 PROBE_DELAY_S: Final = 0.2  # time without a reply after which the client probes the endpoint
 PROBE_TIMEOUT_S: Final = 0.5  # timeout of the probe
 R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """Connection to one cluster; an async context manager. `Client` describes its arguments."""
+    """Connection to one cluster, and async context manager. `Client` describes its arguments."""
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)

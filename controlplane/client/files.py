@@ -19,7 +19,7 @@ from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
 AGENT_REPLY_S: Final = 10.0  # time limit for an agent's reply
-MAX_ATTEMPTS: Final = 3  # of fetching a file that changes during its transfer
+MAX_ATTEMPTS: Final = 3  # attempts to fetch a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
 MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
@@ -276,7 +276,7 @@ def newest_checkpoint(names: list[str], epoch: int) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """True if `pattern` matches a file's name, its path on the node, or its last part."""
+    """True if `pattern` matches a file's name, its path on the node, or the last part."""
     path = PurePosixPath(name)
     inside = "/".join(path.parts[2:])
     return any(fnmatch.fnmatchcase(text, pattern) for text in (name, inside, path.name))

@@ -72,7 +72,7 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
 
     Args:
         table: not modified.
-        assignments: KEY=VALUE; the last one of a key wins.
+        assignments: KEY=VALUE; if a key occurs twice, the last value wins.
 
     Raises:
         BadFieldError: if an assignment is malformed or names no field of a sweep.

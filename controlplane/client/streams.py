@@ -1,4 +1,4 @@
-"""Replies with joined pages, and streams of feed events, output and samples, page by page."""
+"""Replies joined from several pages, and streams of feed events, output and samples."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requeste
 NOW_S: Final = 0.001  # length of a poll for output that exists already
 WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
-NO_WORKER: Final = (Version(0), Rank(0))  # of remarks of the client; no worker has this version
+NO_WORKER: Final = (Version(0), Rank(0))  # stands for no worker, in remarks of the client
 
 
 class OutputLine(NamedTuple):
     """One line of a worker's output."""
 
     rank: int | None  # None: a remark of the client
-    text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # when its end reached the controller, seconds since the epoch
+    text: str  # without its terminator; only the last state of a progress bar
+    time: float | None = None  # when the line's end reached the controller, seconds since the epoch
     node: str | None = None
     end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
 
@@ -58,13 +58,13 @@ class WorkerLine(NamedTuple):
 
 
 class StreamPages(ClusterConnection):
-    """Requests with joined reply pages, and page streams of events, output and samples."""
+    """The requests with replies joined from pages, and streams of events, output and samples."""
 
     async def some_job_names(self) -> list[str]:
         """Return names of jobs, oldest first, with at most two requests.
 
-        If the jobs fit into one page, return all names. Otherwise return those of the first page
-        and of jobs that have not ended.
+        If the jobs fit into one page, return all names. Otherwise return the names on the first
+        page and those of all jobs that have not ended.
         """
         page = await self._call(ListJobs(ended=True), Jobs)
         live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
@@ -120,7 +120,7 @@ class StreamPages(ClusterConnection):
             from_seq = max(from_seq, page.next_seq)
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield sample records as `samples` does; a page may be empty."""
+        """Yield pages of the records that `Client.samples` yields; a page may be empty."""
         detail = await self.job(job)
         if not detail.spec.record_samples:
             hint = "set `record_samples = true` in the job file and submit it again"
@@ -222,10 +222,10 @@ class StreamPages(ClusterConnection):
     async def piece_pages(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool, since: float = 0.0
     ) -> AsyncIterator[tuple[LogPiece, ...]]:
-        """Yield raw pieces of a stream in the order in which they were stored.
+        """Yield raw pieces of a job's output in the order in which they were stored.
 
         Pieces can split lines. An empty page marks the end of the output that has arrived so far.
-        A log ends with one remark for each selected worker whose output is incomplete.
+        The output ends with one remark for each selected worker whose output is incomplete.
         """
         cursor, wait_s = 0, NOW_S
         while True:

@@ -57,18 +57,18 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
 
 
 class TraceError(OnesError):
-    """Raised when a trace, profile or scenario cannot be simulated; names place and remedy."""
+    """Raised, with place and remedy, when a trace, profile or scenario cannot be simulated."""
 
     code: ClassVar[str] = "bad_trace"
 
 
 class ResultsError(OnesError):
-    """Raised when results cannot be read, written, compared or drawn; names the remedy."""
+    """Raised, with a remedy, when results cannot be read, written, compared or drawn."""
 
     code: ClassVar[str] = "bad_results"
 
 
 class TrainingError(OnesError):
-    """Raised when the training of a policy cannot start, resume or be saved; names the remedy."""
+    """Raised, with a remedy, when the training of a policy cannot start, resume or be saved."""
 
     code: ClassVar[str] = "bad_training"

@@ -79,7 +79,7 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """Return the results in a file, one for each simulation; none if the file is missing.
+    """Return the results in a file, one for each simulation, or [] if the file is missing.
 
     An incomplete last line was left by a crash and is ignored.
     """
@@ -360,7 +360,7 @@ def _delay_ctrl_c() -> Iterator[None]:
     """Delay a Ctrl-C signal until the end of the context."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is None:
-        yield  # other threads get no Ctrl-C; None: C code outside Python handles it
+        yield  # another thread gets no Ctrl-C, or C code outside Python handles it
         return
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))

@@ -17,7 +17,7 @@ class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LossLeft(msgspec.Struct, frozen=True, array_like=True):
-    """Share of a job's total loss reduction that remains at a moment."""
+    """The share of a job's total loss reduction that remains at a moment."""
 
     at: Seconds
     share: float  # 1 before the first epoch, 0 at the smallest loss
@@ -47,7 +47,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: Seconds
     started_at: Seconds | None  # when it first got slots; None: never
     ended_at: Seconds | None  # None: not ended when the simulation stopped
-    state: str  # succeeded, failed, cancelled or rejected; before its end the last phase
+    state: str  # succeeded, failed, cancelled or rejected; the last phase if not ended
     queued_s: float  # time without slots
     exec_s: float  # time with slots
     slot_s: float  # number of slots times seconds, summed over time
@@ -68,7 +68,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jct_s(self) -> float | None:
-        """Seconds from submission to end; None for cancelled, rejected and unfinished jobs."""
+        """Seconds from submission to end, or None for cancelled, rejected and unfinished jobs."""
         if self.ended_at is None or self.state in {"cancelled", "rejected"}:
             return None
         return self.ended_at - self.submitted_at

@@ -1,4 +1,4 @@
-"""Edits of scripts that use a training framework or torch's process group, and refused options."""
+"""The edits of scripts that use a training framework or a process group, and refused options."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Framework:
     packages: frozenset[str]
     maker: str  # suffix of the name of the trainer or accelerator
     names: Mapping[str, str]  # imported names, each with its full dotted name
-    calls: list[ast.Call] = field(default_factory=list)  # make the trainer or accelerator
+    calls: list[ast.Call] = field(default_factory=list)  # calls that make a trainer or accelerator
     bases: list[ast.expr] = field(default_factory=list)  # the trainer, as a base class
 
     def full(self, node: ast.AST) -> str:
-        """Return an imported name with its module; "" if the name is not imported."""
+        """Return an imported name with its module, or "" if the name is not imported."""
         first, dot, rest = dotted(node).partition(".")
         return f"{self.names[first]}{dot}{rest}" if first in self.names else ""
 
@@ -84,7 +84,7 @@ class Framework:
 
 
 class FrameworkNumbers(NamedTuple):
-    """Numbers from the options of a framework; None if they are only known at run time."""
+    """Numbers from the options of a framework; a number is None if it is only known at run time."""
 
     batch_size: int | None
     lr: float | None
@@ -94,7 +94,7 @@ class FrameworkNumbers(NamedTuple):
 
 @dataclass
 class AdapterEdits:
-    """Edits that make a script use our adapter, and problems to solve by hand."""
+    """The edits that make a script use our adapter, and problems to solve by hand."""
 
     edits: list[Edit] = field(default_factory=list)
     needed: set[str] = field(default_factory=set)  # names to import from our adapter
@@ -102,7 +102,7 @@ class AdapterEdits:
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
-    """Return the framework that a script uses; None if the script has its own training loop."""
+    """Return the framework that a script uses, or None if the script has its own training loop."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -123,7 +123,7 @@ def framework_of(tree: ast.Module) -> Framework | None:
     return None
 
 
-# --- numbers in its options
+# --- numbers in the options of a framework
 
 
 def framework_numbers(
@@ -131,7 +131,7 @@ def framework_numbers(
 ) -> FrameworkNumbers:
     """Read batch size, learning rate and training length from the options of the framework.
 
-    `batch` and `lr` come from the script's own loader and optimizer; None if it has none.
+    `batch` and `lr` come from the script's own loader and optimizer, or are None without these.
     """
     call = next(iter(framework.calls), None)
     if framework.name == "transformers":
@@ -139,7 +139,7 @@ def framework_numbers(
         call = next(made, None)
 
     def option(name: str, default: float | None) -> float | None:
-        """Return the number given for an option, or `default`; None if it cannot be read."""
+        """Return the number given for an option, else `default`, or None if it cannot be read."""
         if call is None:
             return None
         if (given := keyword(call, name)) is not None:
@@ -162,7 +162,7 @@ def framework_numbers(
     return FrameworkNumbers(batch, lr, int(epochs) if epochs is not None and whole else None)
 
 
-# --- its adapter
+# --- adapters
 
 
 def adapter_edits(
@@ -170,7 +170,7 @@ def adapter_edits(
 ) -> AdapterEdits:
     """Return the edits that make a script use our adapter.
 
-    `loop` has the `range` call of the script's epoch loop and its replacement; None without a loop.
+    `loop` has the `range` call of the script's epoch loop and its replacement, if there is a loop.
     """
     found = AdapterEdits()
     match framework.name:
@@ -262,7 +262,7 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
             yield Edit(*source.lines(statement), f"{ast.unparse(kept)}\n" if left else "")
 
 
-# --- what it refuses
+# --- refused options
 
 
 def refused_options(framework: Framework, source: Source) -> Iterator[tuple[int, str]]:
@@ -300,7 +300,7 @@ def _is_set(name: str | None, value: Any) -> bool:
 GONE: Final = frozenset(
     {"init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch"}
 )
-KINDS: Final = {  # names in scripts to attributes of the agent; "" for the local rank
+KINDS: Final = {  # name in scripts -> attribute of the agent; "" for the local rank
     "RANK": "rank", "get_rank": "rank", "WORLD_SIZE": "world_size", "get_world_size": "world_size",
     "LOCAL_RANK": "",
 }  # fmt: skip
@@ -308,7 +308,7 @@ KINDS: Final = {  # names in scripts to attributes of the agent; "" for the loca
 
 @dataclass
 class Removed:
-    """Edits that remove the process group, and problems to solve by hand."""
+    """The edits that remove the process group, and problems to solve by hand."""
 
     distributed: bool  # True if the script had a process group
     edits: list[Edit] = field(default_factory=list)
@@ -351,7 +351,7 @@ def distributed_edits(source: Source, agent: str, model: str) -> Removed:
 def _replaced(
     node: ast.AST, source: Source, names: dict[str, str], own: tuple[str, str], problems: list[str]
 ) -> Iterator[Edit]:
-    """Yield the edits of one name, attribute or call; `own` has the names of agent and model."""
+    """Yield the edits of one name, attribute or call; `own` is the names of agent and model."""
     agent, model = own
     match node:
         case ast.Name() if node.id in names:
@@ -378,7 +378,7 @@ def _goes(statement: ast.stmt) -> bool:
 
 
 def _kind(value: ast.expr | None) -> str | None:
-    """Return the agent's attribute that replaces a value; "" for the local rank, else None."""
+    """Return the agent attribute that replaces a value: "" for the local rank, None for others."""
     if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
         value = value.args[0]
     named: object = last_name(value)

@@ -1,4 +1,4 @@
-"""Port of a script to the library, or the reasons why it cannot be ported."""
+"""The port of a script to the library, or the reasons why it cannot be ported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODES: Final = frozenset({"train", "eval"})
 MAX_COLUMNS: Final = 101  # longest line for the call of `load`, newline included
 VERBS: Final = ("build", "make", "new", "elastic_build")
 ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
-MAX_LINES: Final = 6  # a metric is reported, too, if no more lines change
+MAX_LINES: Final = 6  # a metric is reported, too, unless more lines would change
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Port:
     advice: list[str] = field(default_factory=list)  # remarks on other lines
 
     def diff(self, before: str, name: str) -> str:
-        """Return a unified diff from text `before` to the new script; "" without a new script."""
+        """Return a unified diff from text `before` to the new script, or "" if there is none."""
         lines = (before.splitlines(keepends=True), self.text.splitlines(keepends=True))
         return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")) if self.text else ""
 
@@ -302,7 +302,7 @@ def _changes(statement: ast.stmt, model: str) -> bool:
 
 
 def load_edits(script: Whole, between: Between) -> list[Edit]:
-    """Return edits that replace model, optimizer and loader with one `load`, where the last was."""
+    """Return edits that replace model, optimizer and loader with one `load` at the last of them."""
     source, by_line = script.source, script.by_line
     indent = " " * by_line[0].col_offset
     after = "".join(map(source.line_of, between.after))
@@ -383,7 +383,7 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
     name, optimizer = script.facts.agent, script.optimizer
     asking = [s for s in optimizer.block if name in loads(s) and s.lineno < first.lineno]
     at = script.source.lines(asking[0] if asking else first)[0]
-    # The agent is global if functions use it that do not make the model.
+    # The agent is global if it is used outside the function that makes the model.
     functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
     made = [f for f in functions if optimizer.statement in ast.walk(f)]
     using = [f for f in functions if name in loads(f) or script.loop.statement in ast.walk(f)]
@@ -393,7 +393,7 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
 
 
 def _free_name(script: Whole, what: str) -> str:
-    """Return a name for a builder that the script does not use yet."""
+    """Return a name that the script does not use yet, for a builder."""
     source = script.source
     taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
@@ -440,7 +440,7 @@ def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
 
 
 def report_edits(script: Whole) -> list[Edit]:
-    """Return an edit that reports the metric at the end of each epoch; [] without a metric."""
+    """Return an edit that reports the metric after each epoch, or [] if there is no metric."""
     metric = script.facts.metric
     if not metric:
         return []

@@ -106,7 +106,7 @@ def _batch_loops(facts: Facts) -> list[ast.For]:
 
 
 def _conditions(facts: Facts, wanted: Callable[[ast.AST], bool]) -> Iterator[int]:
-    """Yield the line of each `if` in a loop over batches whose body contains a `wanted` node."""
+    """Yield the line of each `if` whose body has a `wanted` node, in loops over batches."""
     for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
         body = node.body if isinstance(node, ast.If) else []
         if any(wanted(inner) for part in body for inner in ast.walk(part)):
@@ -163,7 +163,7 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 BRANCHES: Final = (ast.If, ast.Try, ast.Match)
-RETURN_A_LOSS: Final = frozenset({"training_step", "compute_loss"})  # methods for a framework
+RETURN_A_LOSS: Final = frozenset({"training_step", "compute_loss"})  # their results are losses
 SAME_VALUE: Final = frozenset(
     {"view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone",
      "to", "cuda", "cpu", "float", "double", "half"}
@@ -271,7 +271,7 @@ class _Script:
     # --- kinds of expressions
 
     def value(self, node: ast.expr) -> Value:
-        """Return the kind of an expression; follows names and calls of local functions."""
+        """Return the kind of an expression, following names and calls of local functions."""
         if node not in self._values:
             self._values[node] = OTHER  # ends cycles, as in `total = total + loss`
             origins = self._origins(node)
@@ -330,7 +330,7 @@ class _Script:
         return OTHER
 
     def _criterion(self, made: ast.expr) -> Value:
-        """Return the kind that the option `reduction` gives to a loss function, or to its maker."""
+        """Return the kind that the option `reduction` in a call gives to the loss."""
         given = keyword(made, "reduction") if isinstance(made, ast.Call) else None
         text = [literal(origin) for origin in self._origins(given)] if given is not None else []
         if text and all(one == "sum" for one in text):
@@ -353,7 +353,7 @@ class _Script:
     # --- names and local functions
 
     def _origins(self, node: ast.expr) -> list[ast.expr]:
-        """Return the expressions from which a name, choice, item or local call gets its value."""
+        """Return the expressions from which a name, branch, item or local call gets its value."""
         if node not in self._origins_of:
             self._origins_of[node] = [node]  # ends cycles
             if given := self._given(node):
@@ -384,13 +384,13 @@ class _Script:
             place = (node.lineno, node.col_offset)
             before = [one for one in inside if scope is not own or one.end <= place]
             found = self._reaching(before, node) or self._passed(scope, name)
-            if found := found or self._reaching(inside, node):  # set in the iteration before
+            if found := found or self._reaching(inside, node):  # set one iteration earlier
                 return found
             scope = self._scope(scope)
         return [one.value for one in bindings] if "." in name else []
 
     def _reaching(self, bindings: list[Binding], node: ast.AST) -> list[ast.expr]:
-        """Return the last value, and earlier ones that branches without `node` may replace."""
+        """Return the last value, and earlier values that it replaces only if its branch is run."""
         around, found = set(self._outer(node)), []
         for one in reversed(bindings):
             found.append(one.value)
@@ -444,7 +444,7 @@ class _Script:
 
 
 def _items(whole: ast.expr, key: Any) -> list[ast.expr]:
-    """Return the item `key` of a tuple, list or dict display in a list; [] if it does not exist."""
+    """Return the item `key` of a tuple, list or dict display in a list, or [] if it is missing."""
     match whole:
         case ast.Tuple() | ast.List() if isinstance(key, int):
             return whole.elts[key : key + 1]

@@ -53,7 +53,7 @@ class EpochLoop(NamedTuple):
 
 @dataclass
 class Facts:
-    """Parts that were found in a script; None for parts that were not found."""
+    """Parts that were found in a script; a part that was not found is None."""
 
     source: Source
     options: dict[str, Any]  # options of argparse, with their defaults
@@ -61,7 +61,7 @@ class Facts:
     ported: bool  # True if the script imports the library
     made: list[Made]  # all assignments, by line
     model: Made | None = None
-    optimizers: list[Made] = field(default_factory=list)  # the first, and others that step
+    optimizers: list[Made] = field(default_factory=list)  # first one, and others with a `step` call
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
     far_loop: ast.For | None = None  # a loop that trains through several functions
@@ -85,7 +85,7 @@ class Facts:
 
     @property
     def agent(self) -> str:
-        """Name of the agent in the script; a name that is still free if the script has no agent."""
+        """Name of the agent in the script, or a free name if the script has no agent."""
         for node in ast.walk(self.source.tree):
             if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
                 return assigned(node) or "agent"
@@ -373,7 +373,7 @@ class Whole(NamedTuple):
 
 
 def whole(facts: Facts) -> Whole | None:
-    """Return the script with all its parts; None if a part is missing."""
+    """Return the script with all its parts, or None if a part is missing."""
     model, optimizer, loader, loop = facts.model, facts.optimizer, facts.loader, facts.epoch_loop
     if model is None or optimizer is None or loader is None or loop is None:
         return None

@@ -47,7 +47,7 @@ class Source:
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
-        """Functions and methods by name; if a name occurs several times, the last one found."""
+        """Functions and methods by name; the last one counts if a name occurs several times."""
         return {n.name: n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
 
     def reached(self, node: ast.AST) -> list[ast.AST]:
@@ -85,7 +85,7 @@ class Source:
         return Edit(*self.span(node), text)
 
     def edited(self, edits: list[Edit]) -> str:
-        """Return the text after edits that do not overlap; those at one place apply in order."""
+        """Return the text after edits that do not overlap; edits at one place apply in order."""
         parts, at = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.first, edit.last)):
             parts += [self._bytes[at : edit.first], edit.text.encode()]
@@ -103,12 +103,12 @@ def blocks(tree: ast.AST) -> Iterator[Block]:
 
 
 def called(node: ast.AST | None) -> str:
-    """Return the dotted name of a called function, as `torch.optim.SGD`; "" for other nodes."""
+    """Return the dotted name of a called function, as `torch.optim.SGD`, or "" for other nodes."""
     return dotted(node.func) if isinstance(node, ast.Call) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name with its attributes, such as `torch.optim`; "" for other nodes."""
+    """Return a name with its attributes, such as `torch.optim`, or "" for other nodes."""
     if isinstance(node, ast.Attribute):
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
@@ -128,14 +128,14 @@ def calls_any(node: ast.AST, *names: str) -> bool:
 
 
 def assigned(statement: ast.AST) -> str:
-    """Return the single name that a statement assigns to; "" for other statements."""
+    """Return the single name that a statement assigns to, or "" for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign) else ""
 
 
 def value_of(statement: ast.AST) -> ast.expr | None:
-    """Return the expression that a statement assigns or consists of; None for other statements."""
+    """Return the expression that a statement assigns or consists of, or None for other kinds."""
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
         return statement.value
     return None
@@ -155,9 +155,9 @@ def stores(node: ast.AST) -> set[str]:
 
 
 def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-    """Return an argument of a call; None if the argument is not given.
+    """Return an argument of a call, or None if the argument is not given.
 
-    `place` is the index of the argument if it is positional; None if it must be a keyword.
+    `place` is the index of the argument if it is positional, or None if it must be a keyword.
     """
     for found in call.keywords:
         if found.arg == name:
@@ -195,7 +195,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def literal(node: ast.expr | None) -> Any:
-    """Return the value of a literal; None for other expressions."""
+    """Return the value of a literal, or None for other expressions."""
     try:
         return ast.literal_eval(node) if node is not None else None
     except ValueError:
@@ -210,7 +210,7 @@ class Numbers:
     options: Mapping[str, Any]
 
     def of(self, node: ast.expr | None) -> float | int | None:
-        """Return the number of an expression; None if it is only known at run time."""
+        """Return the number of an expression, or None if it is only known at run time."""
         value: Any = None
         match node:
             case ast.BinOp():
@@ -231,7 +231,7 @@ class Numbers:
         return None if value is None else int(value)
 
     def batch_size(self, call: ast.Call, made: Mapping[str, ast.expr]) -> int | None:
-        """Return the batch size of a loader; None if it is only known at run time.
+        """Return the batch size of a loader, or None if it is only known at run time.
 
         `made` maps names to the expressions assigned to them, for arguments such as `**options`.
         """

@@ -154,7 +154,7 @@ def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> in
     try:
         with BlockingClient(common.home) as client:
             for trial in dict.fromkeys(trials):
-                done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - kept if one is refused
+                done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - results are kept if one is refused
     finally:
         _say(done, common, alone=len(trials) == 1, resting=change == "pause")
     return Exit.OK
@@ -210,7 +210,7 @@ def submit(
         ready = prepare(file, set_ or ())
         stated_sweep(ready.spec)
     else:
-        assert manifest is not None  # noqa: S101 - one of both
+        assert manifest is not None  # noqa: S101 - one of both is given
         if set_:
             raise BadFieldError("--set requires FILE", "a manifest is repeated unchanged", "set")
         ready = from_manifest(manifest, workdir, changed=changed)

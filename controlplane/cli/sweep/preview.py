@@ -88,7 +88,7 @@ def replay(
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
     """Return the task that makes `elastic.sweep_worker.alone` repeat a trial."""
     sweep = found.spec.stated_sweep
-    assert sweep is not None  # noqa: S101 - read_manifest looked
+    assert sweep is not None  # noqa: S101 - checked by read_manifest
     values = {one.number: one.values for one in found.trials}
     return {
         "functions": sweep.functions,
@@ -120,7 +120,7 @@ def run_here(
     The first of `pythons` that has torch and this library is used.
 
     Raises:
-        BadFieldError: if the module fails; contains the last line of its error output.
+        BadFieldError: if the module fails; the error contains the last line of its error output.
         NoTorchError: if no interpreter has both.
     """
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:

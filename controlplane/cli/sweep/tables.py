@@ -88,7 +88,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
 
 
 def _scale(detail: SweepDetail) -> Callable[[float], str]:
-    """Return a function from a score to a block; the sweep's best score has the highest block."""
+    """Return a function that draws a score as a block; the sweep's best score is the highest."""
     metric = detail.spec.search.metric
     scores = [
         value
@@ -154,7 +154,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
 
 
 def time_left(detail: SweepDetail, now: float) -> float | None:
-    """Return the remaining seconds if the slots stay the same; None if unknown."""
+    """Return the remaining seconds if the slots stay the same, or None if unknown."""
     if not detail.units_left:
         return None
     if detail.expected_end is not None:
@@ -220,7 +220,7 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     return kept, min(longest, max(left, 1))
 
 
-DAMAGED = "journal"  # error code
+DAMAGED = "journal"  # error code of a sweep that the controller cannot read
 ENDED_STATES = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 ORDER_HELP = "order: best first, or in order of addition"
 

@@ -16,8 +16,8 @@ from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, Searc
 
 SIMULATIONS: Final = 8
 MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound
-MAX_SEQUENTIAL: Final = 300  # configurations; larger numbers train in step, simulated once
-MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
+MAX_SEQUENTIAL: Final = 300  # configurations; more of them train in parallel, in one simulation
+MAX_SIMULATED: Final = 1000  # simulated configurations; results for more of them are scaled up
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class SlotHours(msgspec.Struct, frozen=True):
-    """Estimated duration on a given number of slots."""
+    """The estimated duration of the sweep on a given number of slots."""
 
     slots: int
     hours: float
@@ -37,7 +37,7 @@ class SlotHours(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate for a sweep before it starts. Scores are random, because promotions are unknown."""
+    """An estimate for a sweep before it starts. Scores are random, as promotions are unknown."""
 
     configurations: int  # at the start
     trials: Range  # including copies made during the sweep

@@ -1,4 +1,4 @@
-"""Handle of a submitted sweep: trials with their rows and states, exported models, manifest."""
+"""The handle of a submitted sweep: trials with their rows and states, models, manifest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of a sweep as a document."""
+    """The record of a sweep as a document."""
 
     format: int
     job: str
@@ -272,7 +272,7 @@ class Exported(NamedTuple):
 
 
 class SweepRun:
-    """Handle of one sweep of a cluster; the client must be open."""
+    """The handle of one sweep of a cluster; the client must be open."""
 
     def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
@@ -292,7 +292,7 @@ class SweepRun:
         return epoch_rows(await self.detail(), trials)
 
     async def best(self) -> Best | None:
-        """Return the best trial with its best score and epoch, or None without scores."""
+        """Return the best trial with its best score and epoch, or None if no trial has a score."""
         return best_of(await self.detail())
 
     async def stop(self, trial: int) -> str:
@@ -319,7 +319,7 @@ class SweepRun:
         return (await self._client.change_sweep(self.job, "add", values=values)).trial
 
     async def clone(self, trial: int, values: Mapping[str, Value] | None = None) -> int:
-        """Add a trial that continues from the state of another, and return its number.
+        """Add a trial that continues from the state of another trial, and return its number.
 
         `values` are the values that differ from those of the other trial.
         """
@@ -333,7 +333,7 @@ class SweepRun:
         parallel: int | None = None,
         on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
     ) -> int:
-        """Add configurations that Optuna suggests from the results so far, as trials end.
+        """Add a configuration whenever a trial ends; Optuna suggests it from the results so far.
 
         This call keeps no state. To continue the sampling of a sweep that has not ended, repeat the
         call.
@@ -389,7 +389,7 @@ class SweepRun:
     async def export(
         self, path: Path | str, trial: int | None = None, python: str | None = None
     ) -> Exported:
-        """Write a trial's model, of its best epoch or else the newest, as a plain `state_dict`.
+        """Write the `state_dict` of a trial after its best epoch, or else of its newest model.
 
         Args:
             path: an existing file is replaced.

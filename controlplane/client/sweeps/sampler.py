@@ -67,7 +67,7 @@ def _sampler(name: SamplerName, seed: int) -> BaseSampler:
 
 
 def _study_trial(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
-    """Convert a trial for a study. A stopped trial becomes a pruned one with its scores so far."""
+    """Convert a trial for Optuna. A stopped trial becomes a pruned one with its scores so far."""
     from optuna.trial import TrialState, create_trial  # noqa: PLC0415
 
     names = [name for name in space if _fits(space[name], trial.values.get(name))]

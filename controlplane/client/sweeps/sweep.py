@@ -113,12 +113,12 @@ class Hyperband(_Searcher, frozen=True, tag="hyperband"):
 
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
-    """Asynchronous rungs: a trial is promoted once among the best (Li et al., MLSys '20)."""
+    """Asynchronous rungs: a trial is promoted when it is among the best (Li et al., MLSys '20)."""
 
     configurations: int | None = None  # default: `eta` of them reach the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
-    promotes: spec.Promotes = "in_order"  # same winner on any slots; `on_arrival`: as in the paper
+    promotes: spec.Promotes = "in_order"  # in_order: slots do not change the winner
 
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):
@@ -126,11 +126,11 @@ class MedianStopping(_Searcher, frozen=True, tag="median"):
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # minimum of other trials with as many epochs
+    min_others: int = 3  # least number of other trials that have as many epochs
 
 
 class PBT(_Searcher, frozen=True, tag="pbt"):
-    """Searcher that replaces the worst quarter by perturbed best ones (Jaderberg et al., 2017)."""
+    """Searcher that replaces the worst quarter by changed best trials (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1
@@ -192,7 +192,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = 1  # number of best configurations whose states are kept after the sweep
     order: spec.VisitOrder = "fixed"  # order in which configurations visit partitions
     revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked
-    graduate_batch: int | None = None  # batch of last trials that become elastic jobs; None: never
+    graduate_batch: int | None = None  # batch of the elastic jobs that the last trials become
     seed: int = 0
     # Fields of the job.
     name: str = "sweep"
@@ -243,7 +243,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         fields |= {"slots": slots, "env": dict(self.env)}
         return JobSpec(
             script=SWEEP_SCRIPT,
-            batch_size=max(1, slots[1]),  # policies may assign any number of slots up to it
+            batch_size=max(1, slots[1]),  # policies may assign at most as many slots
             max_batch_size=KEEP,
             sweep=sweep,
             **fields,

@@ -120,9 +120,9 @@ def _one_machine(
     return ends, busy
 
 
-MAX_SINGLE_SIZE: Final = 8  # up to this size every size is tried; above it, whole nodes
+MAX_SINGLE_SIZE: Final = 8  # up to this size every size is tried; above it, only whole nodes are
 BATCHES_PER_DOUBLING: Final = 3  # number of batches tried per doubling
-UNTRIED_MARGIN: Final = 0.95  # factor, because sizes and batches between those tried can be better
+UNTRIED_MARGIN: Final = 0.95  # factor for untried sizes and batches, which can be better
 MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
 MIN_RATE: Final = 1e-300  # divisor if the rate is 0
 
@@ -140,8 +140,8 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
 
     Each epoch has its best size and batch. 5% is subtracted for the sizes and batches between those
     tried. Progress per sample depends on batch and epoch, and samples per second on size and batch,
-    so the model is queried for the two separately. `fixed_batch` is the batch of policies that keep
-    the user's batch, if it exceeds the largest batch that other policies can select; otherwise 0.
+    so the model is queried for the two separately. `fixed_batch` is the user's batch, which some
+    policies keep, if it exceeds the largest batch that others can select; otherwise it is 0.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
@@ -167,7 +167,7 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
 def _speeds(
     job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
 ) -> FloatArray:
-    """Return samples/s in the first epoch, shape (sizes, batches); 0 if a group cannot run."""
+    """Return samples/s in the first epoch, shape (sizes, batches), or 0 if a group cannot run."""
     speed = np.zeros((len(sizes), len(batches)))
     for column, batch in enumerate(batches):
         for row, size in enumerate(sizes):
@@ -224,9 +224,9 @@ def lower_bound_s(
 ) -> float | None:
     """Return a lower bound of the average completion time of `jobs`, in seconds, on any schedule.
 
-    It is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted jobs; the
-    bound ignores the slots that other jobs use. `fastest` is the speed of the fastest GPU, relative
-    to the GPU that the model describes.
+    The bound is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted
+    jobs; the bound ignores the slots that other jobs use. `fastest` is the speed of the fastest
+    GPU, relative to the GPU that the model describes.
     """
     if not jobs or any(
         job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs

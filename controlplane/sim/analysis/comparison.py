@@ -1,4 +1,4 @@
-"""Comparison of policies: paired by job, with intervals and tests; tables and JSON of results.
+"""Comparison of policies, paired by job, with intervals and tests, as tables and JSON.
 
 Results are grouped by the size of the cluster and by policy. Figures of a policy are means over
 seeds, and one policy is compared with each other policy.
@@ -31,7 +31,7 @@ FloatArray = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Limits of a 95% confidence interval."""
+    """The limits of a 95% confidence interval."""
 
     low: float
     high: float
@@ -151,7 +151,7 @@ def _interval(values: FloatArray) -> Interval:
 
 
 def _ratio(mine: float, other: float) -> float:
-    """Return `mine` / `other`; 1 if both are 0, infinite if only `other` is 0."""
+    """Return `mine` / `other`; the ratio is 1 if both are 0, and infinite if only `other` is 0."""
     if other == 0.0:
         return 1.0 if mine == 0.0 else float("inf")
     return float(mine / other)
@@ -194,7 +194,7 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Return the means of one policy's figures over seeds; None if a seed has no such figure."""
+    """Return the mean of each figure of a policy over seeds, or None if a seed lacks the figure."""
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
     for name in (*MEANS, *(name for name in LOSS_FIGURES if name in sums[0])):

@@ -129,7 +129,7 @@ def save(figure: Figure, path: Path, kind: str = "") -> None:
     if kind not in SUFFIXES:
         hint = f"end its name with {', '.join(SUFFIXES)}"
         raise ResultsError(f"{path}: unknown format of a figure", hint)
-    import matplotlib as mpl  # noqa: PLC0415 - installed, since the figure exists
+    import matplotlib as mpl  # noqa: PLC0415 - matplotlib made the figure
 
     # Reproducible bytes; a PNG contains no date.
     kept: Any = {"svg.hashsalt": "ones", "svg.fonttype": "none"}

@@ -299,7 +299,7 @@ SMOOTHING_WINDOW_S: Final = 15.0  # window of the running mean of slot shares
 
 
 def normalised_loss(results: Results, path: Path) -> None:
-    """Draw the mean normalised loss of active jobs within the window (SLAQ figure 4).
+    """Draw the mean normalised loss of active jobs within `LossSeries.window_s` (SLAQ figure 4).
 
     Curves show the first seed; the legend shows means over all seeds.
     """
@@ -325,7 +325,7 @@ def normalised_loss(results: Results, path: Path) -> None:
 
 
 def slots_by_loss(results: Results, path: Path) -> None:
-    """Draw slot shares of jobs with high, medium and low losses, first seed (SLAQ figure 3)."""
+    """Draw slot shares of jobs with high, medium, low losses for the first seed (SLAQ fig. 3)."""
     groups = grouped(results)
     figure = new_figure(0.6 + 4.2 * len(groups), 3.6)
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
@@ -383,12 +383,12 @@ def _window(result: SimulationResult) -> tuple[LossSeries, np.ndarray]:
 
 
 def _mean_time(results: Results, reduction: float) -> float:
-    """Return the mean time; if no job of a result reached the reduction, the result adds 0."""
+    """Return the mean time to a reduction; a result in which no job reached it counts as 0."""
     return float(np.mean([mean_time_to(result, reduction) or 0.0 for result in results]))
 
 
 def _smoothed(values: FloatArray) -> FloatArray:
-    """Return the running mean; the ends are continued, and missing shares are 0."""
+    """Return the running mean, with the end values continued; missing shares count as 0."""
     wide = max(1, round(SMOOTHING_WINDOW_S / GRID_S))
     smooth: FloatArray = uniform_filter1d(np.nan_to_num(values), wide, mode="nearest")
     return smooth

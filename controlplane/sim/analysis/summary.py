@@ -93,7 +93,7 @@ def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
 
 
 def loss_figures(result: SimulationResult) -> dict[str, Any]:
-    """Return the figures `LOSS_FIGURES` of one simulation; empty if it has no true losses.
+    """Return the figures `LOSS_FIGURES` of one simulation, or {} if it has no true losses.
 
     Returns:
         `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5).
@@ -120,7 +120,7 @@ def loss_figures(result: SimulationResult) -> dict[str, Any]:
 
 
 def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray:
-    """Return the last value at each moment; 0 before the first point."""
+    """Return the last value at each moment, which is 0 before the first point."""
     values = np.array([0.0, *(value for _, value in points)])
     return values[np.searchsorted([at for at, _ in points], moments, side="right")]
 
@@ -176,11 +176,11 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
 
 
 def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
-    """Return three figures of finish-time fairness; None if no job has a rho.
+    """Return three figures of finish-time fairness, which are None if no job has a rho.
 
     Returns:
         `ftf_mean` and `ftf_worst` are the mean and the largest rho of `finish_time_fairness`.
-        `ftf_unfair_share` is the share of these jobs, in [0, 1], with rho above 1.
+        `ftf_unfair_share` is the share of jobs, in [0, 1], whose rho is above 1.
     """
     found = np.array(list(finish_time_fairness(result).values()))
     if not len(found):
@@ -256,16 +256,16 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     averages include.
 
     Returns:
-        Times are in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each
-        counted job, None without a completion time. `makespan_s` is the time from the first
-        submission to the last end of all jobs, None while a job is unfinished. `utilisation` is
-        the share of the cluster's slot seconds that jobs used until the last end. `vs_bound` is
-        the average completion time divided by its lower bound, which must be a bound for exactly
-        the counted jobs. `extrapolated_share` is the share of training time, in [0, 1], at a
-        speed that the model extrapolates because no such group was measured. `utility` is the
-        value of the counted jobs' ends to their users, and `utility_share` its ratio to the
-        largest possible value; None without stated utilities. `lateness_s` is the mean over all
-        promised ends that jobs reached; a job in time has a lateness of 0. `fairness_figures` and
+        Times are in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
+        job, which is None without a completion time. `makespan_s` is the time from the first
+        submission to the last end of all jobs, or None while a job is unfinished. `utilisation` is
+        the share of the cluster's slot seconds that jobs used until the last end. `vs_bound` is the
+        average completion time divided by its lower bound, which must be a bound for exactly the
+        counted jobs. `extrapolated_share` is the share of training time, in [0, 1], at a speed that
+        the model extrapolates because no such group was measured. `utility` is the value of the
+        counted jobs' ends to their users, and `utility_share` is its ratio to the largest possible
+        value; both are None if no utilities are stated. `lateness_s` is the mean lateness over all
+        promised ends that jobs reached; a job in time counts as 0. `fairness_figures` and
         `forecast_figures` describe `ftf_*` and `start_*`. Results with true losses also have the
         figures of `loss_figures`.
     """

@@ -270,8 +270,9 @@ SIGTERM: Final = 15
 class NodeAgents:
     """Agents of all nodes.
 
-    With `instant_changes`, slots change jobs in no time and every change causes a stall, as in the
-    published simulators. Without it, new workers start while the old group continues to train.
+    With `instant_changes`, slots pass from job to job in no time and every change causes a stall,
+    as in the published simulators. Without it, new workers start while the old group continues to
+    train.
     """
 
     def __init__(
@@ -443,7 +444,7 @@ class NodeAgents:
         )
         self._processes.report(job, group.members[0].worker, suspended)
         job.group = None
-        for name in leaving:  # only these, because successors can have started by now
+        for name in leaving:  # no other workers, because successors can have started by now
             self._processes.exit(job, name, code=0)
 
     # --- nodes

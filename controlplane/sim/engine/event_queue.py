@@ -71,7 +71,7 @@ class SimOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
-    """Schedule of plan requests and budget of the search; all times are virtual seconds."""
+    """The times of plan requests and the budget of the search; all times are virtual seconds."""
 
     round_s: float  # time between plans; 0: a plan follows each relevant event
     latency_s: float  # time from a request to the delivery of its plan

@@ -121,7 +121,7 @@ class TrainingProgress:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """Process of one worker; its times are virtual seconds."""
+    """The process of one worker; its times are virtual seconds."""
 
     slot: SlotId
     version: Version  # version of the group for which the process was started
@@ -152,7 +152,7 @@ class JobProcesses:
     ended: bool = False  # True: ended in the core; some workers can still run
 
     def placement(self) -> Placement:
-        """Return the group's number of slots on each node, in rank order; empty without a group."""
+        """Return the group's number of slots on each node, in rank order, or () without a group."""
         counts: dict[NodeId, int] = {}
         for member in self.group.members if self.group else ():
             node = node_of(member.slot)
@@ -181,7 +181,7 @@ class _Record:
 
 
 class JobLog:
-    """Record of each job, in order of submission."""
+    """The record of each job, in order of submission."""
 
     def __init__(self, *, record_allocations: bool) -> None:
         self._record_allocations = record_allocations
@@ -282,7 +282,7 @@ def _result(record: _Record, job: Job) -> JobResult:
 
 
 def _realised_utility(job: Job) -> float | None:
-    """Return the value of the job's end to its user: None if not stated, 0 without success."""
+    """Return the value of the job's end to its user, 0 without success, or None if not stated."""
     utility = job.spec.stated_utility
     if utility is None:
         return None

@@ -16,14 +16,14 @@ from schemas.nodes import NodeSpec
 
 
 class SimulatedTrainingJobs:
-    """Implementation of `TrainingJobs`; returns default values for jobs that no longer exist."""
+    """Implementation of `TrainingJobs` with default values for jobs that no longer exist."""
 
     def __init__(self, jobs: Mapping[JobId, JobProcesses], nodes: Iterable[NodeSpec]) -> None:
         self._jobs = jobs
         self._nodes = {node.node: node for node in nodes}
 
     def family(self, job: JobId) -> str:
-        """Return the job's application; empty if the job no longer exists."""
+        """Return the job's application, or "" if the job no longer exists."""
         return self._jobs[job].training.model.application if job in self._jobs else ""
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:

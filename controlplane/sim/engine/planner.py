@@ -26,13 +26,13 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_REQUESTS_AT_ONCE: Final = 100  # at the same time; with more the policy does not converge
+MAX_REQUESTS_AT_ONCE: Final = 100  # at the same time; a policy that needs more does not converge
 RETRY_S: Final = 1.0  # delay of the next request to a policy that does not converge
-ROUND_TOLERANCE: Final = 1e-9  # share of a round; a time this close after its start is its start
+ROUND_TOLERANCE: Final = 1e-9  # in rounds; a time this close after a boundary is moved to it
 
 
 class SimulatedPlanner:
-    """Replacement for the service's planner; uses the same view, plan difference and events."""
+    """Replacement for the service's planner, with the same view, plan difference and events."""
 
     def __init__(
         self,

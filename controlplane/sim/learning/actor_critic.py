@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Steps of an episode by time, and its rewards: (start, end, reward per second) in seconds."""
+    """The steps of an episode by time, and its rewards: (start s, end s, reward per second)."""
 
     steps: list[Step]
     rewards: list[tuple[float, float, float]]
@@ -203,7 +203,7 @@ def discounted(rollout: Rollout, horizon_s: float) -> tuple[FloatArray, FloatArr
 
 
 def advantages(rewards: FloatArray, discounts: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the generalised advantages of an episode's steps; `values` are the critic's, (P,)."""
+    """Return the generalised advantages of an episode's steps from the critic's `values`."""
     errors = rewards + discounts * np.append(values[1:], 0.0) - values
     found, later = np.zeros(len(errors)), 0.0
     for at in reversed(range(len(errors))):
@@ -230,7 +230,7 @@ class ActorCriticTrainer:
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
-        torch.set_num_threads(1)  # equal sums on every host; fast enough for small networks
+        torch.set_num_threads(1)  # equal sums on every host; one thread is fast enough
         torch.manual_seed(seed)
         self._environment, self._seed = environment, seed
         self.networks = environment.networks()
@@ -255,7 +255,7 @@ class ActorCriticTrainer:
         return self._environment.recipe.warm_iterations + self._environment.recipe.rounds
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """Run one iteration, and return a row of the learning curve; can take several seconds."""
+        """Run one iteration, which can take seconds, and return a row of the learning curve."""
         environment, recipe = self._environment, self._environment.recipe
         rng, number = default_rng((self._seed, iteration)), iteration - recipe.warm_iterations
         torch.manual_seed(int(rng.integers(2**31)))
@@ -277,7 +277,7 @@ class ActorCriticTrainer:
         return row | self._validate(last_warm=last_warm, look=look)
 
     def trained(self) -> Trained:
-        """Return the model that was best in validation; without validation the current model."""
+        """Return the model that was best in validation, or the current model without validation."""
         found = self._environment.trained(_arrays(self._best or self._mean))
         found.figures.update((name, round(value, 4)) for name, value in self._figures.items())
         return found
@@ -299,7 +299,7 @@ class ActorCriticTrainer:
         return as_batch([self._replay[at] for at in rng.integers(len(self._replay), size=many)])
 
     def log_probabilities(self, batch: Batch) -> Tensor:
-        """Return log probabilities of all options, shape (B, W, C); very small if not allowed."""
+        """Return log probabilities, shape (B, W, C), which are very small for forbidden options."""
         logits = self.networks({
             name.removeprefix("inputs."): value
             for name, value in batch.items()
@@ -358,7 +358,7 @@ class ActorCriticTrainer:
         return loss, critic_loss.item(), entropy.item()
 
     def _validate(self, *, last_warm: bool, look: bool) -> dict[str, float]:
-        """Return the scores of the mean networks, NaN without `look`; store the best networks."""
+        """Return scores of the mean networks, or NaN if not `look`, and store the best networks."""
         if not look:
             return dict.fromkeys(self._environment.scores, math.nan)
         values = self._environment.validate(_arrays(self._mean))
@@ -440,7 +440,7 @@ def read_state(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         hint = "leave out --resume to start one"
         raise TrainingError(f"{path}: no training was interrupted here", hint) from None
-    except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
+    except Exception as error:  # noqa: BLE001 - a damaged file can raise any error
         problem = f"{path}: damaged state of a training ({type(error).__name__})"
         raise TrainingError(problem, "remove the file, and start again without --resume") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:

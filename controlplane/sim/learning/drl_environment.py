@@ -1,4 +1,4 @@
-"""Environment for training `drl`: whole simulations; the warm-up imitates a heuristic."""
+"""Environment for training `drl` in whole simulations; the warm-up imitates a heuristic."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ from schemas.ids import Seconds
 SLOTS_PER_NODE: Final = 4
 WORTH_EXPONENT: Final = 0.55  # the worth of a slot falls with this power of the remaining time
 PATIENCE_S: Final = 60.0  # added to the remaining time
-VALIDATION_OFFSET: Final = 90_000  # offset of the validation traces
-PAST_OFFSET: Final = 99_000  # offset of the trace of the past events
+VALIDATION_OFFSET: Final = 90_000  # offset of the seeds of validation traces
+PAST_OFFSET: Final = 99_000  # offset of the seed of the trace of past events
 
 Pick = Callable[[DecisionInput, FloatArray], int]  # picks an action, given all probabilities
 
 
 def teacher_action(moment: DecisionInput) -> int:
-    """Return the heuristic's legal action: shortest job first, and spare slots to short jobs.
+    """Return the heuristic's legal action, which favours short jobs, also with spare slots.
 
     DL2 warms up with the decisions of the cluster's existing scheduler. Here the waiting job with
-    the shortest remaining time starts on its least slots; if more are free, it gets up to an equal
-    share of the cluster. If no waiting job fits, the running job whose slot is worth least gives
-    this slot back. If no job waits, the job to which another slot is worth most grows, at most to
-    twice its size. The worth of a slot is the share of a step that it saves, divided by the
-    remaining time to the power of 0.55. Each action is one step of this plan.
+    the shortest remaining time starts on its smallest number of slots; if more slots are free, it
+    gets up to an equal share of the cluster. If no waiting job fits, the running job whose slot is
+    worth least gives this slot back. If no job waits, the job to which another slot is worth most
+    grows, at most to twice its size. The worth of a slot is the share of a step that it saves,
+    divided by the remaining time to the power of 0.55. Each action is one step of this plan.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)
@@ -103,7 +103,7 @@ def _action_at_least(rows: BoolArray, least: FloatArray, action: int) -> int:
 
 
 class RecordingDrl(Drl):
-    """Policy `drl` whose actions an external function picks; records every decision as a step."""
+    """Policy `drl` that records each decision as a step; an external function picks the actions."""
 
     def __init__(self, arrays: Arrays, pick: Pick) -> None:
         card = ModelCard(
@@ -211,7 +211,7 @@ class DrlNetworks(nn.Module):
         self.job, self.end = Dense(JOB_NET), Dense(END_NET)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the logits: the end of the round, then "more, fewer, same" of each job.
+        """Return the logits of the end of the round, then of "more, fewer, same" for each job.
 
         Args:
             inputs: jobs, shape (B, W, N, JOB_INPUTS), and cluster, shape (B, W, CLUSTER_INPUTS).
@@ -333,7 +333,7 @@ class DrlEnvironment:
         return FIRST_TRACE + TRACES_PER_SEED * self._seed + place
 
     def _past_events(self, place: int) -> list[PolicyEvent]:
-        """Return the past events of an episode: those of `past` for an even `place`, else none."""
+        """Return the events that `past` returns if `place` is even, otherwise no events."""
         if place % 2:
             return []
         if self._past is None:

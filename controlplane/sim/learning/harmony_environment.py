@@ -171,10 +171,10 @@ def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Gene
     A pattern places a share `explore` of the jobs. Jobs run at the speed that the reward model
     expects; the true speeds of `bed` are not used.
 
-    The reward is the sum of normalised speeds minus the number of jobs. Paper: without the number
-    of jobs. Here: it is subtracted, since the sum would have this value if every active job trained
-    alone. The paper's reward, summed over time, is the total work, which no placement changes. Our
-    reward is minus the loss of jobs by waiting and by their neighbours, and hardly depends on the
+    The reward is the sum of normalised speeds minus the number of jobs. Paper: the sum alone. Here:
+    the number of jobs is subtracted, since the sum has this value if every active job trains alone.
+    The paper's reward, summed over time, is the total work, which no placement changes. Our reward
+    is minus the loss of jobs by waiting and by their neighbours, and hardly depends on the
     arrivals.
     """
     steps: list[Step] = []
@@ -190,7 +190,7 @@ def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Gene
         chosen = place_gang(shared, model.actor, job.name, choose)
         policy = math.prod(float(softmax(one.among.scores)[one.place]) for one in chosen)
         other = math.prod(1.0 / len(one.among.nodes) for one in chosen) / len(ways)
-        if by_pattern:  # a lower bound, because several patterns can choose the same nodes
+        if by_pattern:  # lower bound of the probability; patterns can choose equal nodes
             other = max(other, 1.0 / len(ways))
         choices = [
             Choice(
@@ -259,7 +259,7 @@ class HarmonyEnvironment:
         self.recipe = recipe or HarmonyRecipe()
         self._seed = seed
         self._history: History | None = None  # recorded on first use
-        self._greedy: tuple[float, float] | None = None  # JCTs: least loaded, greedy
+        self._greedy: tuple[float, float] | None = None  # JCTs of least-loaded and greedy placement
 
     def networks(self) -> HarmonyNetworks:
         """Return new networks; weights are random, but the actor makes the greedy choice."""

@@ -26,7 +26,7 @@ from controlplane.sim.models.job_model import JobModel, packed
 from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
-WORK_TOLERANCE: Final = 1e-9  # relative; a job ends when this little work is left
+WORK_TOLERANCE: Final = 1e-9  # a job ends when this share of its work is left
 Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
 Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
 
@@ -119,7 +119,7 @@ LOAD_STREAM: Final = 7  # random stream of these draws
 
 @dataclass(slots=True)
 class HarmonyTestbed:
-    """Trace of a scenario, with the true speed of its jobs under any placement."""
+    """The trace of a scenario, with the true speed of its jobs under any placement."""
 
     scenario: Scenario
     seed: int

@@ -87,7 +87,7 @@ Report = Callable[[int, int, Row], None]  # iterations done, total iterations, r
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Request for a training: policy, seed and output files."""
+    """The request for a training: policy, seed and output files."""
 
     policy: str
     seed: int

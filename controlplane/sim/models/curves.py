@@ -129,7 +129,7 @@ def shipped_curves() -> RecordedCurves:
 
 WORK_CORE_S: Final = 12_500.0  # mean work of a job: 130% of the work of 640 cores in 15 s
 WORK_SPREAD: Final = 0.8  # sigma of the logarithm of a job's work; chosen
-MAX_CORES: Final = 4096  # per job; large, because speeds are linear in the cores
+MAX_CORES: Final = 4096  # limit per job; large, because speeds are linear in the cores
 SAMPLES: Final = 2**20  # size of a job's data set; each iteration passes over all samples
 # Spark moves tasks to other executors between two iterations. Chosen: tenths of a second.
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)

@@ -1,4 +1,4 @@
-"""Demands of training jobs on the CPU, PCIe and network of a server, and interference interfaces.
+"""The demands of jobs on the CPU, PCIe and network of a server, and interference interfaces.
 
 Harmony (Bao et al., INFOCOM '19) trains six models on servers of two GTX 1080 Ti. The paper says
 which models slow each other down, but not their demands. Gradients and batches below are public
@@ -25,7 +25,7 @@ BOTTLENECKS: Final[tuple[Bound, ...]] = ("cpu", "pcie", "network", "compute")
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand of one worker at full speed, and the share of its step that waits for each resource.
+    """The demand of one worker at full speed, and shares of its step that wait for each resource.
 
     `waits` are shares of a step. With a share of 0.5, a step takes 1.5 times as long if the worker
     gets half of its demand.
@@ -86,7 +86,7 @@ FAMILY_ALIASES: Final[Mapping[str, str]] = {  # part of a name -> key of `DEMAND
 
 @cache
 def demand_of(family: str) -> Demand:
-    """Return the demand of a family, such as `vgg16-imagenet`; random for an unknown family."""
+    """Return the demand of a family, such as `vgg16-imagenet`, or a random one if it is unknown."""
     name = family.lower()
     known = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in name), None)
     return DEMANDS[known] if known is not None else _invented_demand(name)

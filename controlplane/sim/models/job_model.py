@@ -24,7 +24,7 @@ Placement = tuple[int, ...]  # slots on each node, in rank order
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Division of a step into passes, as workers report it; only the last one synchronises."""
+    """Division of a step into passes, as workers report it; only the last pass synchronises."""
 
     pass_s: float  # duration of the last pass, including the synchronisation
     sync_s: float  # part of `pass_s` in which the worker only synchronises
@@ -99,8 +99,9 @@ class JobModel(ABC):
     """Ground truth about one job. Progress is measured in samples at the job's first batch.
 
     By default an epoch is one pass at the first batch, changes of the batch lose no progress, and
-    the job measures no noise scale. Arguments of the methods: `placement`, slots on each node in
-    rank order; `batch`, global, samples per step; `epoch`, number of finished epochs.
+    the job measures no noise scale. In the methods, `placement` is the number of slots on each node
+    in rank order, `batch` is the global batch in samples per step, and `epoch` is the number of
+    finished epochs.
     """
 
     application: str  # name of the workload, for results by application
@@ -127,7 +128,7 @@ class JobModel(ABC):
         return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale measured in the running epoch, in samples; None: not measured."""
+        """Return the running epoch's noise scale in samples, or None if it was not measured."""
         return None
 
     @abstractmethod
@@ -137,7 +138,7 @@ class JobModel(ABC):
     def loss_left(self, epoch: int) -> float | None:
         """Return the share of the total loss reduction that remains. No policy sees this share.
 
-        It is 1 before the first epoch and 0 at the smallest loss. It is None if the loss is
+        The share is 1 before the first epoch and 0 at the smallest loss. It is None if the loss is
         invented or unknown.
         """
         return None

@@ -210,7 +210,7 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """Return |g|^2 and the trace of the covariance, linear between measured global batches.
+        """Return |g|^2 and the trace of the covariance, interpolated linearly between batches.
 
         Epochs are 0-based. An epoch after the last measured epoch has the values of the last one.
         """
@@ -221,16 +221,16 @@ class MeasuredApplication:
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
-        """Return the steps until a 0-based epoch ends, linear between measured global batches."""
+        """Return the steps until a 0-based epoch ends, interpolated linearly between batches."""
         one, other, share = self._between(batch, epoch)
         if share == 0.0:
             return one.iteration
         return one.iteration * (1 - share) + other.iteration * share
 
     def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
-        """Return the epoch's rows of the measured batches around `batch`, and its position.
+        """Return the epoch's rows of the measured batches around `batch`, and where it lies.
 
-        The position of `batch` between the two is a share in [0, 1); 0 is the first.
+        The position of `batch` between the two batches is a share in [0, 1); 0 is the smaller one.
         """
         if batch <= self.first_batch or batch >= self.most_batch:
             edge = self.first_batch if batch <= self.first_batch else self.most_batch
@@ -293,10 +293,11 @@ class ProfiledJob(JobModel):
         return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return phi, where gain = B / B0 (phi + B0) / (phi + B); None if |g|^2 is 0.
+        """Return the noise scale phi, or None if |g|^2 is 0.
 
-        The noise scale belongs to the requested batch. The throughput uses the batch after division
-        into passes, which can be a few samples larger.
+        The gain of batch B over first batch B0 is B / B0 (phi + B0) / (phi + B). The noise scale
+        belongs to the requested batch. The throughput uses the batch after division into passes,
+        which can be a few samples larger.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None

@@ -35,7 +35,7 @@ from schemas.jobs import StopRule
 
 @dataclass(frozen=True, slots=True)
 class ProgressCurve:
-    """Piecewise linear curve that is constant beyond its ends; without points its value is None."""
+    """Piecewise linear curve, constant beyond its ends; its value is None if it has no points."""
 
     shares: Sequence[float] = ()  # shares of the job's progress, increasing
     values: Sequence[float] = ()
@@ -199,7 +199,7 @@ class RecordedJob(JobModel):
         self.spec = replace(job.spec, stop=stop, retries=retries)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the measured, interpolated or extrapolated throughput, with the epoch's phi."""
+        """Return the measured, interpolated or extrapolated throughput in an epoch."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is None:
@@ -248,8 +248,9 @@ class RecordedJob(JobModel):
 def _training_share(job: Submission) -> float:
     """Return the share of an epoch's time that training takes, in (0, 1].
 
-    Scripts use the rest between epochs, for example for evaluation. In a simulated cluster an epoch
-    is the progress of one pass at the first batch, so its journals show such a rest too.
+    Scripts use the rest of the time between epochs, for example for evaluation. In a simulated
+    cluster an epoch is the progress of one pass at the first batch, so simulated journals show such
+    a rest too.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)
@@ -260,9 +261,9 @@ def _training_share(job: Submission) -> float:
 def _samples(job: Submission, family: Family) -> float:
     """Return the samples that a job would have processed without cancellation or the window's end.
 
-    If its work was not stated, the estimate is that of a live cluster: as much as its relatives,
-    otherwise twice as much as it had processed. A cancelled job ends earlier, unless the other
-    policy is faster.
+    Work that was not stated is estimated as in a live cluster: as much as the job's relatives
+    processed, otherwise twice as much as the job had processed. A cancelled job ends earlier,
+    unless the other policy is faster.
     """
     if job.ended in {"succeeded", "failed"}:
         return float(job.samples)

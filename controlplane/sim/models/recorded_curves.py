@@ -1,9 +1,10 @@
 """Recorder of loss curves, which runs the algorithms of SLAQ's evaluation on real data.
 
 SLAQ section 3: classification (SVM, MLP, logistic regression, boosted trees, SVM with polynomial
-kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). Data sets are included in
-scikit-learn, one in Python; `make_*` generate the others. Libraries report the loss of a descent
-seldom, or only for some iterations. The descents in this module report it for each iteration.
+kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). Most data sets come with
+scikit-learn, one with Python; `make_*` functions generate the others. Libraries report the loss of
+a descent seldom, or only for some iterations. The descents in this module report it for each
+iteration.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Objective:
 
 
 def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return the objective of least squares: half the mean squared error; shapes (n, d), (n, k)."""
+    """Return half the mean squared error as objective, for arrays of shapes (n, d) and (n, k)."""
     count = len(features)
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -155,14 +156,14 @@ def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
         features, targets = getattr(datasets, f"load_{data}")(return_X_y=True)
     if scaled == "standard":
         features = StandardScaler().fit_transform(features)
-    else:  # columns keep their different spreads
+    else:  # the columns keep their different spreads
         features = features / np.abs(features).max(axis=0).clip(1e-9)
     ones = np.ones((len(features), 1))
     return np.hstack([features, ones]), np.asarray(targets)
 
 
 def one_hot(labels: FloatArray) -> FloatArray:
-    """Return one column of 0 and 1 per class, shape (n, classes); for two classes shape (n, 1)."""
+    """Return one column of 0 and 1 per class, shape (n, classes), or (n, 1) for two classes."""
     return np.asarray(LabelBinarizer().fit_transform(labels), dtype=float)
 
 
@@ -190,7 +191,7 @@ def words(data: str) -> Any:
     return count.fit_transform(topics.topics.values())
 
 
-DESCENT_ITERATIONS: Final = 200  # iterations of gradient descent; largest number for L-BFGS
+DESCENT_ITERATIONS: Final = 200  # iterations of gradient descent; L-BFGS may need fewer
 BOOSTING_STAGES: Final = 150  # number of boosted trees
 NETWORK_PASSES: Final = 120  # passes of a neural network over its data
 MAX_LLOYD_ITERATIONS: Final = 100  # largest number of iterations of k-means

@@ -4,9 +4,9 @@ No formula is fitted to step times. Policies fit a formula to their observations
 truth of the same form would make their forecasts exact. Between two measurements a step time is
 interpolated linearly. Beyond all measurements it is extrapolated, and marked as such: it grows as a
 power of the local batch and of the slots. The exponent is that of the two nearest measurements,
-limited to 0 (constant) to 1 (proportional). With a single measurement a published exponent is used
-(`BATCH_POWER`, `SLOTS_POWER`). If only groups across nodes were measured, a group within one node
-is as fast as they are at the same size, and vice versa.
+limited to the range from 0 (constant) to 1 (proportional). With a single measurement a published
+exponent is used (`BATCH_POWER`, `SLOTS_POWER`). If only groups across nodes were measured, a group
+within one node is as fast as a group of the same size across nodes, and vice versa.
 
 The file of a recording has JSON lines: a header, then families, then jobs.
 
@@ -47,7 +47,7 @@ Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 
 
 class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds from the order of a change to its outcome; None: no such change recorded."""
+    """Median seconds from the order of a change to its outcome, or None if none was recorded."""
 
     start_s: NotNegative | None = None  # first start
     restart_s: NotNegative | None = None  # start from a checkpoint
@@ -67,7 +67,7 @@ class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
-    """Report about one epoch of a job."""
+    """The report about one epoch of a job."""
 
     number: PositiveInt
     batch: PositiveInt  # global, at the end of the epoch
@@ -214,7 +214,7 @@ class StepTimes:
         return known
 
     def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
-        """Return the parts of a step of `step_s` seconds, or None if no such group reported any."""
+        """Return the parts of a step of `step_s` seconds, or None if no such group has them."""
         size = _Size(len(placement), sum(placement), batch)
         sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:
@@ -224,7 +224,7 @@ class StepTimes:
         return StepParts((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
-        """Return the factor by which a job's steps took longer than its family's; 1 without epochs.
+        """Return the ratio of a job's step times to those of its family, or 1 without epochs.
 
         With few measured epochs the factor is closer to 1.
         """
@@ -233,7 +233,7 @@ class StepTimes:
             return 1.0
         took = [1.0 / speed.samples_per_s for speed in seen]
         usual = [self._step(_Size(s.nodes, s.slots, s.batch)).seconds / s.batch for s in seen]
-        believed = float(np.mean(usual))  # one more epoch at the family's usual speed
+        believed = float(np.mean(usual))  # counts as one more epoch at the family's usual speed
         return (math.fsum(took) + believed) / (math.fsum(usual) + believed)
 
     def _step(self, size: _Size) -> StepTime:

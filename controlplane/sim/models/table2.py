@@ -74,8 +74,8 @@ def noise_scale(row: Row, share: float) -> float:
 def efficiency(row: Row, batch: int, phi: float) -> float:
     """Return the progress per sample relative to the first batch: (phi + m0) / (phi + m).
 
-    McCandlish et al. 2018, and Pollux section 3.1. The global batch m and the noise scale phi are
-    in samples.
+    McCandlish et al. 2018, and Pollux section 3.1. The global batch m, the first batch m0 and the
+    noise scale phi are in samples.
     """
     return (phi + row.first) / (phi + batch)
 
@@ -83,10 +83,11 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
 def lost_epochs(before: int, batch: int) -> float:
     """Return the number of epochs that an increase of the global batch loses.
 
-    It is 0 for decreases and up to a doubling. ONES section 3.3.2 and figure 13: after an abrupt
-    increase the loss needs many epochs to recover; after gradual increases (figure 14) it needs
-    none. A smaller batch lowers the learning rate too and loses nothing. Paper: no formula. Here:
-    each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if the job had no batch yet.
+    The number is 0 for decreases and for increases up to a doubling. ONES section 3.3.2 and figure
+    13: after an abrupt increase the loss needs many epochs to recover; after gradual increases
+    (figure 14) it needs none. A smaller batch lowers the learning rate too and loses nothing.
+    Paper: no formula. Here: each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if
+    the job had no batch yet.
     """
     if before <= 0 or batch <= SAFE_JUMP * before:
         return 0.0
@@ -98,10 +99,10 @@ def reports(
 ) -> tuple[EpochMetrics, ...]:
     """Return the reports after 0, 1, ... epochs.
 
-    The accuracy exceeds its target in exactly the epochs after `to_target`. The loss is 1 / (b0 k +
-    b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus, spikes and more
-    noise, because many curves are not smooth (ONES section 2.1). `phi` is the noise scale of each
-    running epoch in samples; it has one element more than there are epochs.
+    The accuracy exceeds its target in exactly the epochs after `to_target`. The loss after epoch k
+    is 1 / (b0 k + b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus,
+    spikes and more noise, because many curves are not smooth (ONES section 2.1). `phi` is the noise
+    scale of each running epoch in samples; it has one element more than there are epochs.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
@@ -169,8 +170,8 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
     """Return the passes of a step with a global batch that is divided evenly between the workers.
 
     If the local batch does not fit the memory, a step takes several passes. Only the last pass
-    overlaps with the synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with
-    gamma 2. The part of T beyond T_grad is reported as synchronisation.
+    overlaps with the synchronisation and takes T = sqrt(T_grad^2 + T_sync^2), as in Pollux section
+    3.2 with gamma 2. The part of T beyond T_grad is reported as synchronisation.
     """
     local = math.ceil(batch / sum(placement))
     passes = math.ceil(local / row.memory)
@@ -186,7 +187,7 @@ def step_s(row: Row, placement: Placement, batch: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Model on one size of a data set."""
+    """A model on one size of a data set."""
 
     name: str
     application: str  # key of `ROWS`
@@ -328,7 +329,7 @@ class Table2Job(JobModel):
         return throughput
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return the progress lost when the global batch jumps; can exceed the job's progress."""
+        """Return the progress lost at a jump of the batch, which can exceed the job's progress."""
         return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
@@ -393,7 +394,7 @@ def _spec(
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
-        max_local_batch=max(first, row.memory),  # more than the memory fits needs several passes
+        max_local_batch=max(first, row.memory),  # a batch beyond the memory takes several passes
         slots=(1, max(MAX_SLOTS, job.slots)),
         stop=stop,
     )

@@ -22,7 +22,7 @@ NETWORK_HOP_S: Final = 30e-6
 # --- constants of every job
 
 COLD_START_S: Final = 20.0
-RESTART_S: Final = (20.0, 40.0)  # start from a checkpoint: smallest and largest model
+RESTART_S: Final = (20.0, 40.0)  # start from a checkpoint with the smallest and the largest model
 PREPARE_S: Final = 15.0
 SWITCH_S: Final = 1.0
 ABOVE_TARGET: Final = 10  # a job ends after so many epochs in a row above its target

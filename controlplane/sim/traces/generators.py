@@ -73,7 +73,7 @@ MAX_GAP_QUANTILE: Final = 0.999  # longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int) -> FloatArray:
-    """Draw the GPU times of `n` jobs in seconds, by inverse transform, geometric between quantiles.
+    """Draw the GPU times of `n` jobs in seconds, by inverse transform with geometric interpolation.
 
     Their mean is 44,200 s, 3% above the trace's mean, because the table has little detail about the
     longest jobs.
@@ -84,9 +84,9 @@ def sample(rng: Generator, n: int) -> FloatArray:
 def sample_gaps(rng: Generator, n: int) -> FloatArray:
     """Draw `n` independent times between submissions, in seconds.
 
-    In the trace busy hours follow busy hours; independent times lose this property. Gaps above the
-    99.9% quantile (38 minutes; the longest is three days) are not drawn, because they are holes in
-    the trace.
+    In the Philly trace busy hours follow busy hours; independent times lose this property. Gaps
+    above the 99.9% quantile (38 minutes; the longest is three days) are not drawn, because they are
+    holes in the trace.
     """
     return _gaps_at(rng.uniform(0.0, MAX_GAP_QUANTILE, n))
 
@@ -131,7 +131,7 @@ def bursts(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 def google(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     """Return times of bursts under a changing load, like those in Google's cluster trace.
 
-    Harmony uses the arrivals of that trace, scaled down; this is our own generator. Users submit
+    Harmony uses the arrivals of that trace, scaled down; this generator is our own. Users submit
     groups with a geometric size of `GOOGLE_GROUP_JOBS` on average. A new log-normal rate applies to
     each stretch of about twenty jobs.
     """
@@ -145,7 +145,7 @@ def google(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 
 
 def philly(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times with the gaps of the Philly trace, scaled to the mean; all hours are equal."""
+    """Return times with the gaps of the Philly trace, scaled to the mean, without busy hours."""
     return np.cumsum(sample_gaps(rng, jobs)) * (mean_s / mean_gap_s())
 
 
@@ -218,7 +218,7 @@ def generate(
     )
 
 
-Fate = tuple[float | None, float | None]  # share of the work at a crash; patience in own times
+Fate = tuple[float | None, float | None]  # share of the work at a crash; patience in `own_s`
 
 
 def _fates(
@@ -232,7 +232,7 @@ def _fates(
 def shares(
     rng: Generator, jobs: int, share: float, between: tuple[float, float]
 ) -> list[float | None]:
-    """Draw a value in `between` for about `share` of the jobs, uniformly; None for other jobs."""
+    """Draw a uniform value in `between` for about `share` of the jobs; the others get None."""
     struck = rng.random(jobs) < share
     values = rng.uniform(*between, jobs)
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
@@ -241,7 +241,7 @@ def shares(
 def _trace(
     name: str, times: Sequence[float], jobs: Iterable[dict[str, Any]], fates: Sequence[Fate]
 ) -> Trace:
-    """Return a trace of jobs with these fields; `own_s` is the unit of the users' patience."""
+    """Return a trace of jobs with the fields in `jobs`; their `own_s` is the unit of patience."""
     found = []
     for number, (at, job, (crash, patience)) in enumerate(zip(times, jobs, fates, strict=True), 1):
         own_s = job.pop("own_s")
@@ -358,10 +358,10 @@ def generate_harmony(
     )
 
 
-VALUES: Final = (1.0, 100.0)  # theta_1
-WINDOWS: Final = (1.5, 6.0)  # theta_3 divided by the job's time alone; chosen
+VALUES: Final = (1.0, 100.0)  # range of theta_1, the value of a job
+WINDOWS: Final = (1.5, 6.0)  # range of theta_3 (deadline) divided by the time alone; chosen
 KINDS: Final = (0.10, 0.55, 0.35)  # shares of jobs: time-insensitive, time-sensitive, time-critical
-DECAYS: Final = ((0.0, 0.0), (0.01, 1.0), (4.0, 6.0))  # theta_2, per time slot of the paper
+DECAYS: Final = ((0.0, 0.0), (0.01, 1.0), (4.0, 6.0))  # theta_2, decay per time slot
 WINDOW_SLOTS: Final = 8.0  # time slots of a deadline, the middle of the paper's 1 to 15
 STREAM: Final = 5  # random stream; streams 0 to 4 draw the trace of Table 2's jobs
 

@@ -43,11 +43,11 @@ from schemas.jobs import JobSpec
 from schemas.wire.client import EpochInfo, VersionInfo
 
 NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-Slots = dict[NodeId, int]  # node -> its number of slots, for each present node
+Slots = dict[NodeId, int]  # number of slots of each present node
 
 
 def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
-    """Return the jobs of a journal, their history, and the cluster at the time of most slots.
+    """Return the jobs of a journal, their history, and the cluster when it had most slots.
 
     If the oldest inputs were deleted, the replay starts from the oldest saved state. The file is
     opened read-only. A transaction that a crash interrupted was never reported as durable and is

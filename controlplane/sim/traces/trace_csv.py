@@ -1,4 +1,4 @@
-"""Trace files: our own CSV layout, and importers of other projects' traces.
+"""Files of traces: our own CSV layout, and importers of other projects' traces.
 
 Our columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
 *Pollux* (OSDI '21) have the same columns and can be read unchanged. Optional columns are
@@ -11,10 +11,10 @@ with the closest GPU time, as the ONES paper does with Microsoft's trace. Names 
 used: a `vgg19` or `LM` in these traces trains other data for another number of steps, so the GPU
 time says more than the name. Batch sizes are those of the chosen workload.
 
-The durations of Gavel's jobs follow from the speeds of Gavel's workloads. They are from
-`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100, jobs
-alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware Cluster
-Scheduling Policies for Deep Learning Workloads*, OSDI '20.
+The durations of Gavel's jobs follow from the speeds of Gavel's workloads. The speeds of single,
+consolidated jobs on V100 are from `simulation_throughputs.json` of
+https://github.com/stanford-futuredata/gavel (MIT), with four significant digits; Narayanan et al.,
+*Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
 
 A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
