@@ -62,8 +62,8 @@ from schemas.wire.client import Cluster, SearchInfo
 
 log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
-MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting a frame blocks all others
-QUEUED_PAGES: Final = 2  # of 1 MiB each, for a follower that does not read
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting one delays all other requests
+QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
