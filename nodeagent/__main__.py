@@ -33,9 +33,10 @@ from schemas.host.logging import configure_logging
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
     """Send TERM to all worker groups, KILL the rest after `grace_s`, then end the zygotes.
 
-    Also remove control groups, and sockets outside of the run folder. Return the number of workers.
+    Also remove the control groups, and sockets outside of the run folder. Return how many workers
+    were alive.
     """
-    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid; uid, None: the agent's
+    living: dict[int, tuple[int, int | None]] = {}  # pidfd -> pid and uid (None: the agent's uid)
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None

@@ -1,4 +1,4 @@
-"""The agent's process: it builds the agent's parts and runs their tasks; workers outlive it."""
+"""The agent's process, which builds the agent's parts and runs their tasks. Workers outlive it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ RELOADABLE: Final = (
 
 
 class Agent:
-    """Agent of one node: the session with the controller, the workers' channel and their processes.
+    """Agent of one node, with its session, its connections to workers, and their processes.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -151,7 +151,7 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """Return the handler that applies changes of a settings file while the agent runs."""
+        """Return an object that applies changes of the settings file while the agent runs."""
         safe = dict.fromkeys(RELOADABLE, self._use)
         return SettingsReload(self._settings, partial(_load_checked, path), safe)
 
@@ -333,7 +333,7 @@ class Agent:
 
 
 def _load_checked(path: Path) -> AgentSettings:
-    """Load the settings; raise an error if they set limits that this host does not support."""
+    """Load the settings. Raise an error if they set limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
