@@ -68,9 +68,9 @@ BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its soc
 
 
 async def run(path: Path) -> None:
-    """Run the controller until SIGTERM or SIGINT; SIGHUP reloads the settings.
+    """Run the controller until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
-    `path` is absolute; relative paths in the settings are relative to its folder.
+    `path` is absolute. Relative paths in the settings start at the folder of this file.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.

@@ -126,7 +126,7 @@ class CommitLoop:
 
     @property
     def stalled(self) -> str:
-        """Reason why the journal cannot be written at the moment; empty if it can be written."""
+        """Reason why the journal cannot be written at the moment, or "" if it can be written."""
         return self._writer.stalled
 
     def now(self) -> Seconds:

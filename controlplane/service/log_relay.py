@@ -1,7 +1,7 @@
-"""Log relay: transfers output and working directories, on sockets apart from orders and events.
+"""Log relay, which transfers output and working directories on sockets of its own.
 
-`LogRates` limits the rate at which each job's output is accepted; excess output waits in the files
-of its workers.
+`LogRates` limits the rate at which each job's output is accepted. Excess output waits in the files
+of the job's workers.
 """
 
 from __future__ import annotations

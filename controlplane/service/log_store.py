@@ -1,4 +1,4 @@
-"""Output of jobs: a folder per stream, with a file of raw output and an index for each worker.
+"""Store of jobs' output. Each stream has a folder, with a raw file and an index for each worker.
 
 The size of a worker's file says how much is stored, so a restart does not read the output.
 The index has times and the order of output among workers. An entry covers the bytes since the
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """Output of one worker: a file of bytes and its index."""
+    """Output of one worker, in a file of bytes with an index."""
 
     path: Path
     size: int = 0  # bytes stored
@@ -229,10 +229,10 @@ class LogStore:
         """Return one page of a stream in order of arrival, and the cursor of the next page.
 
         Args:
-            rank: only output of this rank; None: all ranks.
-            cursor: order of the last entry of the previous page; 0 is the start.
-            max_bytes: of output; a single piece may be larger.
-            since: only output stored at or after this time, seconds since the epoch.
+            rank: rank whose output is returned, or None for all ranks.
+            cursor: order of the last entry of the previous page, or 0 for the start.
+            max_bytes: maximum bytes of output, except that a single piece may be larger.
+            since: time from which stored output is returned, seconds since the epoch.
         """
         found = self._open(job, stream)
         self._index_pending(found)

@@ -173,7 +173,7 @@ class MetricsServer:
 
     @contextlib.asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[None]:
-        """Serve while the context is active; port 0 serves nothing.
+        """Serve while the context is active. With port 0, serve nothing.
 
         Raises:
             SettingsError: if the port cannot be bound.

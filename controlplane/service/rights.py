@@ -1,4 +1,4 @@
-"""Rights of users: one table of roles and permissions on jobs.
+"""Rights of users, in one table of roles and permissions on jobs.
 
 Each port lists the right that each request needs, and `permit` checks the right. `JobOwners`
 looks up the owner of a job.

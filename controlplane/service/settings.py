@@ -19,7 +19,7 @@ Interval = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of the controller; every ZeroMQ socket requires a key."""
+    """Addresses of the controller. Every ZeroMQ socket requires a key."""
 
     host: str = "127.0.0.1"
     events: Port = 7700
@@ -77,7 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Retention of the journal; docs/operations.md has one table of all retention settings."""
+    """Retention of the journal. docs/operations.md has one table of all retention settings."""
 
     snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # between snapshots
     keep_inputs_s: NotNegative = 7 * DAY_S

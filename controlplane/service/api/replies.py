@@ -57,7 +57,7 @@ def job_summary(
 ) -> JobSummary:
     """Return a row of `ones ps`.
 
-    `reason` is why the job waits according to the latest plan; None if it does not wait.
+    `reason` is why the job waits according to the latest plan, or None if it does not wait.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
@@ -136,7 +136,7 @@ def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
 def job_detail(
     job: Job, summary: JobSummary, records: JobRecords, telemetry: TelemetryTable, cursor: str
 ) -> JobDetail:
-    """Return one page of `ones show`: everything about a job.
+    """Return one page of `ones show`, which shows everything about a job.
 
     Raises:
         BadFieldError: if the cursor does not belong to this job.
@@ -246,7 +246,7 @@ def _geometric_mean(values: list[float]) -> float | None:
 
 
 def node_rows(state: State) -> Rows:
-    """Return the rows of `ones node list`: every node that ever joined, in order of joining."""
+    """Return the rows of `ones node list`, one for each node that ever joined, oldest first."""
     nodes = list(state.nodes.values())
     owned: dict[NodeId, dict[SlotId, JobId]] = {}
     for slot, job in state.slot_index.owners().items():

@@ -1,4 +1,4 @@
-"""Replies about sweeps: the table of trials and the ledger."""
+"""Replies about sweeps, with the table of trials and the ledger."""
 
 from __future__ import annotations
 

@@ -201,8 +201,8 @@ class PlanCoordinator:
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
 
-        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
-        omits; otherwise they continue.
+        `stats` is None if no search made the plan. If `complete` is True, running jobs that the
+        plan omits are stopped. Otherwise they continue.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         if complete:

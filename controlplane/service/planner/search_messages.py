@@ -50,7 +50,7 @@ class EventObserved(msgspec.Struct, frozen=True, kw_only=True, tag="event_observ
 
 
 class FindPlan(msgspec.Struct, frozen=True, kw_only=True, tag="find_plan"):
-    """Find a plan for the current view; the reply is `PlanFound`."""
+    """Find a plan for the current view. The reply is `PlanFound`."""
 
     number: int
     now: Seconds

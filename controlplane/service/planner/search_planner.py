@@ -54,7 +54,7 @@ class JobQuarantine:
 
     @property
     def hidden(self) -> set[JobId]:
-        """Jobs that the search must not see: the quarantined ones and the culprits."""
+        """Jobs that the search must not see, which are the quarantined jobs and the culprits."""
         return {*self.culprits, *(job for group in self._groups for job in group)}
 
     @property
