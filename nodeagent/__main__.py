@@ -76,7 +76,7 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
 
 
 def main() -> None:
-    """Run the agent; exit code 2 if it cannot start."""
+    """Run the agent. Exit with code 2 if it cannot start."""
     parser = argparse.ArgumentParser(prog="ones-agent", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     parser.add_argument(

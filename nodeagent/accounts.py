@@ -49,7 +49,7 @@ class Account:
 
 
 def run_as(settings: AgentSettings) -> str:
-    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, or by default what is safe on this host.
+    """Return the setting `run_as`, or the safe default on this host (`AGENT`, `SUBMITTER`, `JOB`).
 
     Raises:
         SettingsError: if jobs of different users would share the agent's rights, or if the agent

@@ -163,7 +163,7 @@ class Agent:
         self._shipper.max_bytes = settings.log_bytes
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the agent until `stop` is set; its workers continue."""
+        """Run the agent until `stop` is set. Its workers continue afterwards."""
         self._manager.adopt()
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
@@ -284,7 +284,7 @@ class Agent:
         return self._manager.tokens.get(worker)
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
-        """Process a worker's message: telemetry, or a hint to read the worker's report file."""
+        """Process a worker's message, which is telemetry or a hint to read the report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return
@@ -344,7 +344,7 @@ def _ignore_reload() -> None:
 
 
 async def run(path: Path) -> None:
-    """Run the agent of a node until SIGTERM or SIGINT; SIGHUP reloads the settings.
+    """Run the agent of a node until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
     Relative paths of the settings start at the file's folder, so `path` must be absolute.
 

@@ -1,4 +1,4 @@
-"""Control groups of this host: finds a writable tree, and reads and writes its files."""
+"""Control groups of this host. Find writable trees, and read and write the files of groups."""
 
 from __future__ import annotations
 

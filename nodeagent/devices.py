@@ -39,7 +39,7 @@ OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device of one worker: a GPU, or one MIG instance of a GPU."""
+    """Device of one worker, which is a GPU, or one MIG instance of a GPU."""
 
     uuid: str  # "GPU-..." or "MIG-...", given by the driver
     model: str  # name given by the driver

@@ -116,7 +116,7 @@ def _user() -> str:
 def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the folders that workers need: first the node's own, then those that nodes share."""
+    """Return the node's own folders that workers need, and the folders that nodes share."""
     run, workers, work, checkpoints = (
         Place(setting, path, reserve_bytes, mode=folders.mode)
         for setting, path in (
@@ -132,7 +132,7 @@ def checked_places(
 
 @dataclass(slots=True)
 class _FolderCheck:
-    """Check of a folder: the running check, and the result of the last one."""
+    """Check of a folder, with the running check and the result of the last check."""
 
     place: Place
     every: int  # 1: checked at every check of the watch; 10: at every tenth check

@@ -107,7 +107,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, owner: Owner | None) -> None:
-    """Create a folder for `owner` (None: the agent), or give an existing folder to `owner`.
+    """Create a folder for `owner` (None: the agent). An existing folder and its files change owner.
 
     The folder has to lie in a folder of the agent.
 

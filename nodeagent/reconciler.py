@@ -66,7 +66,7 @@ class WorkspaceFailed(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True):
-    """A worker that an earlier agent process started; the worker might have exited since."""
+    """A worker that an earlier agent process started. The worker might have exited since."""
 
     worker: WorkerId
     assignment: Assignment

@@ -1,4 +1,4 @@
-"""Zygotes of this node, one for each interpreter and user: their processes and connections."""
+"""Processes and connections of this node's zygotes, one for each interpreter and user."""
 
 from __future__ import annotations
 
