@@ -1,4 +1,4 @@
-"""Read-only checks of a settings file against this host: folders, ports and keys."""
+"""Read-only checks of the folders, ports and keys that a settings file names on this host."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DamagedStateError(OnesError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """Identity of a state file: trial, number of visits, and the attempt that wrote it."""
+    """Identity of a state file, with trial, number of visits, and the attempt that wrote it."""
 
     trial: int
     version: int
