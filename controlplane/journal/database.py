@@ -1,4 +1,4 @@
-"""SQLite file of a journal: schema, connections and checksums."""
+"""SQLite file of a journal, with its schema, connections and checksums."""
 
 from __future__ import annotations
 

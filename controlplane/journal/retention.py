@@ -1,4 +1,4 @@
-"""Retention: deletion of old journal rows in small pieces."""
+"""Deletion of old journal rows in small pieces."""
 
 from __future__ import annotations
 
