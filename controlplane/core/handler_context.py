@@ -28,7 +28,7 @@ from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:
-    """Context for handling one input: state, time, and the resulting commands and records.
+    """Context of one input, with the state, the time, and the resulting commands and records.
 
     Handlers read and change `state`. They add to `totals`, and never read `totals`.
     """

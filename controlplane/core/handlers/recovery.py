@@ -38,7 +38,7 @@ STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str) -> None:
-    """Abandon the change of a job, if any; the current group continues."""
+    """Abandon the change of a job, if any. The current group continues."""
     status = job.status
     if not isinstance(status, Rescaling):
         return

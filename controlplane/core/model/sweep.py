@@ -47,8 +47,8 @@ class JobSweep(msgspec.Struct, kw_only=True):
     def units_left(self) -> int:
         """Expected number of units until the sweep is over, including repeated units.
 
-        This is the larger of two numbers: the granted units that are not finished, and the units
-        left of the total that the rungs are expected to grant.
+        This is the larger of two numbers. One is the granted units that are not finished. The other
+        is the total that the rungs are expected to grant, minus the finished units.
         """
         state, found = self.engine.state, 0
         for trial, model in zip(state.trials, state.models, strict=True):
