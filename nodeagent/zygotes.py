@@ -415,7 +415,7 @@ class ZygotePool:
         raise StartError(f"python {python} was not ready after {START_TIMEOUT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """Return the limits that control groups do not enforce. They last as long as a process."""
+        """Return the limits that control groups do not enforce. Running zygotes keep old limits."""
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits

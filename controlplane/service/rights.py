@@ -86,7 +86,7 @@ def projects_of(who: Identity) -> tuple[str, ...]:
 
 
 def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
-    """Refuse a request if `who` does not have the right that it needs.
+    """Refuse a request if `who` does not have the right that the request needs.
 
     `job` is the owner of the named job, or None if the request names no job or an unknown job.
 
