@@ -1,1 +1,1 @@
-"""Node agent: starts and watches the worker processes that the controller wants on this host."""
+"""Node agent, which starts and watches the workers that the controller wants on this host."""

@@ -33,9 +33,10 @@ from schemas.host.logging import configure_logging
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
     """Send TERM to all worker groups, KILL the rest after `grace_s`, then end the zygotes.
 
-    Also remove control groups, and sockets outside of the run folder. Return the number of workers.
+    Also remove the control groups, and sockets outside of the run folder. Return how many workers
+    were alive.
     """
-    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid; uid, None: the agent's
+    living: dict[int, tuple[int, int | None]] = {}  # pidfd -> pid and uid (None: the agent's uid)
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
@@ -75,7 +76,7 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
 
 
 def main() -> None:
-    """Run the agent; exit code 2 if it cannot start."""
+    """Run the agent. Exit with code 2 if it cannot start."""
     parser = argparse.ArgumentParser(prog="ones-agent", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     parser.add_argument(

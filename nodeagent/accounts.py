@@ -1,4 +1,4 @@
-"""Accounts of jobs: a job runs as its user, with a uid of its own, or as the agent."""
+"""Accounts of jobs. A job runs as its submitter, as the agent, or with a uid of its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Account:
 
 
 def run_as(settings: AgentSettings) -> str:
-    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, or by default what is safe on this host.
+    """Return the setting `run_as`, or the safe default on this host (`AGENT`, `SUBMITTER`, `JOB`).
 
     Raises:
         SettingsError: if jobs of different users would share the agent's rights, or if the agent
@@ -132,7 +132,7 @@ def _no_groups(jobs: Jobs) -> str:
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
-    """Return the folders of this node; relative paths start at `home`.
+    """Return the folders of this node. Relative paths of the settings start at `home`.
 
     Raises:
         SettingsError: if `check_jobs` raises it.
@@ -174,8 +174,8 @@ def account_of(jobs: Jobs, user: str) -> Account:
 class JobAccounts:
     """Accounts and folders of the jobs on this node.
 
-    The owner of a job's folders is the record of the job's uid. So a job keeps its uid over
-    restarts, on every node that shares the checkpoints, and as long as any of its folders is kept.
+    The owner of a job's folders is the only record of the job's uid. So a job keeps its uid while
+    any of its folders exists, over restarts and on every node that shares the checkpoints.
 
     Raises:
         SettingsError: if `check_jobs` raises it.
@@ -212,7 +212,7 @@ class JobAccounts:
             raise SettingsError(what, f"chown root {key}", "key")
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
-        """Create a job's folders and return its account; None if the job runs as the agent.
+        """Create a job's folders and return its account. If it runs as the agent, return None.
 
         Raises:
             NodeStartError: if this node has no account for the job.
@@ -265,7 +265,7 @@ class JobAccounts:
         return found
 
     def forget(self, job: JobId) -> None:
-        """Release a job's uid; it stays reserved while folders of the job exist."""
+        """Release a job's uid. While folders of the job exist, they still reserve the uid."""
         for uid in [uid for uid, name in self._taken.items() if name == job]:
             del self._taken[uid]
 
@@ -279,7 +279,7 @@ def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
 
 
 class JobUids:
-    """Uids of running workers. When no worker uses a job's own uid, its processes are killed.
+    """Uids of running workers. When no worker uses a job's own uid any more, kill its processes.
 
     `forget` closes the connections to the zygotes of a uid, which are about to be killed.
     """
@@ -295,7 +295,7 @@ class JobUids:
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Kill what an account's earlier workers left; then record that a new one uses its uid."""
+        """Record that a worker uses an account's uid, once earlier workers' processes are dead."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:
@@ -307,7 +307,7 @@ class JobUids:
             await self._empty(uid)
 
     async def end_unused(self, sockets: Path) -> None:
-        """End zygotes that an earlier agent process left for jobs that have no workers here."""
+        """Kill the zygotes that an earlier agent process left for jobs without workers here."""
         found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
         for uid in (int(name) for name in found if name.isdigit()):
             await self._empty(uid)

@@ -1,4 +1,4 @@
-"""The agent's process: it builds the agent's parts and runs their tasks; workers outlive it."""
+"""The agent's process, which builds the agent's parts and runs their tasks. Workers outlive it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ RELOADABLE: Final = (
 
 
 class Agent:
-    """Agent of one node: the session with the controller, the workers' channel and their processes.
+    """Agent of one node, with its session, its connections to workers, and their processes.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -151,7 +151,7 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """Return the handler that applies changes of a settings file while the agent runs."""
+        """Return an object that applies changes of the settings file while the agent runs."""
         safe = dict.fromkeys(RELOADABLE, self._use)
         return SettingsReload(self._settings, partial(_load_checked, path), safe)
 
@@ -163,7 +163,7 @@ class Agent:
         self._shipper.max_bytes = settings.log_bytes
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the agent until `stop` is set; its workers continue."""
+        """Run the agent until `stop` is set. Its workers continue afterwards."""
         self._manager.adopt()
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
@@ -285,7 +285,7 @@ class Agent:
         return self._manager.tokens.get(worker)
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
-        """Process a worker's message: telemetry, or a hint to read the worker's report file."""
+        """Process a worker's message, which is telemetry or a hint to read the report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return
@@ -334,7 +334,7 @@ class Agent:
 
 
 def _load_checked(path: Path) -> AgentSettings:
-    """Load the settings; raise an error if they set limits that this host does not support."""
+    """Load the settings. Raise an error if they set limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
@@ -345,7 +345,7 @@ def _ignore_reload() -> None:
 
 
 async def run(path: Path) -> None:
-    """Run the agent of a node until SIGTERM or SIGINT; SIGHUP reloads the settings.
+    """Run the agent of a node until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
     Relative paths of the settings start at the file's folder, so `path` must be absolute.
 

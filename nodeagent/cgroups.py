@@ -1,4 +1,4 @@
-"""Control groups of this host: finds a writable tree, and reads and writes its files."""
+"""Control groups of this host. Find writable trees, and read and write the files of groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OWN_CGROUP: Final = Path("/proc/self/cgroup")
 PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
 MEMORY, PIDS = "memory", "pids"
-REST_GROUP: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
-KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks longer is left alone
+REST_GROUP: Final = "ones-rest"  # for processes of a divided group; version 2 needs them in leaves
+KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks for longer is left alone
 POLL_INTERVAL_S: Final = 0.005
 MAX_ATTEMPTS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
 
@@ -28,15 +28,15 @@ class Hierarchy:
     """Tree of control groups."""
 
     base: Path  # parent of the jobs' groups
-    controllers: frozenset[str]  # of `MEMORY` and `PIDS`
+    controllers: frozenset[str]  # a subset of `MEMORY` and `PIDS`
     unified: bool  # version 2
 
 
 def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tuple[Hierarchy, ...]:
     """Return the trees in which this process can create groups below `group` (default: its own).
 
-    This is version 2 if it offers a controller, else the trees of version 1 if there are any. If
-    there are none, it is version 2, because its groups can be killed as a whole.
+    Return the tree of version 2 if it offers a controller, else the trees of version 1. If there
+    are none, return the tree of version 2 anyway, because its groups can be killed as a whole.
     """
     try:
         table = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
@@ -108,7 +108,7 @@ def enter(group: Path, pid: int) -> None:
 
 
 def members(group: Path) -> list[int]:
-    """Return the processes in a group, without the groups below it; none if it does not exist."""
+    """Return the processes in a group, without the groups below it. A missing group has none."""
     try:
         return [int(word) for word in (group / PROCS).read_text(encoding="ascii").split()]
     except OSError:
@@ -116,13 +116,13 @@ def members(group: Path) -> list[int]:
 
 
 def below(group: Path) -> Iterator[Path]:
-    """Yield the groups directly below a group; none if it does not exist."""
+    """Yield the groups directly below a group. A missing group has none."""
     with contextlib.suppress(OSError):
         yield from [path for path in group.iterdir() if path.is_dir()]
 
 
 def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
-    """Kill every process of a group, including new ones; wait at most `limit_s` for the exits."""
+    """Kill every process of a group, including new ones. Wait at most `limit_s` for the exits."""
     deadline = time.monotonic() + limit_s
     while found := members(group):
         try:
@@ -137,7 +137,7 @@ def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
 
 
 def remove(group: Path) -> bool:
-    """Remove a group and the groups below it if they are empty; True if it no longer exists."""
+    """Remove a group and its subgroups if they are empty. Return True if the group is gone."""
     for inner in below(group):
         remove(inner)
     try:
@@ -152,7 +152,7 @@ def remove(group: Path) -> bool:
 def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
     """Return how many processes the kernel has killed because a job exceeded its memory limit.
 
-    Version 1 counts them in the killed worker's group (`worker`), version 2 where the limit is set.
+    Version 1 counts them in the worker's group (`worker`), version 2 in the job's group (`job`).
     """
     path = job / "memory.events" if tree.unified else worker / "memory.oom_control"
     with contextlib.suppress(OSError, ValueError):
@@ -162,10 +162,10 @@ def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
 
 
 def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
-    """Limit the memory, including swap, of the processes in and below a group; 0: unlimited.
+    """Limit the memory, including swap, of the processes in and below a group. 0 is unlimited.
 
     Raises:
-        OSError: if the kernel refuses the limit; version 1 does so if more memory is in use.
+        OSError: if the kernel refuses the limit. Version 1 refuses it if more memory is in use.
     """
     if tree.unified:
         if most or (group / "memory.max").exists():
@@ -186,7 +186,7 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
 
 
 def bound_pids(group: Path, most: int) -> None:
-    """Limit the number of processes and threads in and below a group; 0: unlimited.
+    """Limit the number of processes and threads in and below a group. 0 is unlimited.
 
     Raises:
         OSError: if the kernel refuses the limit.

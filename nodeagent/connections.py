@@ -1,6 +1,6 @@
 """Connections to the controller (orders, events, bulk traffic) and to this node's workers.
 
-The settings name only the controller's port for orders; its welcome names the other ports.
+The settings name only the controller's port for orders. Its welcome names the other ports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Fetch:
 
 
 class SnapshotFetcher:
-    """Downloads of archived working directories from the log relay, piece by piece."""
+    """Downloader of archived working directories, which the log relay sends piece by piece."""
 
     def __init__(self) -> None:
         self._socket: Socket | None = None
@@ -54,7 +54,7 @@ class SnapshotFetcher:
         self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
-        """Use this socket from now on. It is connected to the log relay; the caller closes it."""
+        """Use this socket to the log relay from now on. The caller closes it."""
         self._socket = socket
         self._connected.set()
 
@@ -114,7 +114,7 @@ class ControllerPorts:
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
-        """Connect to a welcome's ports; return the bulk socket, or None if nothing changed."""
+        """Connect to a welcome's ports and return the bulk socket. Return None if none changed."""
         ports = (welcome.event_port, welcome.log_port)
         if ports == self._ports:
             return None
@@ -134,7 +134,7 @@ class ControllerPorts:
 
 
 class BulkTraffic:
-    """Traffic on the bulk port: sends output and files of jobs, receives snapshots."""
+    """Traffic on the bulk port. It sends output and files of jobs, and receives snapshots."""
 
     def __init__(self, folders: NodeFolders, shipper: LogShipper, fetcher: SnapshotFetcher) -> None:
         self._folders = folders
@@ -187,9 +187,9 @@ class BulkTraffic:
 class WorkerChannel:
     """Connections of the workers, each identified by its worker's token.
 
-    A connection belongs to a worker once it has sent that worker's token. All further messages are
-    attributed to that worker, even if they name another job, version or rank. `token_of` returns
-    an empty token for a worker whose older library sends none, and None for an unknown worker.
+    Once a connection has sent a worker's token, all of its messages are attributed to that worker,
+    even if they name another job, version or rank. `token_of` returns an empty token for a worker
+    whose older library sends no token, and None for an unknown worker.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class WorkerChannel:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
-        """Bind again, for example after the socket was deleted; existing connections stay open.
+        """Bind again, for example after the socket was deleted. Existing connections stay open.
 
         Raises:
             SettingsError: if the address cannot be bound.
@@ -253,7 +253,7 @@ class WorkerChannel:
         self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
-        """Assign a connection to the worker whose token it sent; ignore an invalid token."""
+        """Assign a connection to the worker whose token it sent. Ignore an invalid token."""
         self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
@@ -270,7 +270,7 @@ class WorkerChannel:
             self._senders.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
-        """Send the desired group to a worker; ignore a delta without a group."""
+        """Send the desired group to a worker. Ignore a delta without a group."""
         if delta.group is not None:
             order = GroupOrder(
                 version=delta.version,
@@ -284,7 +284,7 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Send to a worker if it is connected; others receive everything when they connect."""
+        """Send to a worker if it is connected. When a worker connects, it gets everything again."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 
@@ -293,5 +293,5 @@ class WorkerChannel:
         self._disconnect(worker)
 
     def close(self) -> None:
-        """Close the socket; workers continue without it."""
+        """Close the socket. Workers continue without it."""
         self._link.close()

@@ -1,4 +1,4 @@
-"""Slots of this host: the GPUs that the agent may use, or declared CPU slots.
+"""Slots of this host, which are the GPUs that the agent may use, or declared CPU slots.
 
 GPUs are listed through NVML and filtered by CUDA_VISIBLE_DEVICES as CUDA reads it.
 """
@@ -32,14 +32,14 @@ DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel m
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
-FENCE_SPARE_S: Final = 2.0  # time to notice the timeout, and for killed processes to exit
+FENCE_SPARE_S: Final = 2.0  # until the timeout is noticed and the killed processes have exited
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device of one worker: a GPU, or one MIG instance of a GPU."""
+    """Device of one worker, which is a GPU, or one MIG instance of a GPU."""
 
     uuid: str  # "GPU-..." or "MIG-...", given by the driver
     model: str  # name given by the driver
@@ -48,7 +48,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this host; its index is its position in the list."""
+    """A GPU of this host. Its index is its position in the list of GPUs."""
 
     uuid: str  # empty if the GPU does not respond
     model: str
@@ -57,22 +57,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The visible devices, and the entry that ended the list."""
+    """The visible devices, and the entry of CUDA_VISIBLE_DEVICES that ended the list, if any."""
 
     devices: tuple[Device, ...]
-    by_index: bool  # an index was used, so the order of GPUs matters
-    ended_by: str | None = None  # first entry that names nothing; later ones are ignored
-    repeated: str | None = None  # entry that names a device again: then nothing is visible
+    by_index: bool  # True: entries are indices, so the order of GPUs matters
+    ended_by: str | None = None  # first entry that names no device; later entries are ignored
+    repeated: str | None = None  # entry that names a device again, so that none is visible
 
 
 def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
     """Return the devices that a value of CUDA_VISIBLE_DEVICES names, in its order, as CUDA does.
 
-    The list ends at the first entry that names nothing (`-1` is customary) or is of another kind
-    than the first entry. If a device is named twice, no device is visible. An abbreviated UUID
-    is valid if it fits one device only. Characters after the digits of an index are ignored.
-    One difference: a GPU that is split by MIG means all of its instances. CUDA would use the
-    first only, but an agent runs a worker on each.
+    The list ends at the first entry that names no device (`-1` is customary), or that differs in
+    kind from the first entry. If a device is named twice, no device is visible. An abbreviated
+    UUID is valid if it fits one device only. Characters after the digits of an index are ignored.
+    One difference from CUDA: a GPU that is split by MIG means all of its instances, because the
+    agent runs a worker on each instance. CUDA would use only the first instance.
     """
     entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
     kind = _kind(entries[0]) if entries else ""
@@ -120,8 +120,8 @@ def list_gpus() -> tuple[Gpu, ...]:
     empty without a driver, a GPU or the `gpu` extra.
 
     Raises:
-        SettingsError: if the driver or all GPUs do not respond, so that the host is not mistaken
-            for a host without GPUs.
+        SettingsError: if the driver or all GPUs do not respond. Without this error, the host would
+            look like a host without GPUs.
     """
     try:
         import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
@@ -225,7 +225,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
 
 def fenced_s(settings: AgentSettings) -> float:
-    """Return after how many seconds without a reply all workers are stopped; 0: never.
+    """Return after how many seconds without a reply all workers are stopped, or 0 for never.
 
     Raises:
         SettingsError: if `fence_s` is too short to receive a reply.
@@ -241,8 +241,8 @@ def fenced_s(settings: AgentSettings) -> float:
 def usable_cores(groups: Path = CGROUPS) -> int:
     """Return the cores that this agent's processes may use concurrently, at least 1.
 
-    This is the CPU affinity, limited by the CPU quotas of the control group and its parents. The
-    host's number of cores would be meaningless in a container.
+    The number is the CPU affinity, limited by the CPU quotas of the control group and its parents.
+    The host's number of cores would be meaningless in a container.
     """
     cores = float(len(os.sched_getaffinity(0)))
     try:
@@ -270,12 +270,12 @@ def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
 def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec, ...]:
     """Return a slot for each GPU or MIG instance that the agent may use, ordered by index.
 
-    A slot's index counts all devices of the host in the driver's order, visible or not. So it
-    names the same device after a restart with another CUDA_VISIBLE_DEVICES. If no GPU is split,
-    it is the GPU's number in `nvidia-smi`.
+    A slot's index counts all devices of the host in the driver's order, visible or not. So an
+    index names the same device after a restart with another CUDA_VISIBLE_DEVICES. If no GPU is
+    split, the index is the GPU's number in `nvidia-smi`.
 
     Raises:
-        SettingsError: if CUDA_VISIBLE_DEVICES names no GPU or the same one twice, or if it has
+        SettingsError: if CUDA_VISIBLE_DEVICES names no GPU or the same GPU twice, or if it has
             indices in CUDA's own order while the GPUs are of several models.
     """
     value = environ.get(VISIBLE)
@@ -295,7 +295,7 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """Return the variables that show a worker only its slot's device; on a CPU slot, no GPU."""
+    """Return the variables that hide all GPUs from a worker except its slot's device."""
     return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
 
 

@@ -1,7 +1,7 @@
-"""Clean-up of files that ended jobs left on a node: marked at the end, deleted by age and size.
+"""Clean-up of files that ended jobs left on a node. They are marked, then deleted by age and size.
 
-A mark is a file `.ended/JOB` next to the job's folder, so that it survives crashes and is visible
-on every node that shares the folder.
+A mark is a file `.ended/JOB` next to the job's folder, so that the mark survives crashes and is
+visible on every node that shares the folder.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_DIGITS: Final = 18  # of a job's number
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
 MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
-FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
+FIRST_CHECK_S: Final = 60.0  # after the start; by then the controller has named the active jobs
 FIND_TIMEOUT_S: Final = 2.0
 MAX_INTERVAL_S: Final = 600.0  # longest interval
 MIN_INTERVAL_S: Final = 10.0
-MIN_STATES_AGE_S: Final = 3600.0  # of sweep states, from which graduated trials start
+MIN_STATES_AGE_S: Final = 3600.0  # for sweep states, because graduated trials start from them
 
 
 class KeepLimits(NamedTuple):
@@ -51,11 +51,11 @@ class Leftovers:
     """A folder that contains one folder for each job."""
 
     root: Path
-    shared: bool = False  # other nodes use it: jobs may be active that this node does not know
-    marker_file: str = ""  # file that identifies the folder of a job; empty: all folders are jobs'
+    shared: bool = False  # True: used by other nodes too, so this node does not know all jobs in it
+    marker_file: str = ""  # only a folder with this file belongs to a job; empty: every folder does
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Mark a job as ended, unless it is marked already; with `ended` False, remove the mark.
+        """Mark a job as ended, unless it is marked already. If `ended` is False, remove the mark.
 
         A job without a folder here gets no mark.
 
@@ -73,7 +73,7 @@ class Leftovers:
     def delete(
         self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
-        """Delete folders of jobs that ended too long ago, then the oldest while all are too large.
+        """Delete folders of jobs that ended too long ago. Then delete the oldest to limit the size.
 
         Jobs in `busy` are kept. `sizes` caches sizes from earlier calls. Return the jobs whose
         folders were deleted, oldest first.
@@ -103,7 +103,7 @@ class Leftovers:
         return [one.name for one in gone]
 
     def unmarked(self) -> list[JobId]:
-        """Return jobs with a folder and no mark here, of which the most recently changed ones."""
+        """Return the most recently changed jobs that have a folder and no mark here."""
         found: list[tuple[float, JobId]] = []
         with contextlib.suppress(OSError):
             marks = dict(_marks(self.root / MARKS))
@@ -116,7 +116,7 @@ class Leftovers:
         return [job for _, job in sorted(found, reverse=True)[:MAX_UNMARKED]]
 
     def marked(self) -> list[JobId]:
-        """Return the ended jobs that have a folder here; none if the folder cannot be read."""
+        """Return the jobs with a mark here. If the marks cannot be read, return none."""
         with contextlib.suppress(OSError):
             return [JobId(name) for name, _ in _marks(self.root / MARKS)]
         return []
@@ -165,7 +165,7 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 class EndedJobs:
-    """Working directories, sweep states and checkpoints of ended jobs; each has its own limits."""
+    """Working directories, sweep states and checkpoints of ended jobs. Each kind has its limits."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class EndedJobs:
         )
 
     async def find(self) -> list[JobId]:
-        """Look for folders of jobs, unless the disk is slow; return the ended sweeps."""
+        """Look for folders of jobs, and return the ended sweeps. On a slow disk, return none."""
         with contextlib.suppress(TimeoutError):
             found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_TIMEOUT_S)
             self._found = set(found)
@@ -208,7 +208,7 @@ class EndedJobs:
 
     @property
     def unended(self) -> tuple[JobId, ...]:
-        """The jobs that have files here and no record of their end; a hello reports them."""
+        """The jobs that have files here but no record of their end. A hello reports them."""
         return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
@@ -219,12 +219,12 @@ class EndedJobs:
             keeper.note(job, ended=ended)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the tasks that keep the folders within their limits; they run until cancelled."""
+        """Return the tasks that keep the folders within their limits until cancelled."""
         return [keeper.run() for keeper in self._keepers]
 
 
 class Keeper:
-    """Task that keeps one folder within its limits; its file operations run in a thread."""
+    """Task that keeps one folder within its limits. Its file operations run in a thread."""
 
     def __init__(
         self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], set[JobId]]
@@ -256,7 +256,7 @@ class Keeper:
             await self.turn(keep, look=due or not keep.seconds)
 
     async def turn(self, keep: KeepLimits, *, look: bool) -> None:
-        """Write pending marks; retry failed ones later. With `look`, also delete folders."""
+        """Write pending marks, and keep failed ones for later. With `look`, also delete folders."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
         self._noted = {**left, **self._noted}

@@ -34,17 +34,17 @@ MAX_SOCKET_FOLDER_BYTES: Final = 75  # sun_path holds 108 bytes, and socket name
 OWN_FOLDER: Final = "own"  # inner folder of a worker that runs as another user
 READ_BYTES: Final = 1 << 20  # bytes of reports at a time
 MAX_REPORT_BYTES: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
-PRIVATE, PASSABLE = 0o700, 0o711  # agent's folders: jobs run as the agent, as other users
+PRIVATE, PASSABLE = 0o700, 0o711  # agent's folders if jobs run as the agent, or as other users
 MAX_ASSIGNMENT_BYTES: Final = 2 * MAX_BYTES
-_AUDIT: Final = Audit()  # of skipped reports
+_AUDIT: Final = Audit()  # logs skipped reports
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFolder:
-    """Files of one worker; each is written by exactly one process.
+    """Files of one worker. Each is written by exactly one process.
 
-    assignment (agent), process (worker), reports (worker), log (worker's stdout and stderr),
-    samples (worker, if recorded), exit (zygote).
+    The agent writes `assignment`, and the zygote writes `exit`. The worker writes `process`,
+    `reports`, `log` (stdout and stderr) and, if recorded, `samples`.
 
     A worker that runs as another user has these files in an inner folder that it owns, so it can
     change all of them. The agent reads them with the worker's rights. It relies on its own copies
@@ -66,12 +66,12 @@ class WorkerFolder:
 
     @property
     def owner(self) -> Owner | None:
-        """User that the worker runs as; None: the agent's."""
+        """User that the worker runs as, or None if it runs as the agent."""
         return owner_of(self.path / OWN_FOLDER)
 
     @property
     def uid(self) -> int | None:
-        """Uid that the worker runs as; None: the agent's."""
+        """Uid that the worker runs as, or None if it runs as the agent."""
         return owner.uid if (owner := self.owner) else None
 
     def stream(self, name: str) -> Path:
@@ -100,7 +100,7 @@ class WorkerFolder:
         return (self.path / "assignment").exists()
 
     def assignment(self) -> Assignment | None:
-        """Return the assignment; None if it was never written completely."""
+        """Return the assignment, or None if it was never written completely."""
         with contextlib.suppress(OSError, OnesError):
             return ASSIGNMENT.decode(read_small(self.path / "assignment", MAX_ASSIGNMENT_BYTES))
         return None
@@ -115,7 +115,7 @@ class WorkerFolder:
             write_private(self.path / "process", encode(mark))
 
     def mark(self) -> ProcessMark | None:
-        """Return the worker's process; None before its start, or if another user owns it."""
+        """Return the worker's process, or None before its start or if another user owns it."""
         owner = self.owner
         for path in dict.fromkeys((self.path, self.own)):
             with contextlib.suppress(OSError, OnesError), acting_as(owner_of(path)):
@@ -134,7 +134,7 @@ class WorkerFolder:
         return (self.path / "stopped").exists()
 
     def exit(self) -> ExitStatus | None:
-        """Return the exit status; None while the worker runs or if its exit was not observed."""
+        """Return the exit status. It is None while the worker runs, or if nobody saw its exit."""
         with contextlib.suppress(OSError, OnesError), acting_as(self.owner):
             return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
@@ -142,8 +142,8 @@ class WorkerFolder:
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
         """Return the next complete reports from a position in the file, and the new position.
 
-        A call reads a limited number of bytes. If the position does not change, there is no more to
-        read. A report above the size limit is skipped and logged.
+        A call reads a limited number of bytes. If the position does not change, no more reports are
+        left to read. A report above the size limit is skipped and logged.
         """
         try:
             with acting_as(self.owner):
@@ -179,7 +179,7 @@ def _limit_metrics(report: ScriptReport) -> ScriptReport:
 
 
 def _is_truncated(data: bytes) -> bool:
-    """True if the data end within the first report, and its size is within the limit."""
+    """True if the data end within the first report, and that report is within the size limit."""
     return (
         len(data) == READ_BYTES
         and READ_BYTES - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
@@ -232,7 +232,7 @@ class NodeFolders:
     def run_id(self) -> str:
         """Return the id of this run folder, which changes when a reboot empties the folder.
 
-        Empty if the disk cannot store a new id.
+        The id is empty if the disk cannot store a new one.
         """
         path = self.run / RUN_ID
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -251,7 +251,7 @@ class NodeFolders:
 
     @property
     def sockets(self) -> Path:
-        """Folder of Unix sockets: in `run`, or in the temporary folder if paths are too long."""
+        """Folder of Unix sockets, in `run` or, if paths are too long, in the temporary folder."""
         inside = self.run / "sockets"
         if len(str(inside)) <= MAX_SOCKET_FOLDER_BYTES:
             return inside
@@ -279,7 +279,7 @@ class NodeFolders:
 
     @property
     def all_states(self) -> Path:
-        """Folder with the states of all sweeps; it has a folder for each job."""
+        """Folder with the states of all sweeps. It contains a folder for each job."""
         return self.work / ".states"
 
     def states(self, job: JobId) -> Path:
@@ -288,7 +288,7 @@ class NodeFolders:
 
 
 class FolderLocks:
-    """Locks of an agent on its `run` and `work` folders until it exits; `checkpoints` is shared.
+    """Locks of an agent on its `run` and `work` folders until it exits.
 
     Raises:
         SettingsError: if another agent has locked one of them.
@@ -311,7 +311,7 @@ class FolderLocks:
 
 
 def lock_run(folders: NodeFolders, node: str) -> int | None:
-    """Lock the run folder and return the descriptor. If locking is impossible, log it; return None.
+    """Lock the run folder and return the descriptor. If it cannot be locked, log why, return None.
 
     Raises:
         SettingsError: if an agent has locked the folder.

@@ -1,4 +1,4 @@
-"""Health of a node: repairs folders and socket, and reports what keeps workers from starting."""
+"""Health of a node. Repair folders and socket, and report what keeps workers from starting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger("health")
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
-CLEAR_FACTOR: Final = 2  # after a disk was full, this times the reserve has to be free
+CLEAR_FACTOR: Final = 2  # after a disk was full, this multiple of the reserve has to be free
 HOST_ERRNOS: Final = frozenset({  # errors of the host, which no job or archive can cause
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
     errno.EAGAIN, errno.ESTALE,
@@ -49,9 +49,9 @@ class Place:
     mode: int = 0o700  # mode when it is created
 
     def problem(self, *, full: bool) -> str:
-        """Return what keeps workers from using the folder, and a remedy; create a missing folder.
+        """Create a missing folder. Return what keeps workers from using the folder, and a remedy.
 
-        `full` is True if the last result was a full disk; then more space has to be free.
+        `full` is True if the last check found a problem. Then more space has to be free.
         """
         try:
             self._make()
@@ -70,7 +70,7 @@ class Place:
 
     @property
     def timeout_problem(self) -> str:
-        """Return the text of the problem for a check that does not return."""
+        """Problem to report if a check of the folder does not finish."""
         return self._describe("it does not respond", "check its file system")
 
     def _describe(self, what: str, remedy: str) -> str:
@@ -78,7 +78,7 @@ class Place:
 
     def _make(self) -> None:
         if not self.path.is_dir():
-            # `parents` would make them readable for all; another thread may create them as well.
+            # mkdir's `parents` would make all folders readable for all. Others may create them too.
             missing = [path for path in self.path.parents if not path.exists()]
             for path in (*reversed(missing), self.path):
                 path.mkdir(mode=self.mode, exist_ok=True)
@@ -116,7 +116,7 @@ def _user() -> str:
 def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the folders that workers need: first the node's own, then those that nodes share."""
+    """Return the node's own folders that workers need, and the folders that nodes share."""
     run, workers, work, checkpoints = (
         Place(setting, path, reserve_bytes, mode=folders.mode)
         for setting, path in (
@@ -132,10 +132,10 @@ def checked_places(
 
 @dataclass(slots=True)
 class _FolderCheck:
-    """Check of a folder: the running check, and the result of the last one."""
+    """Check of a folder, with the running check and the result of the last check."""
 
     place: Place
-    every: int  # 1: at every check of the watch; 10: at every tenth
+    every: int  # 1: checked at every check of the watch; 10: at every tenth check
     found: str = ""
     began: float | None = None
     ended: asyncio.Event | None = None
@@ -167,7 +167,7 @@ class HealthWatch:
         self.problems: tuple[str, ...] = ()
 
     def reserve(self, reserve_bytes: int) -> None:
-        """Change the free space below which a disk is full; not for the sockets' folder."""
+        """Change the free space below which a disk is full. The sockets' folder has no limit."""
         for look in self._checks:
             if not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)

@@ -1,4 +1,4 @@
-"""A control group for each job of this node: sets limits, and kills what workers leave behind."""
+"""A control group for each job of this node, to limit it and to kill what workers leave behind."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class JobGroups:
     """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if it has trees.
 
     Limits apply to the job's group and are multiplied by the job's slots here. A worker's group
-    contains also the processes that the worker leaves. Methods use kernel files and might take
-    some 10 ms: call them in threads; concurrent calls are allowed.
+    also contains the processes that the worker leaves behind. Methods use kernel files and might
+    take some 10 ms, so call them in threads. Concurrent calls are allowed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class JobGroups:
         return bool(self._tops)
 
     def bounds(self, controller: str) -> bool:
-        """True if this host has a controller for such limits."""
+        """True if this host's control groups have the controller (`MEMORY` or `PIDS`)."""
         return any(controller in tree.controllers for tree, _ in self._tops)
 
     def use(self, limits: Jobs) -> None:
@@ -100,7 +100,7 @@ class JobGroups:
                         remove(group)
 
     def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
-        """Register a worker of an earlier agent; move its process, if it exists, into its group."""
+        """Register a worker of an earlier agent, and move its process, if any, into its group."""
         try:
             self.hold(worker, job)
             if pid is not None:
@@ -186,7 +186,7 @@ class JobGroups:
                         self._killed.pop(group, None)
 
     def close(self) -> None:
-        """Remove empty groups when the agent exits; workers stay in theirs."""
+        """Remove empty groups when the agent exits. Groups with workers stay."""
         self.tidy()
         for _, top in self._tops:
             remove(top)
@@ -215,7 +215,7 @@ class JobGroups:
         return found
 
     def _divide(self) -> None:
-        """Enable controllers for the jobs' groups; in version 2, the parents have no processes."""
+        """Enable controllers for the jobs' groups. Version 2 requires parents without processes."""
         wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
@@ -258,7 +258,7 @@ class JobGroups:
                 bound_pids(top / group, self._limits.pids * slots)
 
     def _reduce_limits(self, job: JobId) -> None:
-        """Reduce the limits of a job; version 1 refuses a limit below the current use."""
+        """Reduce the limits of a job. Version 1 refuses a limit below the current use."""
         try:
             group = group_of_job(job)
             self._bound(group, self._slots(group))

@@ -1,4 +1,4 @@
-"""Working directories of jobs: unpacked from snapshots, listed and read for the jobs' owners."""
+"""Working directories of jobs. Unpack them from snapshots, list and read them for jobs' owners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from schemas.wire.files import (
 )
 
 MARK: Final = ".ones-snapshot"
-MAX_MARK_BYTES: Final = 512 << 20  # bytes: the most and longest names that an archive can have
+MAX_MARK_BYTES: Final = 512 << 20  # fits the most and longest names that an archive can have
 PIECE: Final = 1 << 20
 MAX_FILES: Final = 10_000
 MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
@@ -71,7 +71,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 
 
 def _mark(folder: Path) -> str:
-    """Return the content of the mark, which the job might have replaced by anything."""
+    """Return the content of the mark, a file that the job might have replaced by anything."""
     with acting_as(owner_of(folder)):
         return read_small(folder / MARK, MAX_MARK_BYTES).decode()
 
@@ -83,7 +83,7 @@ def lay_out(
     bounds: ArchiveBounds = DEFAULT_BOUNDS,
     owner: Owner | None = None,
 ) -> None:
-    """Unpack a snapshot as `owner`'s working directory for a job, completely or not at all.
+    """Unpack a snapshot as a job's working directory, owned by `owner`, completely or not at all.
 
     Raises:
         WorkspaceError: if the archive is damaged, unsafe or too large, or the disk cannot store
@@ -122,7 +122,7 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size (bytes) and modification time (ns) of the unpacked files, if recorded."""
+    """Return size (bytes) and modification time (ns) of each unpacked file, if recorded."""
     try:
         text = _mark(folder).partition("\n")[2]
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
@@ -157,7 +157,7 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
-    """Return the job's folder in an area; refuse names that could lead out of it."""
+    """Return the job's folder in an area. Refuse a job name that could lead out of the area."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is not a job", "name a job that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
@@ -215,7 +215,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
-    """Return a file's entry for the list; if unreadable, None, and the reason in `refused`."""
+    """Return a file's entry for the list, or return None and add the reason to `refused`."""
     name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
     try:
         target = path.resolve(strict=True)
@@ -255,8 +255,8 @@ def open_beneath(root: Path, path: str) -> int:
     """Open a regular file inside of a folder for reading, and return its descriptor.
 
     The path of `root` has no links. A link is followed only if it stays inside `root`. Each folder
-    of the path is opened separately without following links, so that nothing can be swapped between
-    check and opening.
+    of the path is opened separately without following links, so that no folder can be swapped after
+    the check.
 
     Raises:
         BadFieldError: if the file is outside, missing, or not a regular file.

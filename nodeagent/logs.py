@@ -1,8 +1,8 @@
 """Transfer of worker output to the log relay.
 
-The files are the buffer: nothing is read before the relay has given credit, and nothing is deleted
-before the relay has stored it. So an outage of agent, relay or network delays output but loses
-none. Output that others delete is marked as a gap.
+The files are the buffer. Nothing is read before the relay has granted credit, and nothing is
+deleted before the relay has stored it. So an outage of agent, relay or network delays output but
+loses nothing. Output that others delete is marked as a gap.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ NUL: Final = b"\0"
 SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
 CHUNK: Final = 256 * 1024
-LOOK_S: Final = 0.05  # between two checks of the files
-GROWING_POLL_S: Final = 0.02  # between two checks while some files grow
-GROWING_S: Final = 1.0  # after the last chunk, files count as growing
+LOOK_S: Final = 0.05  # between checks of the files
+GROWING_POLL_S: Final = 0.02  # between checks while some files grow
+GROWING_S: Final = 1.0  # files are considered growing for this long after the last chunk
 RETRY_S: Final = 2.0  # a request without a reply is repeated after this time
-FULL_S: Final = 30.0  # between two questions to a full store
+FULL_S: Final = 30.0  # between requests to a full store
 HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
 STREAMS: Final = (LOG, SAMPLES)
 
 
 class OutputFile:
-    """Output stream of a worker, read by path, or by a handle after the file was deleted.
+    """Output stream of a worker, read by path, or through a handle if the file was deleted.
 
     A deleted file is read from this agent's handle, or from the worker's own. Output that neither
     handle has is a gap. A line in the worker's log reports the gap, and the stream continues after
@@ -61,7 +61,7 @@ class OutputFile:
     def size(self, sent: int, most: int = UNBOUNDED) -> int:
         """Mark gaps, truncate the file to its limit, and return its length.
 
-        `sent` bytes were sent to the controller; `most` bytes are kept at most.
+        `sent` bytes were sent to the controller. At most `most` bytes are kept.
 
         Raises:
             OSError: if the file cannot be read, or a gap cannot be marked now.
@@ -83,9 +83,10 @@ class OutputFile:
         return sent
 
     def bound(self, sent: int, most: int) -> int:
-        """Truncate the file if it exceeds its limit, and return how many of the kept bytes exist.
+        """Truncate the file if it exceeds its limit, and return the length of the kept part.
 
-        At least `sent` bytes stay, as the controller has them. The worker writes at the new end.
+        At least `sent` bytes stay, because the controller has them. The worker then continues at
+        the new end.
 
         Raises:
             OSError: if the file cannot be read.
@@ -103,7 +104,7 @@ class OutputFile:
         return min(size, self._end)
 
     def _mark_end(self, file: int, at: int, most: int) -> int:
-        """Return where the kept part ends; in a log, after a line that reports the truncation."""
+        """Return where the kept part ends. A log gets a line there that reports the truncation."""
         if self._name != LOG:
             log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             return at
@@ -158,7 +159,7 @@ class OutputFile:
         return None
 
     def _mark_gap(self, sent: int, what: str) -> None:
-        """Write a line about lost output into the log at `sent`; the worker continues after it."""
+        """Write a line about lost output into the log at `sent`. The worker continues after it."""
         path = self._folder.stream(LOG)
         kind = "output" if self._name == LOG else "sample records"
         log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
@@ -193,8 +194,8 @@ class _Stream:
     credit: int = 0
     full: bool = False  # the relay's store is full
     asked_at: float = -1e9
-    held_at: float = math.inf  # since when an incomplete line is held back
-    ended: bool = False  # the process has exited, the file is final
+    held_at: float = math.inf  # time from which an incomplete line is held back
+    ended: bool = False  # the process has exited, so the file is final
     done: bool = False  # the relay has all of it
     fault: str = ""  # error of the last read
 
@@ -233,7 +234,7 @@ class LogShipper:
             stream.sent, stream.asked_at = -1, -1e9
 
     def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
-        """Ship the streams of a worker from the relay's position onwards; idempotent."""
+        """Ship the streams of a worker from the relay's position on. The call is idempotent."""
         if worker in self._streams:
             return
         streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
@@ -273,8 +274,8 @@ class LogShipper:
     def receive(self, message: LogStored) -> None:
         """Process the relay's position in a stream.
 
-        `size` is the number of stored bytes from the stream's start; `credit` is how many bytes
-        may be sent beyond them, none while the store is `full`. An unknown stream is ignored.
+        `size` is the number of stored bytes from the stream's start. `credit` is how many more
+        bytes may be sent. While the store is `full`, none may. An unknown stream is ignored.
         """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:
@@ -305,7 +306,7 @@ class LogShipper:
         return pushed
 
     def _push(self, stream: _Stream, now: float) -> bool:
-        """Send the next chunk of a stream if there is one; True if more may follow at once."""
+        """Send a stream's next chunk, if any. Return True if another chunk may follow at once."""
         socket = self._socket
         if socket is None or stream.sent < 0:
             stream.file.bound(stream.stored, self.max_bytes)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from schemas.host.files import open_regular
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_QUERY_ID: Final = 2**32 - 1  # invalid id: changes nothing, and the current id is returned
+_QUERY_ID: Final = 2**32 - 1  # an invalid id, for which the kernel only returns the current id
 MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 
 
@@ -29,7 +29,7 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def acting_as(owner: Owner | None) -> Iterator[None]:
-    """Access files with a user's rights, in this thread only; do not await inside.
+    """Access files with a user's rights, in this thread only. Do not await inside the block.
 
     The kernel enforces this: a thread whose file system uid is not root's has none of root's rights
     to files (capabilities(7)). So no link, race or name opens anything that the owner could not
@@ -64,7 +64,7 @@ def _current_owner() -> Owner:
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Return the owner of a folder; None if the agent owns it or it is missing.
+    """Return the owner of a folder, or None if the agent owns it or it is missing.
 
     The folder has to lie in a folder of the agent, so that others cannot replace it.
     """
@@ -107,7 +107,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, owner: Owner | None) -> None:
-    """Create a folder, or give an existing one and its content, to `owner` (None: the agent).
+    """Create a folder for `owner` (None: the agent). An existing folder and its files change owner.
 
     The folder has to lie in a folder of the agent.
 
@@ -130,7 +130,7 @@ def make_folder(path: Path, owner: Owner | None) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder of the agent, or one inside, as far as possible; follow no links."""
+    """Delete a folder as far as possible, without following links."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # deeper than Python's recursion limit

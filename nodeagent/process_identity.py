@@ -1,4 +1,4 @@
-"""Identity of processes on this host: a pid and a start time, which together are never reused."""
+"""Identity of processes on this host. A pid and its start time together are never reused."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import signal
 from pathlib import Path
 from typing import Final
 
-MAX_ROUNDS: Final = 1000  # rounds of kills, against processes that fork fast
+MAX_ROUNDS: Final = 1000  # rounds of kills, because processes may fork between them
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return a process's start time (clock ticks since boot, see proc(5)); None if it exited."""
+    """Return a process's start time in clock ticks since boot (proc(5)), or None if it exited."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def session_members(leader: int) -> list[int]:
-    """Return the processes in the session of an exited leader; empty while the leader exists."""
+    """Return the processes in an exited leader's session. While the leader exists, return none."""
     if start_ticks(leader) is not None:
         return []
     return [pid for pid in _pids() if _stat(pid)[3:4] == [str(leader)]]
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """Return a pidfd of exactly this process; None if it has exited. The caller closes it.
+    """Return a pidfd of exactly this process, or None if it has exited. The caller closes it.
 
-    `ticks` is the start time (clock ticks since boot), since the pid may be reused.
+    `ticks` is the start time (clock ticks since boot), needed because the pid may be reused.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -40,13 +40,13 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 
 def belongs_to(pid: int, uid: int) -> bool | None:
-    """Return whether a process has only the rights of this user; None if the process has exited."""
+    """Return whether a process has only this user's rights, or None if the process has exited."""
     status = _status(pid)
     return None if status is None else set(status.get("Uid", ())) == {str(uid)}
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
-    """Send a signal to the processes of a group; with `uid`, only to the processes of that user."""
+    """Send a signal to the processes of a group. With `uid`, skip processes of other users."""
     if uid is None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)
@@ -77,7 +77,7 @@ def _is_dead(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name; none if the process has exited."""
+    """Return the fields of /proc/PID/stat after the name. An exited process has no fields."""
     return _read(pid, "stat").rpartition(")")[2].split()
 
 

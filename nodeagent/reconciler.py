@@ -1,6 +1,6 @@
-"""Reconciler of desired and observed workers: events in, actions out; no clock, no I/O.
+"""Reconciler of desired and observed workers. It turns events into actions, without clock or I/O.
 
-The controller's deltas say what should run; events of processes say what does run. After every
+The controller's deltas say what should run, and events of processes say what does run. After every
 event the reconciler compares the two for one job, and requests the difference as actions.
 
 The module defines the reconciler's inputs (events) and outputs (actions).
@@ -66,7 +66,7 @@ class WorkspaceFailed(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True):
-    """A worker that an earlier agent process started; the worker might have exited since."""
+    """A worker that an earlier agent process started. The worker might have exited since."""
 
     worker: WorkerId
     assignment: Assignment
@@ -111,7 +111,7 @@ class Ended(Struct, frozen=True):
     code: int | None
     signal: int | None
     unseen: bool
-    memory_limit: int | None = None  # bytes, of the job here; set if it was exceeded
+    memory_limit: int | None = None  # the job's limit here, bytes; None: not exceeded
 
 
 class ReportedAgain(Struct, frozen=True):
@@ -254,14 +254,14 @@ class HeldUnit:
         return self.held > self.ended
 
     def mark_sent(self, unit: UnitOrder) -> bool:
-        """Return whether a unit has to be sent to the worker now; if so, record it as sent."""
+        """Return whether a unit has to be sent to the worker now. If so, record it as sent."""
         if unit.attempt <= max(self.sent, self.ended):
             return False
         self.sent, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
     def reported(self, report: ScriptReport) -> None:
-        """Update from a worker's report; only reports about units change anything."""
+        """Update from a worker's report. Only reports about units change anything."""
         match report:
             case UnitStarted(attempt=attempt):
                 self.held = max(self.held, attempt)
@@ -269,7 +269,7 @@ class HeldUnit:
                 self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
-        """True if the delta knows the unit in progress (`attempts`) and does not want it."""
+        """True if a delta with these `attempts` knows the unit in progress but wants another."""
         wanted = unit.attempt if unit is not None else 0
         return self.training and self.held <= attempts and self.held != wanted
 
@@ -283,15 +283,15 @@ class WorkerState:
     version: Version
     rank: Rank
     slot: int
-    journal: str = ""  # of the job; with its name its identity
+    journal: str = ""  # the job's journal, which identifies the job together with its name
     phase: ProcessPhase = ProcessPhase.WANTED
     pid: int | None = None
     started_ticks: int | None = None
     exited: WorkerExited | None = None  # report of its exit
     granted: bool = True  # the worker may use the slot's device
     adopted: bool = False  # an earlier agent process might have granted the device
-    leaving: bool = False  # was notified of a group without this worker
-    newest_order: tuple[Version, int] = (Version(0), 0)  # sent to the worker
+    leaving: bool = False  # the worker was sent a group without itself
+    newest_order: tuple[Version, int] = (Version(0), 0)  # version and stage sent to the worker
     stored: bool = False  # the controller has all of its output
     awaited: bool = False  # the grace period runs
     unit: HeldUnit = field(default_factory=HeldUnit)  # sweeps only
@@ -323,14 +323,14 @@ class JobState:
     delta: GroupDelta | None = None
     digest: str = ""  # digest of the unpacked working directory
     fetching: str = ""  # digest of the working directory being fetched
-    ordered: Version = Version(0)  # highest whose workers were created here, each once
-    cleared: Version = Version(0)  # highest that was reported in `JobCleared`
+    ordered: Version = Version(0)  # highest version whose workers were created here
+    cleared: Version = Version(0)  # highest version that was reported in `JobCleared`
     sweep: SweepDelta | None = None  # sweeps only
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """State of all workers of one node; only `handle` changes it."""
+    """State of all workers of one node. Only `handle` changes the state."""
 
     node: NodeId
     jobs: dict[JobId, JobState] = field(default_factory=dict)
@@ -340,8 +340,8 @@ class Reconciler:
     def handle(self, event: Event) -> list[Action]:
         """Process one event and return the actions, in order.
 
-        `Desired` and `SweepDesired` add a job, `Adopted` a worker; other events about unknown jobs
-        and workers are ignored.
+        `Desired` and `SweepDesired` add a job, and `Adopted` adds a worker. Other events about
+        unknown jobs and workers are ignored.
         """
         match event:
             case Desired(delta=delta):
@@ -372,14 +372,14 @@ class Reconciler:
         return [*self._worker_event(worker, event), *self._reconcile(worker.job)]
 
     def _has_namesake(self, delta: GroupDelta) -> bool:
-        """True if workers of another job with the same name, of another journal, are here."""
+        """True if workers of a job with the same name but from another journal are here."""
         return any(
             worker.job == delta.job and worker.journal != delta.journal
             for worker in self.workers.values()
         )
 
     def _refuse(self, delta: GroupDelta) -> list[Action]:
-        """Leave the other job alone; its controller does not know it, so it cannot be ordered."""
+        """Refuse the workers. Leave the other job alone: it belongs to another controller."""
         error = f"node {self.node} still has {delta.job} of another journal; see `ones node list`"
         return [
             PublishEvent(
@@ -613,7 +613,7 @@ class Reconciler:
     # --- observed state
 
     def seen(self) -> tuple[WorkerSeen, ...]:
-        """Return every process that was started, for the hello."""
+        """Return the hello's entries of all workers whose process was started."""
         started = (w for w in self.workers.values() if w.phase is not ProcessPhase.WANTED)
         return tuple(worker.seen() for worker in started)
 

@@ -20,7 +20,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of the controller; its welcome names its other ports."""
+    """Address of the controller. The controller's welcome names its other ports."""
 
     host: str = "127.0.0.1"
     agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701
@@ -37,21 +37,21 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     users: dict[str, str] = {}
     uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, for run_as = "job"
     trust_each_other: bool = False  # all users of the cluster may read each other's files
-    files: Limit = 0  # open files of one process; 0: as the agent
-    pids: Limit = 0  # processes and threads for each slot of a job here; 0: as the agent
+    files: Limit = 0  # open files of one process; 0: the agent's limit
+    pids: Limit = 0  # processes and threads for each slot of a job here; 0: the agent's limit
     memory_bytes: Bytes = 0  # for each slot of a job here; 0: unlimited
     cgroup: str = ""  # parent of the jobs' control groups; default: the agent's own group
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's TOML file; relative paths start at its folder."""
+    """Contents of an agent's TOML file. Relative paths start at the file's folder."""
 
     EXAMPLES: ClassVar = {"node": '"node-1"'}
 
     node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
-    address: str = "127.0.0.1"  # at which workers on other nodes reach workers here
+    address: str = "127.0.0.1"  # address at which workers on other nodes reach workers here
     states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # for other nodes; 0: any
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
@@ -64,7 +64,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Time without a reply of the controller after which workers are stopped; 0: never.
     fence_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_FENCE_S)] = 0.0
     keep_work_s: Interval = 7 * DAY_S  # working directories and states, after a job's end
-    keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; the same again for states
+    keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; states may use as much again
     keep_checkpoints_s: Interval = 30 * DAY_S  # after a job's end
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
@@ -75,10 +75,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> AgentSettings:
-    """Return the settings in `path`, overridden by `ONES__KEY` variables; paths are not resolved.
+    """Return the settings in `path`, overridden by `ONES__KEY` variables, with unresolved paths.
 
     Raises:
-        SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
+        SettingsError: if the file cannot be read, a key is unknown, or a value has a wrong type.
     """
     return settings.load(AgentSettings, path, os.environ)
 

@@ -1,4 +1,4 @@
-"""`ones config check` of an agent: finds all problems that would prevent its start in one run."""
+"""`ones config check` of an agent: reports in one run all problems that would prevent its start."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Return the problems of an agent's settings on this host; change nothing.
+    """Return the problems of an agent's settings on this host. Change nothing.
 
-    A port counts as free if the agent that uses it was started with this same file.
+    A port is treated as free if the agent that uses it was started with this same file.
 
     Raises:
         SettingsError: if the file cannot be read, or is not TOML.

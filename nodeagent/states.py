@@ -1,4 +1,4 @@
-"""States of sweeps on this node's disk: fetched if wanted, else deleted; served to other nodes.
+"""States of sweeps on this node's disk. Fetch wanted states, delete others, serve other nodes.
 
 The files are the only record, so a restarted agent finds everything again.
 """
@@ -82,7 +82,7 @@ def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
 
 
 class StateKeeper:
-    """States of all sweeps on this node; `publish` receives the outcome of each wanted state."""
+    """States of all sweeps on this node. `publish` receives the outcome for each wanted state."""
 
     def __init__(
         self, folders: NodeFolders, publish: Callable[[StateCopied | StateNotCopied], None]
@@ -97,14 +97,14 @@ class StateKeeper:
         self._closed = False
 
     def keep(self, delta: SweepDelta) -> None:
-        """Apply a delta; stop fetches for an older delta that are no longer wanted."""
+        """Apply a delta. Stop fetches that an older delta wanted and this one does not."""
         self._newest[delta.job] = delta
         if delta.job not in self._reconciling:
             self._reconciling.add(delta.job)
             self._spawn(self._reconcile(delta.job))
 
     def forget(self, job: JobId) -> None:
-        """Delete the staged data of an ended job; its states are kept for a while."""
+        """Delete the staged data of an ended job. Its states are kept for a while."""
         self._spawn(asyncio.to_thread(remove_tree, self._folders.states(job) / DATA))
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class StateKeeper:
 
 
 def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
-    """Compare with the rights of the folder's owner, and delete unwanted files."""
+    """Compare states with the rights of the folder's owner, and delete unwanted files."""
     with acting_as(owner_of(folder)):
         paths = list(states_in(folder))
         digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
@@ -189,7 +189,7 @@ def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
 def _fetch_as_owner(
     folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]
 ) -> None:
-    """Fetch a state as its owner; the file appears complete and durable, or not at all."""
+    """Fetch a state as its owner. The file appears complete and durable, or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with acting_as(owner_of(folder)):
         _fetch_into(folder, job, wanted, stopped)
@@ -224,7 +224,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
 
 
 def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
-    """Serve the states on this node's disk; if that is impossible, log it and return None."""
+    """Serve the states on this node's disk. If that is impossible, log why and return None."""
 
     def find(asked: AskState) -> Stored | None:
         if not JOB.fullmatch(asked.job):

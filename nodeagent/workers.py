@@ -1,4 +1,4 @@
-"""Manager of worker processes: carries out the reconciler's actions and emits events."""
+"""Manager of worker processes, which carries out the reconciler's actions and emits events."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class _Fault:
 class WorkerManager:
     """Worker processes of a node, each on one slot, from the assignment to the exit code.
 
-    `settings` returns the current ones. `check_node` checks whether the node can start workers, and
-    reports if it cannot. `may_read` is False while the controller has to catch up with reports.
+    `settings` returns the current settings. `check_node` checks whether the node can start workers,
+    and reports its problems. `may_read` is False while the controller has to catch up with reports.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class WorkerManager:
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
-        """Start an action; an event reports its outcome.
+        """Start an action. An event reports the action's outcome.
 
         A signal to an exited process is ignored. A `StartWorker` is ignored if its delta has no
         group or spec.
@@ -177,7 +177,7 @@ class WorkerManager:
         self._spawn(self._end_unused())
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Emit the new reports of a worker as events; does nothing while `may_read` is False."""
+        """Emit the new reports of a worker as events. Do nothing while `may_read` is False."""
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return
@@ -201,7 +201,7 @@ class WorkerManager:
         self._on_event(ReportedAgain(worker))
 
     def kill_unreportable(self) -> None:
-        """Kill workers whose folders were deleted: their reports cannot be read."""
+        """Kill workers whose folders were deleted, because their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
                 log.error("worker folder was deleted, killing the worker", worker=worker)
@@ -214,7 +214,7 @@ class WorkerManager:
                 continue
             watched.fenced = True
             log.error("controller does not reply, stopping the worker", worker=worker)
-            with contextlib.suppress(OSError):  # a full disk: then its own exit code is reported
+            with contextlib.suppress(OSError):  # on a full disk, its own exit code is reported
                 watched.folder.mark_stopped()
             self._signal(worker, signal.SIGTERM)
             self._spawn(self._kill_after_grace(worker))
@@ -240,7 +240,7 @@ class WorkerManager:
         return _Watched(folder, uid=uid)
 
     async def _prepare(self, job: JobId, user: str) -> Account | None:
-        """Return the account of a job; delay the error if there is none, to slow down retries."""
+        """Return the account of a job. If it has none, delay the error to slow down retries."""
         if self._accounts is None:
             return None
         try:
@@ -325,7 +325,7 @@ class WorkerManager:
             await asyncio.to_thread(remove_tree, folder)
 
     async def _fault(self, error: Exception) -> _Fault:
-        """Describe an error; first report a node's fault, so that no new worker comes here."""
+        """Describe an error. Report a fault of the node first, so that no new worker comes here."""
         match error:
             case AgentError():
                 fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
@@ -448,7 +448,7 @@ class WorkerManager:
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
-        """Remove a folder that has no process; a fork in progress then finds no assignment."""
+        """Remove a folder that has no process, so that a fork in progress finds no assignment."""
         doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
         remove_tree(doomed.path)
         folder.path.rename(doomed.path)

@@ -1,4 +1,4 @@
-"""Zygotes of this node, one for each interpreter and user: their processes and connections."""
+"""Processes and connections of this node's zygotes, one for each interpreter and user."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REMOVED_VARIABLES: Final = (  # TORCH_DISTRIBUTED_DEBUG=DETAIL aborts if a peer 
     "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK",
     "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG",
 )  # fmt: skip
-AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
+AGENT_VARIABLES: Final = (  # variables of the agent's account, removed for other accounts
     "INVOCATION_ID", "JOURNAL_STREAM", "LOGS_DIRECTORY", "MAIL", "RUNTIME_DIRECTORY",
     "STATE_DIRECTORY", "CONFIGURATION_DIRECTORY", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
     "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TMPDIR",
@@ -56,14 +56,15 @@ RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file ev
 FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
 MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
-PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
+PEER: Final = struct.Struct("iII")  # pid, uid and gid of the peer, see unix(7)
 
 
 def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
     """Return pid, start time and age (s) of zygotes for this socket that do not reply yet.
 
-    A starting worker has its zygote's command line, but also a mark. Processes forked by a worker
-    lead no session. Only processes of `uid` are returned: any user can fake a command line.
+    A starting worker has its zygote's command line, but also a mark, so its pid is in `workers`.
+    Processes forked by a worker lead no session. Processes of users other than `uid` are skipped,
+    because any user can fake a command line.
     """
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
@@ -98,7 +99,7 @@ def spawn(
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a zygote as an account (None: the agent's); the limits also apply to its workers.
+    """Start a zygote with an account (None: the agent's). The limits also apply to its workers.
 
     `output` must not be in a folder of that account. `enter` moves the process into its control
     group before its interpreter starts.
@@ -187,7 +188,7 @@ def start_error(python: str, output: Path) -> StartError:
 
 
 class ZygoteConnection:
-    """Connection to one zygote; `close` closes the writer."""
+    """Connection to one zygote. `close` also closes the writer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -281,13 +282,13 @@ class ZygoteConnection:
                     waiting.set_exception(NodeStartError(error))
 
     def close(self) -> None:
-        """Close the connection; the zygote continues."""
+        """Close the connection. The zygote continues."""
         self._task.cancel()
         self._writer.close()
 
 
 class ZygotePool:
-    """Connections to zygotes: finds running ones and starts missing ones, but never ends any."""
+    """Connections to zygotes. The pool finds running zygotes and starts missing ones."""
 
     def __init__(
         self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
@@ -311,7 +312,7 @@ class ZygotePool:
         `enter` moves the process into its control group before the worker starts.
 
         Raises:
-            StartError: if the worker did not start; names the interpreter and quotes its output.
+            StartError: if the worker did not start. It names the interpreter and quotes its output.
         """
         zygote = await self.get(python, account)
         try:
@@ -325,7 +326,7 @@ class ZygotePool:
         return await (await self.get(python, account)).fork(folder, enter)
 
     async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
-        """Return whether an interpreter's workers send tokens; an older zygote's do not.
+        """Return whether an interpreter's workers send tokens. Workers of old zygotes do not.
 
         Raises:
             StartError: if no zygote starts; names the interpreter and quotes its output.
@@ -333,7 +334,7 @@ class ZygotePool:
         return (await (await self.get(python, account)).ready).tokens
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
-        """Return the zygote of an interpreter and account, which was found or newly started.
+        """Return the zygote of an interpreter and account. Start a zygote if none is found.
 
         Each spelling of `python` has a zygote of its own.
 
@@ -414,7 +415,7 @@ class ZygotePool:
         raise StartError(f"python {python} was not ready after {START_TIMEOUT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """Return the limits that control groups do not enforce; processes keep them for good."""
+        """Return the limits that control groups do not enforce. Running zygotes keep old limits."""
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
@@ -428,7 +429,7 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """Wait for an earlier agent's zygote that still imports torch or misses its socket."""
+        """Wait for an earlier agent's zygote that still imports torch or lost its socket's file."""
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):

@@ -10,7 +10,7 @@ import msgspec
 from schemas.errors import MalformedMessageError, TooLargeError
 from schemas.wire import Message, agent, client, feed, files, worker
 
-MAX_BYTES: Final = 4 * 1024 * 1024  # size of a message; sockets disconnect a peer that sends more
+MAX_BYTES: Final = 4 * 1024 * 1024  # per message; a peer that sends a larger one is disconnected
 
 MISSING: Final = "Object missing required field "
 M = TypeVar("M")
@@ -18,12 +18,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """Return the MessagePack bytes of a message: a map whose key `type` has the tag."""
+    """Return a message as a MessagePack map, in which the key `type` has the message's tag."""
     return _encoder.encode(message)
 
 
 class Codec(Generic[M]):
-    """Decoder for the messages of one direction of a conversation; it refuses other messages."""
+    """Decoder for the messages of one direction of a conversation. It refuses other messages."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
         self.conversation = conversation
@@ -32,7 +32,7 @@ class Codec(Generic[M]):
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[M]:
-        """Decoder, built on first use: all decoders take a tenth of a short command's time."""
+        """Decoder, built on first use. Building all decoders takes a tenth of a short command."""
         return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:
@@ -40,8 +40,8 @@ class Codec(Generic[M]):
 
         Raises:
             TooLargeError: if `data` is longer than `MAX_BYTES`.
-            MalformedMessageError: if `data` is not a message of this conversation; `field` is the
-                path of the invalid field, if there is one.
+            MalformedMessageError: if `data` is not a message of this conversation. Its `field` is
+                the path of the invalid field, if any.
         """
         if len(data) > MAX_BYTES:
             what = f"message of {len(data)} bytes exceeds {MAX_BYTES} bytes"

@@ -12,7 +12,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     """
 
     pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # its part in the reduction, including waits for peers; 0 without peers
+    sync_s: float  # seconds of the reduction, including waits for peers; 0 without peers
     local_batch: int  # samples in the largest pass of the step
     passes: int  # passes in a step; more than 1: gradient accumulation
 

@@ -10,7 +10,7 @@ TOO_MANY_FILES: Final = "Too many open files"  # message of the operating system
 MORE_FILES_HINT: Final = (
     "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 )
-MAX_COMPARED: Final = 1000  # names; comparing one takes 60 us
+MAX_COMPARED: Final = 1000  # names; comparing each takes 60 us
 # Line in errors that torch raises for the process of a data loader.
 WORKER_TRACEBACK: Final = "Original Traceback (most recent call last):"
 
@@ -19,10 +19,10 @@ class OnesError(Exception):
     """Base of every error that the project raises on purpose.
 
     Attributes:
-        code: stable and machine-readable; the same at both ends of a wire.
+        code: stable, machine-readable name, which is the same at both ends of a wire.
         message: one line that says what happened, without a full stop.
-        hint: the remedy; may be empty.
-        field: path of the invalid field; may be empty.
+        hint: the remedy, or an empty string.
+        field: path of the invalid field, or an empty string.
     """
 
     code: ClassVar[str] = "internal"
@@ -35,14 +35,14 @@ class OnesError(Exception):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the first exception of a (nested) exception group; otherwise return `error` itself."""
+    """Return the first exception of a (nested) exception group, or `error` if it is no group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def one_line_error(error: BaseException) -> str:
-    """Return one line about the root cause of `error`: class, text, and the remedy if known."""
+    """Return one line with the class, text and any remedy of the root cause of `error`."""
     error = root_cause(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
@@ -63,7 +63,7 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return the hint `otherwise`, preceded by the most similar known name, if there is one.
 
     `known` lists existing names, oldest first. For `digits`, the last name of the form `digits-N`
-    is proposed. Without one, only the last 1000 names are compared, in less than 0.1 s.
+    is proposed. If there is none, only the last 1000 names are compared, in less than 0.1 s.
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
@@ -84,13 +84,13 @@ class TooLargeError(OnesError):
 
 
 class BadFieldError(OnesError):
-    """A value cannot be accepted; `field` is the path of the value."""
+    """A value cannot be accepted. `field` is the path of the value."""
 
     code = "bad_field"
 
 
 class UnknownJobError(OnesError):
-    """The cluster has never accepted a job of this name; the hint proposes one of `known`."""
+    """The cluster has never accepted a job of this name. The hint may propose a `known` name."""
 
     code = "unknown_job"
 
@@ -113,7 +113,7 @@ class DeniedError(OnesError):
 
 
 class UnavailableError(OnesError):
-    """The controller cannot make any change durable at the moment; nothing was accepted."""
+    """The controller cannot make any change durable at the moment. Nothing was accepted."""
 
     code = "unavailable"
 
@@ -161,7 +161,7 @@ class RemoteError(OnesError):
 
 
 def error_from_code(code: str, message: str, hint: str, field: str) -> OnesError:
-    """Return the error that the other end raised; an unknown code becomes a `RemoteError`."""
+    """Return the error that the other end raised. An unknown code becomes a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))
     leaf = BY_CODE.get(code)

@@ -18,7 +18,7 @@ LAST: Final = Seconds(253_402_300_799.0)  # end of the year 9999, which is the l
 
 
 def slot_id(node: NodeId, index: int) -> SlotId:
-    """Return the name of a slot; `index` is its 0-based position on the node."""
+    """Return the name of a slot. `index` is the slot's 0-based position on the node."""
     return SlotId(f"{node}/{index}")
 
 
@@ -37,5 +37,5 @@ def index_of(slot: SlotId) -> int:
 
 
 def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:
-    """Return the name of a worker that starts with `version`; its folder has the same name."""
+    """Return the name of a worker that starts with `version`. Its folder has the same name."""
     return WorkerId(f"{job}.v{version}.r{rank}")

@@ -33,7 +33,7 @@ MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
-MAX_SPEC_BYTES: Final = 1 << 20  # encoded; each order and reply about the job contains it
+MAX_SPEC_BYTES: Final = 1 << 20  # encoded; each order and reply about the job contains the spec
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -58,7 +58,7 @@ _NCCL: Final = (  # the first three names are older
     "TORCH_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
 )  # fmt: skip
-CLUSTER_VARIABLES: Final = {  # set for each worker; with the remedy for a job that sets one
+CLUSTER_VARIABLES: Final = {  # variables set for each worker -> remedy for a job that sets them
     "CUDA_VISIBLE_DEVICES": _NO_DEVICE,
     "CUDA_DEVICE_ORDER": _NO_DEVICE,
     "NVIDIA_VISIBLE_DEVICES": _NO_DEVICE,
@@ -92,7 +92,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metric: str | None = None
     at_least: float | None = None  # with `metric`: reached in `consecutive` epochs in a row
     consecutive: int = 1
-    plateau: int | None = None  # with `metric`: stop after so many epochs without an increase
+    plateau: int | None = None  # with `metric`: stop after this many epochs without an increase
 
 
 class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     EXAMPLES: ClassVar = {"value": "80", "deadline_s": "3600", "decay": "0.01"}
     value: float  # theta_1, relative to other jobs
     deadline_s: float = math.inf  # theta_3, seconds after the submission; default: no deadline
-    decay: float = 0.0  # theta_2, per second: how steeply the value falls at the deadline
+    decay: float = 0.0  # theta_2, per second: rate at which the value falls at the deadline
 
     def at(self, seconds: float) -> float:
         """Return the value of a completion `seconds` after the submission."""
@@ -116,7 +116,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A training job as its user describes it; the fields of a job file."""
+    """A training job as its user describes it. Its fields are the fields of a job file."""
 
     EXAMPLES: ClassVar = {  # example values in a job file, quoted in errors
         "name": '"digits"',
@@ -205,22 +205,22 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def fails_on_loss(self) -> bool:
-        """True if the job fails, instead of restarting, once no worker has its state."""
+        """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
 
     @property
     def stated_seed(self) -> int | None:
-        """Seed given by the user; None if the script chooses it."""
+        """Seed given by the user, or None if the script chooses the seed."""
         return None if self.seed is msgspec.UNSET else self.seed
 
     @property
     def stated_sweep(self) -> SweepSpec | None:
-        """Description of the sweep; None for an ordinary job."""
+        """Description of the sweep, or None for an ordinary job."""
         return None if self.sweep is msgspec.UNSET else self.sweep
 
     @property
     def stated_trial(self) -> TrialSpec | None:
-        """Graduated trial that this job continues; None for other jobs."""
+        """Graduated trial that this job continues, or None for other jobs."""
         return None if self.trial is msgspec.UNSET else self.trial
 
     @property
@@ -291,7 +291,7 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def is_text(text: str) -> bool:
-    """True if a text can be encoded in UTF-8; JSON and TOML can contain texts that cannot."""
+    """True if a text can be encoded in UTF-8. JSON and TOML can contain texts that cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -315,7 +315,7 @@ def _paths(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
-    """Return the reason why a script is not Python, and the remedy; None if it may be Python.
+    """Return why a script is not Python, and the remedy. If it may be Python, return None.
 
     `first` are the first bytes of the script, if known.
     """
@@ -372,7 +372,7 @@ def _slots(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def _sweep(spec: JobSpec) -> Iterator[JobProblem]:
-    """Check a sweep: its workers train independent models, so it has no group, batch or script."""
+    """Check a sweep. It must not have a batch or script, as its workers train separate models."""
     if spec.stated_trial is not None:
         remedy = "give sweep.graduate_batch instead"
         yield JobProblem("trial", "is written by the cluster", remedy)

@@ -27,7 +27,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     release: str  # release of the agent
-    fenced_s: float = 0.0  # after this time without a reply, its workers are dead; 0: never
+    fenced_s: float = 0.0  # time without a reply after which its workers are dead; 0: never
     states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
 
 
@@ -61,9 +61,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def global_batch(self) -> int:
-        """Global batch size: B_j of ONES eq. 2, samples per step."""
+        """Global batch size, B_j of ONES eq. 2, in samples per step."""
         return sum(member.local_batch for member in self.members)
 
     def member(self, worker: WorkerId) -> Member | None:
-        """Return the entry of a worker in this group; None if the worker is not a member."""
+        """Return the entry of a worker in this group, or None if the worker is not a member."""
         return next((member for member in self.members if member.worker == worker), None)

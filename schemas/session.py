@@ -1,10 +1,11 @@
 """Sans-I/O delivery between the controller and one agent.
 
 Inputs are decoded messages, clock ticks, and events or deltas to send. Outputs are values that
-describe what to send, publish or accept. Events go up: they are numbered per (node, boot) and
-delivered once, in order. Deltas go down: those of jobs are ordered by (term, version, stage), those
-of sweeps by (term, revision); each is delivered at least once and applied once. This module uses no
-socket, clock or thread. All times are seconds of one monotonic clock.
+describe what to send, publish or accept. Events go to the controller. They are numbered per (node,
+boot) and delivered once, in order. Deltas go to the agent. Deltas of jobs are ordered by (term,
+version, stage), and deltas of sweeps by (term, revision). Each delta is delivered at least once and
+applied once. This module uses no socket, clock or thread. All times are seconds of one monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 
 Delta = GroupDelta | SweepDelta
 Order = tuple[int, ...]  # (term, version, stage); for a sweep (term, revision)
-Key = tuple[JobId, bool]  # True for the sweep of the job
+Key = tuple[JobId, bool]  # job, and True for its sweep
 MAX_RESENT: Final = 256  # events in one Resent
 MAX_DOUBLINGS: Final = 10  # then the pause between hellos grows no further
 MAX_HELLO_PAUSE_S: Final = 8.0  # longest pause between hellos; the first one is one heartbeat
-MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
+MAX_SPOOLED: Final = 20_000  # events; then the agent stops reading its workers' reports
 MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
 
@@ -53,7 +54,7 @@ class SessionTimings:
     heartbeat_s: float = 1.0
     suspect_s: float = 6.0
     lost_s: float = 30.0
-    missed_s: float = 5.0  # earlier limit if workers of other nodes miss their peers
+    missed_s: float = 5.0  # replaces `lost_s` if workers of other nodes wait for this node's
     retry_s: float = 2.0
 
 
@@ -65,7 +66,7 @@ def equivalent_hellos(one: Hello, other: Hello) -> bool:
 
 
 def key_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Key:
-    """Return the key of a delta's job or sweep. A later delta with this key replaces the delta."""
+    """Return the key of a delta's job or sweep. A later delta replaces earlier ones of its key."""
     return message.job, isinstance(message, SweepDelta | SweepDeltaAcked)
 
 
@@ -85,7 +86,7 @@ def _ack(delta: Delta, order: Order, *, applied: bool) -> DeltaAcked | SweepDelt
     )
 
 
-# --- agent's end: sends hellos, numbers and spools events, refuses old deltas
+# --- agent's end, which sends hellos, numbers and spools events, and refuses old deltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SendHello:
-    """Instruction to send a `Hello` with the current workers; on failure, call `hello_not_sent`."""
+    """Instruction to send a `Hello` with the current workers. On failure call `hello_not_sent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class AgentSession:
     sent: int = 0  # last sequence number
     held: dict[Key, Order] = field(default_factory=dict)
     echo: str = ""  # from the last `HelloRequest`, to be repeated in hellos
-    chance: Callable[[], float] = lambda: 0.0  # random, 0 to 1: spreads the hellos of agents
+    chance: Callable[[], float] = lambda: 0.0  # random number, 0 to 1, which spreads agents' hellos
     _last_received_at: Seconds = Seconds(0.0)
     _unanswered_hellos: int = 0
     _next_hello_at: Seconds = Seconds(-1e9)  # time of the next hello
@@ -154,7 +155,7 @@ class AgentSession:
         """Return for how many seconds the controller might have received nothing from this agent.
 
         A reply proves that a heartbeat arrived, and the agent knows when it sent this heartbeat.
-        So the controller has received something since then, even if later replies were lost.
+        The result is the time since then, because later messages might have been lost.
         """
         return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
@@ -182,7 +183,7 @@ class AgentSession:
         return [ToController(heartbeat)]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
-        """Process a message from the controller; an outdated message changes nothing."""
+        """Process a message from the controller. An outdated message changes nothing."""
         match message:
             case Welcome():
                 return self._on_welcome(message, now)
@@ -208,7 +209,7 @@ class AgentSession:
                 return self._on_delta(message)
 
     def _record_ack(self, number: int, now: Seconds) -> None:
-        """Record that a heartbeat arrived; replies of older controllers do not have its number."""
+        """Record that a heartbeat arrived. `number` is 0 in replies of older controllers."""
         sent_at = self._pending.get(number) if number else now
         if sent_at is not None:
             self._acked_sent_at = sent_at
@@ -243,12 +244,12 @@ class AgentSession:
         return [SendHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
-        """Return the time of the next hello; pauses double, and vary randomly between agents."""
+        """Return the time of the next hello. Pauses double, and vary randomly between agents."""
         pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def hello_not_sent(self, now: Seconds) -> None:
-        """Retry soon after a hello that could not be sent, as it caused the controller no work."""
+        """Retry a hello that could not be sent soon, because it caused the controller no work."""
         self._unanswered_hellos = 0
         self._next_hello_at = self._after_pause(now)
 
@@ -282,7 +283,7 @@ class AgentSession:
             self.held.pop((job, is_sweep), None)
 
 
-# --- controller's end: events in order, deltas until acknowledged
+# --- controller's end, which delivers events in order and repeats deltas until acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,7 @@ class ToNode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The next event of the stream; the caller commits it, then calls `acknowledge`."""
+    """The next event of the stream. The caller commits it, then calls `acknowledge`."""
 
     numbered: Numbered
 
@@ -319,25 +320,25 @@ class ControllerSession:
     timings: SessionTimings = field(default_factory=SessionTimings)
     session: str | None = None
     boot: BootId | None = None
-    received: int = 0  # delivered up to this seq
-    durable: int = 0  # committed up to this seq
+    received: int = 0  # events are delivered up to this sequence number
+    durable: int = 0  # events are committed up to this sequence number
     outstanding: dict[Key, tuple[Delta, Seconds]] = field(default_factory=dict)
     last_received_at: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _requested_at: Seconds = Seconds(-1e9)
-    _behind_at: int | None = None  # `received` when the last heartbeat announced more
+    _behind_at: int | None = None  # `received` if the last heartbeat announced later events
     _sessions: int = 0
     _echoes: int = 0
-    _echo: str = ""  # the next hello must repeat it; empty: none
-    _hello: Hello | None = None  # the one that began this session
+    _echo: str = ""  # text that the next hello must repeat; empty: none
+    _hello: Hello | None = None  # the hello that began this session
     _report_again: bool = False  # the journal lost reports of this boot
 
     def open_session(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Begin a session; `committed` is the highest durable sequence number of this boot.
+        """Begin a session. `committed` is the highest durable sequence number of this boot.
 
-        Events that the agent dropped although the journal lacks them are requested anew.
+        If the journal lost events that the agent has dropped, the welcome requests them anew.
         A hello without our echo does not prove that the node is alive, because the agent might not
         receive our messages.
         """
@@ -357,14 +358,14 @@ class ControllerSession:
         return self.resume_session(hello, now, log_port, event_port)
 
     def repeats_hello(self, hello: Hello) -> bool:
-        """True if a hello is equivalent to the one that began the current session."""
+        """True if a hello is equivalent to the hello that began the current session."""
         begun = self._hello
         return self.session is not None and begun is not None and equivalent_hellos(begun, hello)
 
     def resume_session(
         self, hello: Hello, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Send another welcome in the open session; its deltas continue to be repeated."""
+        """Send another welcome in the open session. Its deltas continue to be repeated."""
         if self.session is None:
             return []
         if self.echo_matches(hello):
@@ -383,7 +384,7 @@ class ControllerSession:
     def echo_matches(self, hello: Hello) -> bool:
         """True if a hello proves that its agent receives our messages.
 
-        Older agents repeat no echo; their hellos are accepted as proof.
+        Older agents repeat no echo. Their hellos are accepted as proof.
         """
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
@@ -412,7 +413,7 @@ class ControllerSession:
     def receive_events(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
         """Deliver events that are next in order, store early ones, and request missing ones.
 
-        The events may be in any order. Repeated events, and those of another node or boot, are
+        The events may be in any order. Repeated events, and events of another node or boot, are
         skipped.
         """
         outputs: list[ControllerOutput] = []
@@ -440,7 +441,7 @@ class ControllerSession:
     def order(self, delta: Delta, now: Seconds) -> list[ControllerOutput]:
         """Send a delta and repeat it until it is acknowledged, or replaced by a newer one.
 
-        Returns nothing while no session is open, because all deltas are sent after the next hello.
+        Return nothing while no session is open, because all deltas are sent after the next hello.
         """
         if self.session is None:
             return []
@@ -448,7 +449,7 @@ class ControllerSession:
         return [ToNode(delta)]
 
     def withdraw(self, delta: Delta) -> None:
-        """Stop repeating this delta; a newer delta of the same job continues to be repeated."""
+        """Stop repeating this delta. A newer delta of the same job continues to be repeated."""
         ordered = self.outstanding.get(key_of(delta))
         if ordered is not None and ordered[0] is delta:
             del self.outstanding[key_of(delta)]

@@ -1,6 +1,6 @@
 """A sweep over configurations of one training, as its user describes it, and its checks.
 
-Also Hyperband's brackets, and bounds for the metrics that scripts report after an epoch.
+The module also has Hyperband's brackets, and bounds for metrics that scripts report for an epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.ids import JobId
 
 
 def brackets(most: int, eta: int) -> list[tuple[int, int]]:
-    """Return Hyperband's brackets: number of trials, and length of the first rung in epochs.
+    """Return the number of trials and the epochs of the first rung for each Hyperband bracket.
 
     Li et al., JMLR '18, algorithm 1, with R = `most`, the epochs of a trial that is never stopped:
     s from floor(log_eta R) down to 0, n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
@@ -41,7 +41,7 @@ MAX_SEED: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
 MAX_PARAMETERS: Final = 256
-MAX_SPACE_BYTES: Final = 128 << 10  # encoded; each reply about the sweep contains the space
+MAX_SPACE_BYTES: Final = 128 << 10  # of an encoded space, which each reply about a sweep contains
 MAX_WHOLE: Final = 2**53  # larger integers are not exact in a float
 MAX_VALUES: Final = 100_000  # over all configurations, because drawing them blocks the controller
 PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -49,23 +49,23 @@ FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Distribution of one value of a configuration; exactly one of its forms is set."""
+    """Distribution of one value of a configuration. Exactly one of its forms is set."""
 
     choice: tuple[Value, ...] | None = None
     uniform: tuple[float, float] | None = None  # least, most
     log_uniform: tuple[float, float] | None = None  # least, most, above 0; the logarithm is uniform
     integer: tuple[int, int] | None = None  # least, most, both included
     log_integer: tuple[int, int] | None = None  # as `integer`, but the logarithm is uniform
-    when: Mapping[str, tuple[Value, ...]] = {}  # applies only if others have these values
+    when: Mapping[str, tuple[Value, ...]] = {}  # applies only if other parameters have these values
 
     @property
     def form(self) -> str:
-        """Name of the form that is set; "" if no form is set."""
+        """Name of the form that is set, or "" if no form is set."""
         return next((form for form in FORMS if getattr(self, form) is not None), "")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Smallest and largest value; for a choice, the first and last index."""
+        """Smallest and largest value, or the first and last index of a choice."""
         if self.choice is not None:
             return 0, len(self.choice) - 1
         return self.uniform or self.log_uniform or self.integer or self.log_integer or (0, 0)
@@ -82,7 +82,7 @@ def uniform(least: float, most: float) -> Parameter:
 
 
 def log_uniform(least: float, most: float) -> Parameter:
-    """Return a parameter with all orders of magnitude equally likely; `least` is above 0."""
+    """Return a parameter with all orders of magnitude equally likely. `least` is above 0."""
     return Parameter(log_uniform=(least, most))
 
 
@@ -106,7 +106,7 @@ class RandomSearch(
     configurations: int
 
 
-# Order in which ASHA uses scores: independent of timing, or, as in the paper, as they arrive.
+# Order in which ASHA uses scores. "in_order" is independent of timing, "on_arrival" is the paper's.
 Promotes = Literal["in_order", "on_arrival"]
 
 
@@ -117,7 +117,7 @@ class SuccessiveHalving(
     tag_field="type",
     forbid_unknown_fields=True,
 ):
-    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta continue."""
+    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16). The best 1 / eta trials continue."""
 
     configurations: int
     min_epochs: int = 1
@@ -127,13 +127,13 @@ class SuccessiveHalving(
 class Hyperband(
     msgspec.Struct, frozen=True, tag="hyperband", tag_field="type", forbid_unknown_fields=True
 ):
-    """Brackets of successive halving from many short to few long (Li et al., JMLR '18)."""
+    """Brackets of successive halving, from many short to few long trials (Li et al., JMLR '18)."""
 
     eta: int = 3
 
 
 class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unknown_fields=True):
-    """Asynchronous rungs (Li et al., MLSys '20): a trial is promoted once it is among the best."""
+    """Asynchronous rungs (Li et al., MLSys '20). A trial is promoted once it is among the best."""
 
     configurations: int
     min_epochs: int = 1
@@ -148,7 +148,7 @@ class MedianStopping(
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # required number of trials that have trained as long
+    min_others: int = 3  # required number of other trials that have trained as long
 
 
 class PopulationBased(
@@ -178,7 +178,7 @@ class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sweep of a job: the search, and the functions that train.
+    """The sweep of a job, with its search and the functions that train.
 
     Functions are named by module path, `module:function` in the job's working directory.
     """
@@ -192,11 +192,11 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replicas: int = 1  # number of nodes with a copy of each partition, limited to all nodes
     keep: int = 1  # number of best configurations whose states are kept after the sweep
     revoke_s: float = 120.0  # time that a worker has to end its unit when its slot is withdrawn
-    # Choice of the next visit: greedy: most loaded first; rollouts: best of 20; random: as Cerebro.
+    # Choice of the next visit: most loaded first (greedy), best of 20 (rollouts), Cerebro (random).
     order: VisitOrder = "fixed"
     # Global batch with which the last trials become elastic jobs, once they are fewer than half the
     # slots.
-    graduate_batch: int | None = None  # None: they stay in the sweep and remain bit-exact
+    graduate_batch: int | None = None  # None: trials stay in the sweep and remain bit-exact
 
     @property
     def functions(self) -> dict[str, str]:
@@ -206,7 +206,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial of a sweep that continues as an elastic job; written by the controller."""
+    """A trial of a sweep that continues as an elastic job. The controller writes this."""
 
     sweep: JobId
     trial: int
@@ -254,10 +254,10 @@ def check_sweep(spec: SweepSpec) -> None:
 
 
 def check_values(space: Space, values: Values) -> None:
-    """Check a user's configuration against a valid space; numbers may exceed the space's bounds.
+    """Check a user's configuration against a valid space. Numbers may exceed the space's bounds.
 
     Raises:
-        SettingsError: if a value is invalid or missing; names the field and the remedy.
+        SettingsError: if a value is invalid or missing. It names the field and the remedy.
     """
     for name in values:
         if name not in space:
@@ -468,5 +468,5 @@ def are_bounded(given: Mapping[str, float]) -> bool:
 
 
 def printable(text: str) -> str:
-    """Return the text on one line; characters that could control a terminal become spaces."""
+    """Return the text on one line. Characters that could control a terminal become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -54,7 +54,7 @@ Command = SendDelta | SendSweepDelta | Announce | Accept | RequestPlan
 
 
 class CoreError(OnesError):
-    """Base class of the core's errors; each is a bug of this project, never an error of a user."""
+    """Base class of the core's errors. Each is a bug of this project, never an error of a user."""
 
     code: ClassVar[str] = "core"
 

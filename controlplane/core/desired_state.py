@@ -1,4 +1,4 @@
-"""Desired state of one node: the processes of a job, and the units and states of a sweep."""
+"""Desired state of one node, for the processes of a job and the units and states of a sweep."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
 
 
 def lives_on(state: State, job: Job) -> bool:
-    """True if an active job is a graduated trial of this sweep and may need the trial's state."""
+    """True if a graduated trial of this sweep is an active job and may need the trial's state."""
     if job.sweep is None:
         return False
     trials = (state.jobs[name].spec.stated_trial for name in state.active)
@@ -70,7 +70,7 @@ def lives_on(state: State, job: Job) -> bool:
 
 
 def _current_spec(state: State, job: Job) -> JobSpec:
-    """Return the job's spec with current addresses of its trial's state; agents may have moved."""
+    """Return the job's spec with the current addresses of agents that have its trial's state."""
     trial = job.spec.stated_trial
     former = state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -85,7 +85,7 @@ def _current_spec(state: State, job: Job) -> JobSpec:
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
-    """True if `node` has a member that has not exited; an exited member is not ordered again."""
+    """True if `node` has a member that has not exited. An exited member is not ordered again."""
     return any(
         node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.EXITED
         for member in group.members
@@ -132,7 +132,7 @@ def _stage(status: JobStatus) -> int:
 
 
 def _store_of(state: State, job: Job) -> str:
-    """Return HOST:PORT of the rendezvous store of a starting group; empty for one worker."""
+    """Return HOST:PORT of a starting group's rendezvous store, or "" for a group of one worker."""
     group = job.status.group
     if group is None or len(group.members) == 1:
         return ""
@@ -188,7 +188,7 @@ def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOr
 
 
 def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
-    """Return the name of a state with its digest; some node must have the state."""
+    """Return the name of a state with its digest. Some node must have the state."""
     digest = sweep.engine.state.models[name.trial].digest(name.version)
     return StateRef(trial=name.trial, version=name.version, digest=digest)
 
@@ -199,7 +199,7 @@ def sources(
     """Return the addresses from which a state can be fetched.
 
     The memory of the worker that made the state comes first, followed by the agents of nodes.
-    `asking` is the worker that needs the state; the address of this worker is left out.
+    `asking` is the worker that needs the state. The address of this worker is left out.
     """
     found = list(_memory(job, sweep, name, asking))
     for node, _ in sweep.engine.state.stored.nodes([name]):

@@ -28,7 +28,7 @@ from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:
-    """Context for handling one input: state, time, and the resulting commands and records.
+    """Context of one input, with the state, the time, and the resulting commands and records.
 
     Handlers read and change `state`. They add to `totals`, and never read `totals`.
     """
@@ -43,7 +43,7 @@ class HandlerContext:
         self.changed_jobs: dict[JobId, None] = {}  # their views may have changed
 
     def begin(self, now: Seconds) -> None:
-        """Start the next input at `now`; discard the results of the last one."""
+        """Start the next input at `now`, and discard the results of the previous input."""
         self.out, self.now, self.plan_needed, self.changed_jobs = [], now, False, {}
         self.records = []
 
@@ -52,7 +52,7 @@ class HandlerContext:
         self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
-        """Send every node of the job's group its desired state; do nothing without a group."""
+        """Send every node of the job's group its desired state. Do nothing without a group."""
         if job.group is not None:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
@@ -84,7 +84,7 @@ class HandlerContext:
         reason: str,
         detail: Detail | None = None,
     ) -> None:
-        """Move `job` along its table without announcing it; `announce_phase` must follow.
+        """Move `job` along its table without announcing this. `announce_phase` must follow.
 
         Args:
             detail: numbers for programs, kept in the job's history.
@@ -108,9 +108,9 @@ class HandlerContext:
         self.records.append(PhaseChanged(job=job.job, change=change))
 
     def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
-        """Move a worker along its transition table; return True if it moved.
+        """Move a worker along its transition table. Return True if it moved.
 
-        Returns False if the worker is already in the new phase or in a later phase, or is stopping.
+        Return False if the worker is already in the new phase or in a later phase, or is stopping.
 
         Raises:
             IllegalTransitionError: if the table has no such transition.
@@ -123,7 +123,7 @@ class HandlerContext:
     def advance_reported(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
         """Move a worker along its transition table because of its own report.
 
-        Returns True if the worker moved, and False if the report is already recorded or is
+        Return True if the worker moved, and False if the report is already recorded or is
         impossible. An impossible report is announced as ignored.
         """
         try:
@@ -145,7 +145,7 @@ class HandlerContext:
         formed: GroupFormed | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Record the outcome of the group that was ordered last; a later outcome has no effect.
+        """Record the outcome of the group that was ordered last. A later outcome has no effect.
 
         Args:
             outcome: formed, abandoned, broken, suspended, or how the job lost the group.

@@ -1,4 +1,4 @@
-"""History of jobs and sweeps: records that handlers write and never read, and their summaries.
+"""History of jobs and sweeps, as records that handlers write and never read, and summaries.
 
 `JobHistories` keeps the summaries in memory, for the simulator and for a replay of a journal. A
 controller keeps the summaries in the tables of its journal (`journal.records`), so that an input
@@ -47,13 +47,13 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         return self.trials.get(number) or TrialHistory()
 
     def unit_begun(self, trial: int, waited_s: float, *, hops: bool) -> None:
-        """Record a unit that received its state; `hops` is True if it came from another process."""
+        """Record a unit that got its state. `hops` is True if another process sent the state."""
         self.waited_s += waited_s
         if hops:
             self.moved_bytes += self.trial(trial).state_bytes
 
     def unit_ended(self, unit: LedgerUnit, size: int, *, again: bool) -> None:
-        """Add a finished unit; `size` is the size of the resulting state in bytes."""
+        """Add a finished unit. `size` is the size of the resulting state in bytes."""
         self.recent_unit_s.append(unit.seconds)
         del self.recent_unit_s[:-KEPT_TIMES]
         self.trained_s += unit.seconds
@@ -70,7 +70,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         history.ended_at.append(now)
 
     def trial_ended(self, trial: int, reason: str, graduated_as: JobId | None = None) -> None:
-        """Record why a trial ended, and its job if it graduated; only the first reason is kept."""
+        """Record why a trial ended, and its job if it graduated. Only the first reason is kept."""
         history = self._open(trial)
         history.graduated_as = graduated_as
         history.reason = history.reason or reason
@@ -102,18 +102,18 @@ class Decided(Message, tag="history.decided.1"):
 
 
 class GroupConcluded(Message, tag="history.group_concluded.1"):
-    """The group that was ordered last has an outcome; a later outcome has no effect."""
+    """The group that was ordered last has an outcome. A later outcome has no effect."""
 
     job: JobId
     outcome: str  # formed, abandoned, broken, suspended, or how the group was lost
     at: Seconds
-    resumed_epoch: int | None = None  # actual start position; None: as ordered
+    resumed_epoch: int | None = None  # actual start position; None: the ordered position
     resumed_step: int | None = None
-    numbers: dict[str, float] = msgspec.field(default_factory=dict)  # measured: pause_ms
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)  # measured, such as pause_ms
 
 
 class SpeedMeasured(Message, tag="history.speed_measured.1"):
-    """The speed of a group's first whole epoch was measured; a policy had expected some speed."""
+    """The speed of a group in its first whole epoch was measured, with the promised speed."""
 
     job: JobId
     promise: SpeedPromise
@@ -151,14 +151,14 @@ class Process(NamedTuple):
 
 
 class JobLeft(Message, tag="history.job_left.1"):
-    """An ended job left the state; this is its last version."""
+    """An ended job left the state. `last` is its last version."""
 
     job: JobId
     last: Job
 
 
 class SweepLeft(Message, tag="history.sweep_left.1"):
-    """A sweep left the state with its job; this is its history."""
+    """A sweep left the state with its job. `history` is its history."""
 
     job: JobId
     history: SweepHistory
@@ -182,9 +182,9 @@ _LISTS: Final = {
 
 
 def list_of(record: Record) -> str:
-    """Return the list that a record belongs to; records about groups share one list.
+    """Return the list that a record belongs to. Records about groups share one list.
 
-    `JobLeft` and `SweepLeft` belong to no list; do not pass them.
+    `JobLeft` and `SweepLeft` belong to no list, so do not pass them.
     """
     return _LISTS.get(type(record), GROUPS)
 
@@ -210,7 +210,7 @@ class HistoryReader(Protocol):
     """Read access to the history of jobs."""
 
     def of(self, job: JobId) -> JobHistory:
-        """Return the history of `job`; empty for an unknown job."""
+        """Return the history of `job`. The history of an unknown job is empty."""
 
 
 class GroupStory(NamedTuple):
@@ -306,7 +306,7 @@ def decision_outcomes(
 
 
 def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> GroupStory:
-    """Return `story` with the result of one later record; only the first outcome is kept."""
+    """Return `story` with the result of one later record. Only the first outcome is kept."""
     decision, version = story
     if isinstance(record, SpeedMeasured):
         numbers = {**decision.numbers, REALISED: record.samples_per_s}

@@ -1,4 +1,4 @@
-"""Inputs of the core, which the journal keeps; `NodeReported` wraps the events of nodes."""
+"""Inputs of the core, which the journal keeps. `NodeReported` wraps the events of nodes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from schemas.wire.agent import AgentEvent, WorkerSeen
 
 
 class ControllerStarted(Message, tag="core.controller_started.1"):
-    """A new controller process took over; every node has to greet it again."""
+    """A new controller process took over. Every node has to greet this process again."""
 
     term: Term
     release: str
     journal: str = ""  # id of the journal; a restored backup has a new one
-    jobs: int = 0  # accepted, even if a restored backup does not contain some of them
+    jobs: int = 0  # number of accepted jobs, including jobs that a restored backup lacks
     restored: bool = False  # the journal lacks inputs that nodes may have acted on
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):
-    """A user submitted a job; its spec is valid and its snapshot is stored."""
+    """A user submitted a job. Its spec is valid and its snapshot is stored."""
 
     spec: JobSpec
     snapshot: str
     user: str
     key: str  # key of the request; a second submission with this key is the same job
-    project: str = ""  # its members see the job; empty: only the user sees it
+    project: str = ""  # project whose members see the job; empty: only the user sees the job
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):
@@ -51,7 +51,7 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     jobs: tuple[JobId, ...] = ()  # jobs with files on the node; the agent asks if they ended
     run_id: str = ""  # id of the agent's run folder; empty: unknown
     events_dropped: int = 0  # events of this boot that some journal has committed
-    term: Term = Term(0)  # highest that the agent has seen
+    term: Term = Term(0)  # highest term that the agent has seen
     highest_job: int = 0  # highest number of a job with files on the node, ended or not
 
 
@@ -119,7 +119,7 @@ class ResizeRequested(Message, tag="core.resize_requested.1"):
 
 
 class PauseRequested(Message, tag="core.pause_requested.1"):
-    """An operator pauses a job: the job loses its slots and keeps its training state."""
+    """An operator pauses a job. The job loses its slots and keeps its training state."""
 
     job: JobId
     user: str
@@ -146,7 +146,7 @@ class UnitExpired(Message, tag="core.unit_expired.1"):
 
 
 class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
-    """A user changes one trial of a sweep, or adds one; the request has been validated."""
+    """A user changes one trial of a sweep, or adds one. The request has been validated."""
 
     job: JobId
     user: str

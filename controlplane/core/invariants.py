@@ -17,7 +17,7 @@ def check(state: State) -> None:
     """Check every invariant of `state`, which must be between two inputs.
 
     Raises:
-        InvariantBrokenError: if an invariant is violated; the message names the invariant.
+        InvariantBrokenError: if an invariant is violated. The message names the invariant.
     """
     _one_owner_per_slot(state)
     _index_is_right(state)

@@ -89,7 +89,7 @@ def _kind(state: State, slot: SlotId) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Change of a job to these slots and local batches; an empty mapping pauses the job."""
+    """Change of a job to these slots and local batches. An empty mapping pauses the job."""
 
     job: JobId
     local_batch: Mapping[SlotId, int]
@@ -98,7 +98,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a check: the accepted changes in order, and the refused entries with reasons."""
+    """Result of a check, with the accepted changes in order and the reasons of refused entries."""
 
     moves: tuple[Move, ...] = ()  # moves that give up slots are first
     swaps: tuple[Swap, ...] = ()  # swaps of jobs that need each other's slots
@@ -113,7 +113,7 @@ class Verdict:
 
 
 def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) -> Plan:
-    """Return the part of `plan` that changes something now; an empty entry stops its job.
+    """Return the part of `plan` that changes something now. An empty entry stops its job.
 
     Slots on nodes where the job's workers died are replaced here, before the plan becomes an input,
     so that the history has the actual slots. If `whole` is True, running jobs that `plan` omits are
@@ -218,7 +218,7 @@ class _FreeSlots:
         self._promised = {slot for swap in state.swaps for slot in swap.slots()}
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
-        """Take the new slots of `placed` for `job`; return why this is impossible, or ""."""
+        """Take the new slots of `placed` for `job`. Return why this is impossible, or ""."""
         current = _slots(job)
         new = [slot for slot in placed if slot not in current]
         starts = job.group is None
@@ -245,7 +245,7 @@ class _FreeSlots:
         return slot not in self._taken and not self._held(slot)
 
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
-        """Record that `job` shrinks to `placed`; other jobs may prepare workers on the rest."""
+        """Record that `job` shrinks to `placed`. Other jobs may prepare workers on the rest."""
         for member in job.group.members if job.group else ():
             if member.slot not in placed and member.slot not in self._reservations:
                 self._soon[member.slot] = job.job
@@ -266,7 +266,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
 
 
 def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[JobId, str]]:
-    """Return the accepted rejections with their reasons, and the refused ones with problems."""
+    """Return accepted rejections with their reasons, and refused rejections with problems."""
     rejected: dict[JobId, Reason] = {}
     refused: dict[JobId, str] = {}
     for name, reason in plan.rejected.items():
@@ -283,7 +283,7 @@ def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[Job
 
 
 def _is_new_promise(job: Job | None, end: Seconds) -> bool:
-    """True if a promise differs from the job's latest one; False for an ended job."""
+    """True if a promise differs from the latest promise of a job that has not ended."""
     if job is None or job.ended or not math.isfinite(end):
         return False
     return job.promised_end is None or job.promised_end.latest != end

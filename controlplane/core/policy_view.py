@@ -102,7 +102,7 @@ class ViewBuilder:
     def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
-        """Return new views of all slots; slots for overridden jobs and for swaps are not usable."""
+        """Return new views of all slots. Slots for overridden jobs and swaps are not usable."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
@@ -126,7 +126,7 @@ class ViewBuilder:
         usable: bool,
         leaving: bool,
     ) -> SlotView:
-        """Return the view of a slot, from a cache if possible; `what` describes the hardware."""
+        """Return the view of a slot, from a cache if possible. `what` describes the hardware."""
         up = node.usable
         host_cores = node.spec.cores
         key = (name, what.kind, what.model, host_cores, usable, leaving, up)
@@ -152,7 +152,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     Args:
         job: job in any phase. During a change, the view shows the slots of the new group.
         trades_to: slots and local batches (samples per step) after a swap in progress. The view
-            shows the job on these slots already, and as not movable.
+            already shows the job on these slots, and shows that it is not movable.
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group

@@ -81,7 +81,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
 
 
 class Reactor:
-    """Owner of the cluster's state; `handle` is the only way to change the state.
+    """Owner of the cluster's state. `handle` is the only way to change the state.
 
     A reactor continues from `state`. If `state` is None, the reactor begins with an empty state.
     """
@@ -107,10 +107,10 @@ class Reactor:
         """Apply one input and return the commands to carry out, in order.
 
         Args:
-            now: seconds since the epoch; never earlier than the time of an earlier input.
+            now: seconds since 1970. It must not be earlier than the time of an earlier input.
 
         Raises:
-            CoreError: if the input is impossible; then the state must not be used any more.
+            CoreError: if the input is impossible. The state must not be used any more.
             UnknownJobError: if the input names a job that does not exist.
         """
         ctx = self._ctx
@@ -135,7 +135,7 @@ class Reactor:
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
-        """Return one input for each deadline that has passed by `now`; the state does not change.
+        """Return one input for each deadline that has passed by `now`. Do not change the state.
 
         The inputs report starts, changes, drains and units that took too long, and orders to retry.
         """

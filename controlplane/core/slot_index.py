@@ -1,4 +1,4 @@
-"""Index of slots: owners, reservations and the jobs on each node."""
+"""Index of slots, with owners, reservations and the jobs on each node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AvailableSlots:
     """Slots that a job could get now."""
 
     free: list[SlotId]  # on usable nodes, neither owned nor reserved
-    releasing: dict[SlotId, JobId]  # slot -> job that leaves it; a worker may be prepared
+    releasing: dict[SlotId, JobId]  # slot -> job that leaves it; workers may be prepared on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class JobSlots:
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
-        """Slots where the job has processes; `releasing` is part of `owned`."""
+        """Slots where the job has processes. `releasing` is part of `owned`."""
         return (*self.owned, *(worker.slot for worker in self.reserved))
 
 
@@ -56,7 +56,7 @@ class IndexOrder:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DirtySlots:
-    """Slots that changed since a reader's last query; the reader clears this record."""
+    """Slots that changed since a reader's last query. The reader clears this record."""
 
     slots: dict[SlotId, None] = field(default_factory=dict)
     everything: bool = True  # True: nodes came, went or changed their hardware
@@ -105,7 +105,7 @@ class SlotIndex:
         self._dirty[job] = None
 
     def job_starts(self, job: JobId) -> None:
-        """Order a job after all jobs that have processes; call this before adding its processes."""
+        """Order a job after all jobs that have processes. Call this before adding its processes."""
         if job not in self._jobs_with_processes:
             self._start_order[job] = next(self._next)
 
@@ -183,7 +183,7 @@ class SlotIndex:
         ]
 
     def is_taken(self, slot: SlotId) -> bool:
-        """True if a slot is owned, reserved or has a foreign process; call another query first."""
+        """True if a slot is owned, reserved or has a foreign process. Call another query first."""
         return slot in self._owner or slot in self._reservation or slot in self._foreign
 
     # --- replacing an index
@@ -326,7 +326,7 @@ def slots_of_job(job: Job) -> JobSlots:
 
 
 def _staying(job: Job) -> set[WorkerId] | None:
-    """Return the workers that stay in a change without newcomers; None without such a change."""
+    """Return the workers that stay in a change without newcomers, or None if there is none."""
     change = job.status.change
     if change is None:
         return None

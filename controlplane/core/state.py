@@ -1,4 +1,4 @@
-"""State of the core: jobs, nodes, deadlines, and counters that no decision reads."""
+"""State of the core, with jobs, nodes, deadlines, and counters that no decision reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
-PREPARE_LIMIT_S: Final = 600.0  # newcomers import modules, build the model, open their data
+PREPARE_LIMIT_S: Final = 600.0  # time for newcomers to import modules, build the model, open data
 SWITCH_LIMIT_S: Final = 1800.0  # time until the boundary; steps and evaluations may be long
 QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 LIMITS_S: Final = {
@@ -57,7 +57,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
     def expect_rescale(
         self, job: JobId, version: Version, phase: RescalePhase, now: Seconds
     ) -> None:
-        """Set the deadline of a change that entered `phase`; the phase must not be a final one."""
+        """Set the deadline of a change that entered `phase`. The phase must not be final."""
         limit_s = LIMITS_S[phase]
         at = Seconds(now + limit_s)
         self.rescales[job] = Deadline(at=at, limit_s=limit_s, version=version)
@@ -68,7 +68,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
         self.rescales.pop(job, None)
 
     def restart(self, now: Seconds) -> None:
-        """Restart all limits at `now`; no message could arrive while the controller was down."""
+        """Restart all limits at `now`, as no message could arrive while the controller was down."""
         for deadline in (*self.starts.values(), *self.rescales.values()):
             deadline.at = Seconds(now + deadline.limit_s)
 
@@ -96,7 +96,7 @@ def pause_before(tries: int) -> float:
 
 
 class JobCounters:
-    """Numbers of jobs that have not ended, by phase; computed from `jobs` once, then updated."""
+    """Numbers of jobs that have not ended, by phase, counted once and then updated."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.phases: Counter[Phase] = Counter()
@@ -111,7 +111,7 @@ class JobCounters:
         self.phases[job.phase] += 1
 
     def move(self, job: Job, before: Phase) -> None:
-        """Update the numbers after a job left phase `before`; ended jobs are not included."""
+        """Update the numbers after a job left phase `before`. Ended jobs are not included."""
         self.phases[before] -= 1
         if job.phase in ENDED:
             self.promised.discard(job.job)
@@ -120,19 +120,19 @@ class JobCounters:
 
 
 class LeftJob(msgspec.Struct, frozen=True):
-    """What stops the processes of a job that left the state."""
+    """Data with which a returning node is ordered to stop a job that left the state."""
 
     version: Version
     journal: str
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
-    """All data on which decisions depend; a replay of the journal rebuilds the state."""
+    """All data on which decisions depend. A replay of the journal rebuilds the state."""
 
     term: Term = Term(0)
     journal: str = ""  # id of the journal, which new jobs get
     loss_accepted: bool = False  # an admin started this term although inputs were lost
-    outdated: str = ""  # why the journal must be older than its nodes; new jobs are refused
+    outdated: str = ""  # why the journal must be older than its nodes, so new jobs are refused
     version: int = 0  # number of inputs handled
     feed_seq: int = 0
     jobs_accepted: int = 0
@@ -150,13 +150,13 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     changed_slots: dict[SlotId, None] = {}  # since waiting overrides were tried
     all_slots_changed: bool = False
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
-    ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
+    ended_sweeps: dict[JobId, None] = {}  # the latest, whose deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # swaps in progress
 
     def job(self, job: JobId) -> Job:
-        """Return the job of that name; jobs that have left the state are not found.
+        """Return the job of that name. Jobs that have left the state are not found.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -211,7 +211,7 @@ KEPT_GAINS: Final = 1000
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Counters for display; a replay rebuilds them through the same `handle`."""
+    """Counters for display. A replay rebuilds them through the same `handle`."""
 
     plans_taken: int = 0
     ended: dict[str, int] = {}  # number of jobs by final phase
@@ -227,7 +227,7 @@ class Totals(msgspec.Struct, kw_only=True):
         return self.sweeps.get(job) or SweepHistory()
 
     def sweep(self, job: JobId) -> SweepHistory:
-        """Return the stored history of the sweep `job`, for changes; create it if necessary."""
+        """Return the stored history of the sweep `job`, for changes. Create it if necessary."""
         return self.sweeps.setdefault(job, SweepHistory())
 
     def job_ended(self, job: Job, now: Seconds) -> None:
@@ -242,7 +242,7 @@ class Totals(msgspec.Struct, kw_only=True):
             self.promises_broken += 1
 
     def speed_measured(self, promise: SpeedPromise, samples_per_s: float) -> None:
-        """Add a measured speed-up; `samples_per_s` is the mean over an epoch."""
+        """Add a measured speed-up. `samples_per_s` is the mean over an epoch."""
         self.gains.append(
             (promise.speed_expected / promise.speed_before, samples_per_s / promise.speed_before)
         )

@@ -1,8 +1,8 @@
 """Search for cycles of jobs that need each other's slots, and for the cheapest way to break them.
 
 In a cycle no job can move first. Each job waits until the owner of its new slots leaves, and every
-owner leaves only after it has its own new slots. A job can break the cycle by yielding its slots:
-it moves to free slots, shrinks or pauses. The other jobs then move one after the other, and the
+owner leaves only after it has its own new slots. A job can break the cycle by yielding its slots.
+It then moves to free slots, shrinks or pauses. The other jobs move one after the other, and the
 yielding job moves last.
 """
 
@@ -53,7 +53,7 @@ def swaps_among(
     Args:
         movers: jobs that each need a slot of another job. No slot is in two targets.
         spare: free slots for yielding jobs, which no entry of the plan takes.
-        is_free: True if a slot has no owner, or its owner leaves it for no other job.
+        is_free: returns True if a slot has no owner, or its owner leaves it for no other job.
 
     Returns:
         One swap for each set of jobs that wait for each other. A job that waits for slots of a job
@@ -69,7 +69,7 @@ def swaps_among(
 def _needs(
     candidates: dict[JobId, Mover], is_free: Callable[[SlotId], bool]
 ) -> dict[JobId, set[JobId]]:
-    """Return the jobs that each mover waits for; remove movers that wait for a job that stays."""
+    """Return the jobs that each mover waits for. Remove movers that wait for a job that stays."""
     while True:
         leaves = {
             slot: name
@@ -183,6 +183,6 @@ def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
 
 
 def _cost(mover: Mover, given: SwapYield) -> tuple[int, float]:
-    """Return a sort key: the rank of the yield mode, then start time multiplied by slots."""
+    """Return a sort key of the yield mode's rank, then the start time multiplied by slots."""
     slots = len(mover.have)
     return _CHEAPEST[given.mode], slots * (mover.job.accounting.last_start_s or 1.0)

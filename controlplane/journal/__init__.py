@@ -1,1 +1,1 @@
-"""Durable history: every input of the core with its time, and the feed events that resulted."""
+"""Durable history of the core: every input with its time, and the resulting feed events."""

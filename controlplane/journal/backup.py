@@ -38,14 +38,14 @@ from schemas.wire.feed import FeedEvent
 
 FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
 FORCE: Final = "name another file or use --force"
-JOBS_GAP: Final = 1000  # numbers of jobs that are skipped if nothing says how many were accepted
+JOBS_GAP: Final = 1000  # job numbers that are skipped if the number of accepted jobs is unknown
 
 
 def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
     """Copy a journal at one point in time, even while a controller writes it.
 
     Args:
-        copy: target file; it is written completely or not at all.
+        copy: target file, which is written completely or not at all.
 
     Raises:
         JournalError: if `copy` exists, there is no room, or the copied data is damaged.
@@ -69,19 +69,19 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
 
 
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
-    """Replace a journal by a copy; no controller may be using the journal.
+    """Replace a journal by a copy. No controller may be using the journal.
 
-    The next incarnation gets a term that is above every term that a node might have seen, and new
-    jobs get numbers that no job had. The journal gets a new id, so that its new jobs differ from
-    those that were accepted after the copy.
+    The controller's next run gets a term that is above every term that a node might have seen, and
+    new jobs get numbers that no job had. The journal gets a new id, so that its new jobs differ
+    from jobs that the replaced journal accepted after the copy was made.
 
     Args:
         copy: file made by `back_up`, or any journal that no controller writes.
         journal: path of the journal that the controller will open.
-        force: True if a journal that has inputs may be replaced, too.
+        force: True if even a journal that has inputs may be replaced.
 
     Returns:
-        New path of the replaced journal; None if no journal existed.
+        New path of the replaced journal, or None if no journal existed.
 
     Raises:
         JournalError: if a controller uses the journal, it has inputs and is not forced, the copy
@@ -120,7 +120,7 @@ def _known_mark(journal: Path) -> Mark | None:
 
 
 def _mark_of(part: Path, journal_id: str, known: Mark | None) -> Mark:
-    """Return the mark of a copy; its number of jobs covers the replaced journal, too."""
+    """Return the mark of a copy. Its number of jobs also covers jobs of the replaced journal."""
     with contextlib.closing(Reader(part)) as reader:
         found = recover(reader)
     accepted = found.reactor.state.jobs_accepted
@@ -129,13 +129,13 @@ def _mark_of(part: Path, journal_id: str, known: Mark | None) -> Mark:
 
 
 def accept_loss(journal: Path) -> tuple[list[str], Path | None]:
-    """Continue with what a journal still contains; no controller may be using the journal.
+    """Continue with what a journal still contains. No controller may be using the journal.
 
-    The next incarnation starts as after `restore`. A missing or empty journal is replaced by a new
-    one.
+    The controller's next run starts as after `restore`. A missing or empty journal is replaced by
+    a new journal.
 
     Returns:
-        Descriptions of what was lost, and the new path of the former file; None if it was missing.
+        Descriptions of what was lost, and the new path of the former file, or None without a file.
 
     Raises:
         JournalError: if a controller uses the journal, its content cannot be copied, or there is no
@@ -156,10 +156,10 @@ def accept_loss(journal: Path) -> tuple[list[str], Path | None]:
 
 
 def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
-    """Shrink a journal as far as possible; no controller may be using the journal.
+    """Shrink a journal as far as possible. No controller may be using the journal.
 
     Args:
-        keep: limits of the rows that are kept although a restart does not need them.
+        keep: limits for rows that a restart does not need.
         now: seconds since the epoch.
 
     Returns:
@@ -212,10 +212,10 @@ def _has_inputs(journal: Path) -> bool:
 
 
 def _set_aside(journal: Path) -> Path | None:
-    """Rename all files of a journal; return the new path, which includes the current time.
+    """Rename all files of a journal, and return the new path, which includes the current time.
 
-    Returns None without a file. A write-ahead log alone is renamed, too, because SQLite would apply
-    it to the next file.
+    Return None if there is no file. A write-ahead log without a database is renamed, too, because
+    SQLite would apply it to the next database.
     """
     if not any(journal.with_name(journal.name + end).exists() for end in FILE_SUFFIXES):
         return None

@@ -1,4 +1,4 @@
-"""SQLite file of a journal: schema, connections and checksums."""
+"""SQLite file of a journal, with its schema, connections and checksums."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     input: Input
     feed: tuple[FeedEvent, ...] = ()
     records: tuple[Record, ...] = ()  # for the history of jobs
-    jobs: int = 0  # accepted so far
+    jobs: int = 0  # number of jobs accepted so far
 
 
 class JournalError(OnesError):
@@ -106,14 +106,14 @@ UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
 JOURNAL_ID: Final = "journal"  # random; a restored copy gets a new one
-TERM_FLOOR: Final = "term_floor"  # in a restored copy: nodes might have seen later terms
+TERM_FLOOR: Final = "term_floor"  # set in a restored copy, because nodes might know later terms
 # Pages of the write-ahead log, 32 MiB. A page that many commits change is copied only once.
 LOG_PAGES: Final = 8000
 AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal; create the file if necessary.
+    """Open the database of a journal. Create the file if necessary.
 
     Only one thread at a time may use the connection.
 
@@ -138,7 +138,7 @@ def new_id() -> str:
 
 
 def _create_tables(database: sqlite3.Connection) -> None:
-    """Create the tables of an empty database in one transaction; change no other database.
+    """Create the tables of an empty database in one transaction. Skip a database with tables.
 
     Raises:
         sqlite3.Error: if the disk fails; the database is then unchanged.
@@ -155,7 +155,7 @@ def _create_tables(database: sqlite3.Connection) -> None:
             database.execute("INSERT INTO meta VALUES (?, ?)", (JOURNAL_ID, new_id()))
         database.execute("COMMIT")
         if new:
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else only the log has the tables
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # moves the tables out of the log
     except sqlite3.Error:
         if database.in_transaction:
             database.execute("ROLLBACK")
@@ -181,7 +181,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def meta(database: sqlite3.Connection, key: str) -> str:
-    """Return the journal's metadata for `key`; an empty string if the key is missing.
+    """Return the journal's metadata for `key`, or an empty string if the key is missing.
 
     Raises:
         sqlite3.Error: if the database is not a journal.
@@ -224,10 +224,10 @@ def ended_checksum(row: Sequence[Any]) -> int:
 
 
 class RowChecks:
-    """Verification of rows of the job history; remembers the damaged rows.
+    """Verification of rows of the job history. It remembers the damaged rows.
 
     Args:
-        on_damage: called once with the name of each damaged row.
+        on_damage: called once for each damaged row, with the row's name.
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class RowChecks:
         self._damaged: dict[tuple[str, str], None] = {}  # (job, row)
 
     def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int) -> bool:
-        """True if a row of `job_records` is intact; a damaged row is reported."""
+        """True if a row of `job_records` is intact. A damaged row is reported."""
         good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
             self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
         return good
 
     def is_intact_ended_job(self, row: Sequence[Any], crc: int) -> bool:
-        """True if a row of `ended_jobs` is intact; a damaged row is reported."""
+        """True if a row of `ended_jobs` is intact. A damaged row is reported."""
         good = isinstance(row[-1], bytes) and crc == ended_checksum(row)
         if not good:
             self.damaged(row[1], f"ended job {row[1]}")

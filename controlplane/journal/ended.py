@@ -1,9 +1,9 @@
 """Jobs and sweeps that have ended and are no longer part of the core's state.
 
 Each job has one row with its last version. The history of a sweep is stored in `job_records` and
-read in pages. It consists of one row of totals, one row for each trial with a history (the position
-ends with the trial's number), and one row for every `UNITS_PER_ROW` units of the ledger, in the
-order in which the units ended.
+read in pages. It has one row of totals, and one row for each trial with a history, whose position
+ends with the trial's number. Each further row has `UNITS_PER_ROW` units of the ledger, in the order
+in which the units ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, 
 
 
 class _Owned(msgspec.Struct):
-    """Project of a job; decoding the project alone is ten times as fast as decoding the job."""
+    """Project of a job. Decoding the project alone is ten times as fast as decoding the job."""
 
     project: str = ""
 
@@ -58,7 +58,7 @@ class EndedRow(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """Ended job with the fields by which lists filter; other fields are decoded on demand."""
+    """Ended job with the fields by which lists filter. Other fields are decoded on demand."""
 
     number: int
     job: JobId
@@ -73,7 +73,7 @@ def ended_row(record: JobLeft) -> EndedRow:
     """Encode an ended job.
 
     Raises:
-        ValueError: if the job cannot be encoded; also TypeError and OverflowError.
+        ValueError: or TypeError or OverflowError, if the job cannot be encoded.
     """
     job = record.last
     return EndedRow(
@@ -100,13 +100,13 @@ def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None
 def forget_ended(
     database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
 ) -> tuple[JobId, ...]:
-    """Delete the oldest ended jobs with their history in one transaction; return their ids.
+    """Delete the oldest ended jobs with their history in one transaction, and return their ids.
 
     Args:
         database: connection in autocommit mode.
         before: delete jobs that ended before this time, seconds since the epoch.
-        keep: also delete all but this many latest accepted jobs; None: no such limit.
-        most: maximum number of jobs deleted in one call, since commits wait meanwhile.
+        keep: also delete all jobs except this many latest accepted ones. None means no limit.
+        most: maximum number of jobs deleted in one call, because commits wait meanwhile.
 
     Raises:
         sqlite3.Error: if the deletion fails; nothing was deleted.
@@ -136,7 +136,7 @@ def forget_ended(
 
 
 class EndedJobs:
-    """Reader of ended jobs; every method raises JournalError if the rows cannot be read.
+    """Reader of ended jobs. Every method raises JournalError if the rows cannot be read.
 
     Only the caller's thread uses `database`. `checks` verifies the rows.
     """
@@ -146,7 +146,7 @@ class EndedJobs:
         self._checks = RowChecks(database) if checks is None else checks
 
     def get(self, job: JobId) -> Job | None:
-        """Return the last version of a job; None if the job has not ended or is not kept.
+        """Return the last version of a job, or None if the job has not ended or is not kept.
 
         Raises:
             JournalError: also if the job's row is damaged.
@@ -155,12 +155,12 @@ class EndedJobs:
         return self._decoded(rows[0]) if rows else None
 
     def owner(self, job: JobId) -> JobOwner | None:
-        """Return the owner of a job; None if the job has not ended or is not kept."""
+        """Return the owner of a job, or None if the job has not ended or is not kept."""
         rows = self._rows("WHERE job = ?", job)
         return _owner(rows[0]) if rows else None
 
     def of_key(self, key: str) -> JobId | None:
-        """Return the job submitted with `key`; None if the job has not ended or is not kept."""
+        """Return the ended job that was submitted with `key`, or None if no such job is kept."""
         rows = self._rows("WHERE key = ? LIMIT 1", key)
         return JobId(rows[0][1]) if rows else None
 
@@ -174,7 +174,7 @@ class EndedJobs:
             number = page[-1][0]
 
     def latest(self, most: int) -> list[Job]:
-        """Return the latest accepted jobs, oldest first, without those whose rows are damaged."""
+        """Return the latest accepted of the ended jobs, oldest first, without damaged rows."""
         found = []
         for row in reversed(self._rows("ORDER BY number DESC LIMIT ?", most)):
             with contextlib.suppress(JournalError):
@@ -201,7 +201,7 @@ class EndedJobs:
 
 
 def _owner(row: Sequence[Any]) -> JobOwner:
-    """Return the owner of a job; if the row is damaged, the user replaces the project."""
+    """Return the owner of a job. If the row is damaged, use the user's name as the project."""
     user = row[2]
     with contextlib.suppress(ValueError):
         return JobOwner(user, _owned.decode(row[-2]).project or user)
@@ -216,7 +216,7 @@ HISTORY_DAMAGED: Final = "its history is left out, as damaged in the journal: `o
 
 
 class _Counts(msgspec.Struct, kw_only=True):
-    units: int  # of the ledger
+    units: int  # number of units in the ledger
     per_row: int
     history: SweepHistory  # without units and trials
 
@@ -247,7 +247,7 @@ def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
 
 
 class EndedSweeps:
-    """Reader of ended sweeps; every method raises JournalError if the rows cannot be read.
+    """Reader of ended sweeps. Every method raises JournalError if the rows cannot be read.
 
     Only the caller's thread uses `database`.
     """
@@ -275,7 +275,7 @@ class EndedSweeps:
         `first` is the index of the first unit, from 0.
 
         Raises:
-            JournalError: also if a unit is damaged, since a ledger must not have gaps.
+            JournalError: also if a unit is damaged, because a ledger must not have gaps.
         """
         at, counts = self._counts(job)
         row, skipped = divmod(first, counts.per_row)
@@ -291,7 +291,7 @@ class EndedSweeps:
         return found[skipped : skipped + most], counts.units
 
     def _counts(self, job: JobId) -> tuple[int, _Counts]:
-        """Return the sweep's first position, which is that of the row of totals, and the totals."""
+        """Return the position of a sweep's row of totals, its first row, and the totals."""
         for at, body in self._rows(job, COUNTS, 0, 2**62):
             counts = self._decoded(_counts, job, COUNTS, at, body)
             if counts is not None:

@@ -1,8 +1,8 @@
-"""Mark of a journal: its last acknowledged input, kept in a small file next to the database.
+"""Mark of a journal, a small file next to the database that names the last acknowledged input.
 
-A database that lost its last commits, or was replaced by an older copy, is intact by itself. The
-mark names what the database must contain. The writer replaces the mark after each commit and before
-the commit is acknowledged.
+A database that lost its last commits, or was replaced by an older copy, looks intact. The mark says
+what the database must contain. The writer replaces the mark after each commit and before the commit
+is acknowledged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOST_INPUTS: Final = (
 
 
 class Mark(NamedTuple):
-    """What was acknowledged last."""
+    """The last acknowledged input of a journal."""
 
     journal: str  # id of the journal, hexadecimal
     input: int  # number of the last acknowledged input; 0: none
-    crc: int  # checksum of its row; 0: not known
+    crc: int  # checksum of that input's row; 0: not known
     jobs: int  # number of accepted jobs
 
 
@@ -43,7 +43,7 @@ def mark_path(journal: Path) -> Path:
 
 
 class MarkFile:
-    """Open mark of a journal. Two slots are written in turn, so a torn write leaves one intact.
+    """Open mark of a journal. Two slots are written in turn, so a torn write spares one of them.
 
     Raises:
         OSError: if the disk cannot store the mark.
@@ -74,7 +74,7 @@ class MarkFile:
 
 
 def read_mark(journal: Path) -> Mark | None:
-    """Return the mark of a journal; None if there is no mark.
+    """Return the mark of a journal, or None if there is no mark.
 
     Raises:
         JournalError: if the mark is damaged.
@@ -107,7 +107,7 @@ def require_complete(journal: Path) -> None:
     output or archives of jobs.
 
     Raises:
-        JournalError: with the missing inputs and the remedy.
+        JournalError: if inputs are missing. It names these inputs and the remedy.
     """
     for problem in losses(journal):
         raise JournalError(f"{journal}: {problem}", LOST_INPUTS)
@@ -133,14 +133,14 @@ def losses(journal: Path) -> Iterator[str]:
 def has_tables(journal: Path) -> bool:
     """True unless the journal is missing, or is a database without tables."""
     if not journal.is_file() or not journal.stat().st_size:
-        return False  # SQLite deletes the log of an empty file
+        return False  # even with a log, because SQLite deletes the log of an empty file
     with contextlib.suppress(*UNREADABLE), contextlib.closing(_read_only(journal)) as database:
         return database.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None
     return True
 
 
 def _read_only(journal: Path) -> sqlite3.Connection:
-    """Open a journal so that even the last connection leaves the write-ahead log as it is."""
+    """Open a journal without changing its write-ahead log, even as the last connection."""
     return sqlite3.connect(f"file:{quote(str(journal.absolute()))}?mode=ro", uri=True)
 
 
@@ -172,10 +172,10 @@ _LITTLE_ENDIAN: Final = 0x377F0682  # magic number of logs with little-endian ch
 
 
 def damage_of_log(journal: Path) -> str:
-    """Describe a damaged frame of the write-ahead log that intact frames follow; empty if none.
+    """Describe a damaged frame of the write-ahead log that intact frames follow, or return "".
 
-    SQLite ignores such frames: it reads the log up to the first frame with a wrong checksum
-    (https://www.sqlite.org/fileformat2.html, section 4.1).
+    SQLite ignores the intact frames, because it reads the log only up to the first frame with a
+    wrong checksum (https://www.sqlite.org/fileformat2.html, section 4.1).
     """
     log = journal.with_name(f"{journal.name}-wal")
     data = log.read_bytes() if log.is_file() else b""

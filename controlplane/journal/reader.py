@@ -1,4 +1,4 @@
-"""Reader of a journal. An incomplete last transaction is not visible; it was never durable."""
+"""Reader of a journal. An incomplete last transaction is not visible, as it was never durable."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Reader:
-    """Second connection to a journal; reads committed rows and changes nothing.
+    """Second connection to a journal, which reads committed rows and changes nothing.
 
     Every method raises JournalError if the journal cannot be read.
 
     Args:
-        database: connection to use; None opens one.
-        damaged: called with the name of each damaged row of the job history; the row is skipped.
+        database: connection to use. None opens a new connection.
+        damaged: called with the name of each damaged row of the job history. The row is skipped.
 
     Raises:
         JournalError: if the file is missing, cannot be opened, or has an unknown schema.
@@ -58,7 +58,7 @@ class Reader:
         self.sweeps = EndedSweeps(self._database, self._past)
 
     def first_and_last(self) -> tuple[int, int]:
-        """Return the numbers of the oldest and the newest stored input; (0, 0) without inputs."""
+        """Return the numbers of the oldest and newest stored inputs, or (0, 0) without inputs."""
         ((first, last),) = self._rows("SELECT min(id), max(id) FROM inputs")
         return first or 0, last or 0
 
@@ -77,9 +77,9 @@ class Reader:
         """Yield stored inputs with their numbers and times, in order.
 
         Args:
-            after: number of the input before the first one, which must follow directly; None: start
-                with the oldest kept input.
-            most: number of the last input; None: end with the newest committed input.
+            after: number of an input; the next input must be stored and is yielded first. None
+                starts with the oldest kept input.
+            most: number of the last input. None ends with the newest committed input.
 
         Raises:
             JournalError: also if an input is damaged or missing.
@@ -106,12 +106,12 @@ class Reader:
         return tuple(found)
 
     def first_event(self) -> int:
-        """Return the number of the oldest stored feed event; 1 if no event is stored yet."""
+        """Return the number of the oldest stored feed event, or 1 if no event is stored yet."""
         ((first,),) = self._rows("SELECT min(seq) FROM feed")
         return first or 1
 
     def term_floor(self) -> int:
-        """Return the lowest term that the next incarnation may use; 0 if every term is allowed."""
+        """Return the lowest term that the controller's next run may use, or 0 if any is allowed."""
         return int(self._query(lambda database: meta(database, TERM_FLOOR)) or 0)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -139,7 +139,7 @@ class Reader:
         return self._query(lambda _: list(self._past.problems()))
 
     def problems_of_state(self) -> Iterator[str]:
-        """Yield all damage of inputs, events and snapshots, which were reported as durable."""
+        """Yield a description of all damage to inputs, events and snapshots."""
         for (said,) in self._rows("PRAGMA integrity_check"):
             if said != "ok":
                 yield f"SQLite: {said}"

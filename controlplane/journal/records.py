@@ -6,18 +6,18 @@ so a page can start after a position, and writing a record twice changes nothing
 
 A record of some hundred bytes that is written directly next to the other records of the same job
 costs a page: 4 KiB in the log and in the file. Therefore records of all jobs are first appended to
-`recent_records`. Later the records that a job got in the meantime move together to `job_records`,
-for the cost of one page. This is the rolling merge of a two-level LSM-tree (O'Neil et al., 1996,
-section 2.1). The younger level is on disk, too, since a record is as durable as its input. Each
-commit merges twice as many records as it adds, in the same transaction. So commits never wait for a
-merge, no merge runs in idle times, and the younger level has at most twice `MERGE_THRESHOLD`
+`recent_records`. Later all recent records of a job move together to `job_records`, for the cost of
+one page. This is the rolling merge of a two-level LSM-tree (O'Neil et al., 1996, section 2.1). The
+younger level, `recent_records`, is on disk, too, because a record must be as durable as its input.
+Each commit merges twice as many records as it adds, in the same transaction. So commits never wait
+for a merge, no merge runs in idle times, and the younger level has at most twice `MERGE_THRESHOLD`
 records.
 
 A merge pass copies the records of all jobs. Then it deletes the copied records, oldest first, which
 frees whole pages. In between, a record is stored twice and read once (`UNION`). So a pass does not
 depend on the previous pass, and an interrupted pass starts again. Record numbers are never reused
-(`AUTOINCREMENT`): a pass covers all records up to the last number at its start, regardless of
-deletions since then.
+(`AUTOINCREMENT`), so a pass covers all records up to the last number at its start, regardless of
+later deletions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Pass(NamedTuple):
     """Position of a merge pass."""
 
     upto: int = 0  # number of the last record of the pass; 0: no pass
-    behind: tuple[str, str, int] | None = None  # last copied key; None: all are copied
+    behind: tuple[str, str, int] | None = None  # last copied key; None: all records are copied
 
 
 IDLE: Final = Pass()
@@ -95,7 +95,7 @@ _FIRST: Final = ("", "", -1)
 def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
     """Merge a share of the records within the caller's transaction, which added `added` records.
 
-    Returns the position of the pass after the transaction.
+    Return the position of the merge pass after the transaction.
 
     Raises:
         sqlite3.Error: if the records cannot be written.
@@ -146,7 +146,7 @@ _records: Final = msgspec.msgpack.Decoder(Record)
 
 
 class RecordRow(NamedTuple):
-    """Stored record, without the number of the input."""
+    """A record to be stored, without the number of its input."""
 
     job: JobId
     list: str
@@ -161,7 +161,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
     """Encode the records of one input, in order.
 
     Raises:
-        ValueError: if a record cannot be encoded; also TypeError and OverflowError.
+        ValueError: or TypeError or OverflowError, if a record cannot be encoded.
     """
     places: dict[JobId, int] = {}
     found: list[RecordRow | EndedRow] = []
@@ -183,8 +183,8 @@ def append_rows(
 ) -> int:
     """Append rows with their input numbers, within the caller's transaction.
 
-    Returns the number of rows added to `recent_records`, which have to be merged later. The history
-    of a sweep is complete at once and is written directly to `job_records`.
+    Return the number of rows added to `recent_records`, which have to be merged later. The history
+    of a sweep is complete at once, so it is written directly to `job_records`.
 
     Raises:
         sqlite3.Error: if the rows cannot be written.
@@ -198,7 +198,7 @@ def append_rows(
 def _placed(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> tuple[list[_Placed], list[_Placed]]:
-    """Write ended jobs; return the rows for `recent_records` and the rows for `job_records`."""
+    """Write ended jobs. Return the rows for `recent_records` and the rows for `job_records`."""
     recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
@@ -213,13 +213,13 @@ def _placed(
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
-    """Delete all but the latest `keep` records of each list of a job; return how many were deleted.
+    """Delete all but the latest `keep` records of each list of a job. Return how many were deleted.
 
-    The first promise stays, since the actual end is compared with it. `database` is in autocommit
+    The first promise stays, because the actual end is compared with it. `database` is in autocommit
     mode. One call deletes at most `most` records of each list.
 
     Raises:
-        sqlite3.Error: if a deletion fails; earlier lists are shortened and recorded already.
+        sqlite3.Error: if a deletion fails. Earlier lists are already shortened and recorded.
     """
     return sum(_drop_oldest(database, job, name, keep, most) for name in EVERY_LIST)
 
@@ -257,7 +257,7 @@ def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int,
 
 
 class JobRecords:
-    """Reader of the job history; damaged rows are reported and left out.
+    """Reader of the job history. Damaged rows are reported and left out.
 
     Every method raises JournalError if the journal cannot be read. Only the caller's thread uses
     `database`. `checks` verifies the rows.
@@ -268,14 +268,14 @@ class JobRecords:
         self._checks = RowChecks(database) if checks is None else checks
 
     def of(self, job: JobId) -> JobHistory:
-        """Return the latest records of each list of `job`; empty for an unknown job."""
+        """Return the latest records of each list of `job`. An unknown job has none."""
         histories = JobHistories()
         for name in EVERY_LIST:
             histories.add(reversed(list(self._latest(job, name))))
         return histories.of(job)
 
     def last(self, job: JobId, name: str) -> int:
-        """Return the position of the newest record of a list; 0 if the list is empty."""
+        """Return the position of the newest record of a list, or 0 if the list is empty."""
         wanted = " UNION ".join(
             f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
             for table in RECORD_TABLES
@@ -304,11 +304,11 @@ class JobRecords:
         return ((at, record.promise) for at, record in self._behind(job, PROMISES, after))
 
     def decisions(self, job: JobId, after: int) -> Iterator[tuple[int, GroupStory]]:
-        """Yield decisions after position `after`, with their positions and ordered groups."""
+        """Yield the decisions after position `after`, with their positions and ordered groups."""
         return decision_outcomes(self._behind(job, GROUPS, after))
 
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
-        """Return the confirmed and the possible processes of the job, with their nodes."""
+        """Return the processes of a job with their nodes. Some might never have started."""
         found = self._behind(job, PROCESSES, 0)
         return {record.worker: Process(record.node, record.confirmed) for _, record in found}
 
@@ -339,7 +339,7 @@ class JobRecords:
     def _intact_records(
         self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int]]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the decoded records of intact rows; report and skip damaged rows."""
+        """Yield the decoded records of intact rows. Report and skip damaged rows."""
         for at, body, crc in rows:
             if not self._checks.is_intact_record(job, name, at, body, crc):
                 continue

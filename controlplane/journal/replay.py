@@ -35,7 +35,7 @@ def replay(
     inputs: Iterable[tuple[Seconds, Input]],
     on_records: Callable[[Sequence[Record]], None] = lambda _: None,
 ) -> Reactor:
-    """Return the reactor after all `inputs` of a journal; the commands are discarded.
+    """Return the reactor after all `inputs` of a journal. The commands are discarded.
 
     Args:
         on_records: called after each input with the records that the input produced.
@@ -55,11 +55,11 @@ def recover(
     warn: Callable[[str], None] = lambda _: None,
     most: int | None = None,
 ) -> Replayed:
-    """Return the reactor after the last input of a journal; read only inputs after a snapshot.
+    """Return the reactor after the last input of a journal. Read only inputs after a snapshot.
 
     Args:
         warn: called with a message for each snapshot that cannot be used.
-        most: number of the last input to handle; None: all.
+        most: number of the last input to handle. None handles all inputs.
 
     Raises:
         JournalError: if the journal is damaged so far that the state cannot be recovered.
@@ -75,7 +75,7 @@ def recover(
 
 
 def earliest(reader: Reader) -> tuple[Reactor, int]:
-    """Return the earliest state that can be restored, and the number of the last input before it.
+    """Return the earliest state that can be restored, and the number of the last input in it.
 
     Raises:
         JournalError: if the journal is damaged so far that the state cannot be recovered.

@@ -1,4 +1,4 @@
-"""Retention: deletion of old journal rows in small pieces."""
+"""Deletion of old journal rows in small pieces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FREED_PAGES: Final = 1000  # pages returned in one transaction
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """Limits for the rows that a journal keeps."""
 
-    inputs_s: float  # age in seconds; inputs not covered by a snapshot are always kept
+    inputs_s: float  # age of inputs in seconds; inputs that a restart may need are always kept
     events_s: float  # age of feed events in seconds
     used_bytes: int  # size of the used pages; above this limit younger rows are deleted, too
     jobs_s: float = math.inf  # age of ended jobs with their history in seconds
@@ -33,7 +33,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
-    """Delete the next piece of expired rows; return the number of deleted rows and jobs.
+    """Delete the next piece of expired rows, and return the number of deleted rows and jobs.
 
     Inputs are deleted up to the second newest snapshot, so that damage to the newest snapshot
     loses nothing. `database` is in autocommit mode. `now` is in seconds since the epoch.
@@ -95,7 +95,7 @@ def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
 
 
 def _forget_events(database: sqlite3.Connection, before: float) -> int:
-    """Delete the oldest `PIECE` events if all of them are old enough; return the number deleted."""
+    """Delete the oldest `PIECE` events if all are old enough. Return the number of deletions."""
     select = "SELECT seq, body FROM feed ORDER BY seq LIMIT 1 OFFSET ?"
     row = database.execute(select, (PIECE,)).fetchone()
     if row is None or feed_from(row[1]).time >= before:

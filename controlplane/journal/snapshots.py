@@ -1,4 +1,4 @@
-"""Snapshots of the core's state: encoding, and storage in pieces.
+"""Snapshots of the core's state. They are encoded as MessagePack and stored in pieces.
 
 A snapshot is complete once its row in `snapshots` exists.
 """
@@ -20,7 +20,7 @@ from controlplane.core.state import State, Totals
 from schemas import __version__
 from schemas.ids import Seconds
 
-FORMAT: Final = 4  # of the encoding; a new field with a default keeps the format
+FORMAT: Final = 4  # number of the encoding; a new field with a default does not change it
 NAN: Final = b"\xcb\x7f\xf8"  # first bytes of a NaN in MessagePack
 
 
@@ -51,7 +51,7 @@ def image_of(reactor: Reactor) -> bytes:
 
 
 def reactor_from(image: bytes) -> Reactor:
-    """Decode an image of this `FORMAT`; return a reactor that continues from the encoded state.
+    """Decode an image of this `FORMAT`. Return a reactor that continues from the encoded state.
 
     Raises:
         ValueError: if the image is invalid.
@@ -67,7 +67,7 @@ def reactor_from(image: bytes) -> Reactor:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable garbage collection, which would take most of the time and find nothing here."""
+    """Disable garbage collection, which would take most of the time and free nothing here."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -94,8 +94,8 @@ def round_trips(image: bytes, reactor: Reactor) -> bool:
     return NAN in image and image_of(decoded) == image  # NaN is not equal to itself
 
 
-KEPT_SNAPSHOTS: Final = 2  # if the newest is damaged, the previous one and later inputs replace it
-PART_BYTES: Final = 1 << 20  # written in one transaction, since commits wait meanwhile
+KEPT_SNAPSHOTS: Final = 2  # if the newest is damaged, the previous one and later inputs are used
+PART_BYTES: Final = 1 << 20  # bytes in one transaction; commits wait meanwhile
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
 
 
 def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
-    """Return the bytes of a snapshot; None if the bytes are damaged.
+    """Return the bytes of a snapshot, or None if the bytes are damaged.
 
     Raises:
         sqlite3.Error: if the rows cannot be read.
@@ -134,7 +134,7 @@ def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
 
 
 def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body: bytes) -> None:
-    """Add a snapshot of the state after input `number`, handled at `at`; delete old snapshots.
+    """Add a snapshot of the state after input `number`, handled at `at`. Delete old snapshots.
 
     Each piece is written in a separate transaction. Only the last transaction, which completes the
     snapshot, waits for the disk. `database` is in autocommit mode.

@@ -1,4 +1,4 @@
-"""Snapshot process: replays a journal and writes the resulting state into the journal.
+"""Snapshot process, which replays a journal and writes the resulting state into the journal.
 
 Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
 the event loop does not wait. The replay also proves that the journal reproduces the state. A
@@ -47,7 +47,7 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
             raise JournalError(f"{path}: the state does not read back as written", SNAPSHOT_REMEDY)
         with contextlib.closing(open_for_reading(path)) as database:
             write_snapshot(database, number, at, zlib.compress(image, ZLIB_LEVEL))
-            database.execute("PRAGMA wal_checkpoint(PASSIVE)")  # else the log has all commits
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")  # moves the commits out of the log
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise JournalError(
             f"{path}: no snapshot of input {number}: {error}", SNAPSHOT_REMEDY
@@ -57,7 +57,7 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
 def take_snapshot(path: Path) -> int:
     """Replay the inputs since the last snapshot, and write the next one.
 
-    Returns the number of the last input in the snapshot; 0 if another process is taking a snapshot.
+    Return the number of the last input in the snapshot, or 0 if another process is taking one.
     Another process may be writing inputs at the same time.
 
     Raises:
@@ -88,7 +88,7 @@ def _exclusive(path: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """Take a snapshot; on failure, print the reason to standard error and exit with code 1."""
+    """Take a snapshot. On failure, print the reason to standard error and exit with code 1."""
     os.nice(NICENESS)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:

@@ -1,4 +1,4 @@
-"""Writer of a journal: one thread commits all queued entries with one fdatasync."""
+"""Writer of a journal. One thread commits all queued entries with one fdatasync."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Writer:
         """Lock and open the journal at `path`, and start the writer's thread.
 
         Args:
-            path: database file; the file with the suffix `.lock` is locked until `close`.
+            path: database file. The file with the suffix `.lock` is locked until `close`.
             committed: called from the writer's thread with the number of durable entries.
             failed: called from the writer's thread, at most once, when the writer gives up.
 
@@ -113,14 +113,14 @@ class Writer:
         return self.base + self._count
 
     def append(self, entry: Entry) -> None:
-        """Queue `entry`; `committed` is called when the entry is durable.
+        """Queue `entry`. `committed` is called when the entry is durable.
 
         Entries are committed in order, possibly several at once. The first entry gets the number
         `base` + 1 in the journal.
 
         Raises:
-            ValueError: if the entry cannot be encoded; also TypeError and OverflowError. Nothing
-                was queued.
+            ValueError: or TypeError or OverflowError, if the entry cannot be encoded. Nothing was
+                queued.
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
@@ -130,13 +130,13 @@ class Writer:
         """Let the writer's thread run a short task on the database between two commits.
 
         Args:
-            work: task of a few milliseconds at most, as commits wait meanwhile. If the disk is full
-                or locked, the task's open transaction is rolled back and the task is dropped.
+            work: task of a few milliseconds at most, because commits wait meanwhile. If the disk is
+                full or the database locked, the task is dropped and its transaction rolled back.
         """
         self._queue.put(work)
 
     def close(self) -> None:
-        """Commit the queued entries and stop; give up if the disk is full or locked."""
+        """Commit the queued entries and stop. Give up if the disk is full or locked."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -175,7 +175,7 @@ class Writer:
         return batch, _EMPTY
 
     def _run_task(self, work: Task) -> None:
-        """Run a task between two commits; if the disk is full or locked, the caller must retry."""
+        """Run a task between two commits. Drop it if the disk is full or the database locked."""
         try:
             work(self._database)
         except sqlite3.Error as error:
@@ -185,7 +185,7 @@ class Writer:
                 raise
 
     def _commit(self, batch: list[_Row]) -> bool:
-        """Make a batch durable, then its mark; return False if the writer closes before that."""
+        """Make a batch durable, then its mark. Return False if the writer closes before that."""
         mark = self._mark_after(batch)
         for step in (partial(self._write, batch), partial(self._mark_file.write, mark)):
             if not self._retried(step):
@@ -196,7 +196,7 @@ class Writer:
         return True
 
     def _retried(self, step: Callable[[], None]) -> bool:
-        """Run a step until the disk has room for it; return False if the writer closes first."""
+        """Repeat a step until the disk has room for it. Return False if the writer closes first."""
         while True:
             try:
                 step()
@@ -255,7 +255,7 @@ class Writer:
         return Mark(self.journal_id, number, crc, max(self._mark.jobs, row.jobs))
 
     def _first_mark(self) -> Mark:
-        """Return the mark of the journal as found; it is complete."""
+        """Return the mark of the journal at the start, when the journal is known to be complete."""
         select = "SELECT crc FROM inputs WHERE id = ?"
         row = self._database.execute(select, (self.base,)).fetchone()
         known, journal = read_mark(self._path), meta(self._database, JOURNAL_ID)
@@ -300,9 +300,9 @@ def _has_no_room(path: Path) -> bool:
 
 
 def take_lock(path: Path) -> int:
-    """Lock a journal for this process; create the lock file and its folder if necessary.
+    """Lock a journal for this process. Create the lock file and its folder if necessary.
 
-    Returns a file descriptor; closing it releases the lock.
+    Return a file descriptor. Closing it releases the lock.
 
     Raises:
         JournalError: if another process has the lock, or the lock file cannot be created.

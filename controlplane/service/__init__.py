@@ -1,1 +1,1 @@
-"""Live shell around the core: it receives messages, writes the journal, and sends the replies."""
+"""Live shell around the core, which receives messages, writes the journal, and sends replies."""

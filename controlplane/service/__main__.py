@@ -20,7 +20,7 @@ NEW_OBJECTS: Final = 20_000  # per garbage collection; 700 would cost a tenth of
 
 
 def main() -> None:
-    """Run the controller; exit code 2 if it cannot start."""
+    """Run the controller. Exit with code 2 if it cannot start."""
     parser = argparse.ArgumentParser(prog="ones-controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     path = parser.parse_args().config.resolve()

@@ -62,15 +62,15 @@ from schemas.wire.client import Cluster, SearchInfo
 
 log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
-MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting a frame blocks all others
-QUEUED_PAGES: Final = 2  # of 1 MiB each, for a follower that does not read
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting one delays all other requests
+QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
 async def run(path: Path) -> None:
-    """Run the controller until SIGTERM or SIGINT; SIGHUP reloads the settings.
+    """Run the controller until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
-    `path` is absolute; relative paths in the settings are relative to its folder.
+    `path` is absolute. Relative paths in the settings start at the folder of this file.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.

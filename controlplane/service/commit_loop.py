@@ -1,4 +1,4 @@
-"""Commit loop: handle an input, make it durable, and execute its commands only afterwards."""
+"""Commit loop that handles each input, makes it durable, and only then executes its commands."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ class CommitLoop:
 
     @property
     def stalled(self) -> str:
-        """Reason why nothing can become durable at the moment; empty if the journal is writable."""
+        """Reason why the journal cannot be written at the moment, or "" if it can be written."""
         return self._writer.stalled
 
     def now(self) -> Seconds:
-        """Return seconds since the epoch. A change of the system clock has no effect."""
+        """Return the time in seconds since 1970. Changes of the system clock have no effect."""
         return Seconds(self._clock_offset + self._loop.time())
 
     def begin(self, release: str) -> Term:
@@ -246,7 +246,7 @@ class CommitLoop:
             self._failed.set_result(error)
 
     def _release(self, durable: int) -> None:
-        """Execute the commands of all inputs up to `durable`. If one fails, the others continue."""
+        """Execute the commands of all inputs up to number `durable`, even if some commands fail."""
         while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
             self.committed.handle(pending.event, pending.at)

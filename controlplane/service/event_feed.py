@@ -115,7 +115,7 @@ class EventFeed:
             self._waiter.set_result(None)
 
     def _topics(self, event: FeedEvent) -> Iterator[tuple[str, FeedEvent]]:
-        """Yield each topic with the event, without job names hidden from readers of the topic."""
+        """Yield each topic and the event, without the job names that its readers must not see."""
         if event.job is None:
             topic = f"node/{event.node}" if event.node is not None else "cluster"
             yield topic, self._redact(event, "")

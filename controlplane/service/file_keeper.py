@@ -34,11 +34,11 @@ FIRST_RUN_S: Final = 60.0  # seconds after the start
 UPLOAD_SUFFIX: Final = ".part"  # suffix of unfinished uploads
 INTERVAL_S: Final = 300.0
 UNLIMITED: Final = 1 << 62
-GRACE_S: Final = 3600.0  # a job could need a more recently changed file at any moment
+GRACE_S: Final = 3600.0  # a job could still need a file that was used more recently
 
 
 def files_in(folder: Path) -> list[AgedFile]:
-    """Return the files of a folder. Skip files that disappear meanwhile.
+    """Return the files of a folder. Skip files that are deleted during the scan.
 
     Raises:
         OSError: if the folder cannot be read.
@@ -56,7 +56,7 @@ def files_in(folder: Path) -> list[AgedFile]:
 
 @dataclass(eq=False)
 class FileKeeper:
-    """Keeper that scans folders periodically in a thread, deletes files one by one."""
+    """Keeper that scans folders periodically in a thread, and deletes files one by one."""
 
     state: Callable[[], State]
     logs: LogStore
@@ -114,8 +114,8 @@ journal_log = structlog.get_logger("journal_keeper")
 TICK_S: Final = 1.0
 TAIL_S: Final = 2.0  # handling time that a restart would have to repeat
 RETRY_S: Final = 60.0  # after a failed snapshot
-FORGET_S: Final = 30.0  # between two deletions by age
-RECORDS_S: Final = 600.0  # between two deletions of excess records of jobs
+FORGET_S: Final = 30.0  # between deletions of old rows
+RECORDS_S: Final = 600.0  # between deletions of excess records of jobs
 
 
 class JournalKeeper:
@@ -182,12 +182,12 @@ class JournalKeeper:
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
 
     def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:
-        """Delete excess records of some jobs in the writer thread. Schedule the next deletion."""
+        """Delete excess records of some jobs in the writer thread, and schedule the other jobs."""
         forget_records(database, jobs, self._keep)
         if jobs:
             self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     def _forget(self, database: sqlite3.Connection) -> None:
-        """Delete some old rows in the writer thread. Schedule the next deletion last."""
+        """Delete some old rows in the writer thread. If more are left, schedule another call."""
         if forget(database, self._keep, self._commit_loop.now()):
             self._commit_loop.between_commits(self._forget)

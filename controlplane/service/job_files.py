@@ -1,4 +1,4 @@
-"""Files of jobs. Client requests are forwarded to the node's agent, and its replies back."""
+"""Files of jobs. Requests of clients are forwarded to the agents that have the files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schemas.wire.files import (
 )
 
 REPLY_TIMEOUT_S: Final = 10.0  # includes the time for which the agent reads from disk
-MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
+MAX_UNDER_WAY: Final = 64  # requests of one user; a client sends one request at a time
 
 
 @dataclass(kw_only=True, eq=False)

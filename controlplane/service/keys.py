@@ -1,4 +1,4 @@
-"""Keys that may connect: from authorised.toml and from online changes by admins, until they expire.
+"""Keys that may connect. They come from authorised.toml and from online changes by admins.
 
 Online changes are kept in a file of the state folder.
 """
@@ -31,7 +31,7 @@ class OnlineChanges(msgspec.Struct, frozen=True):
 
 
 class KeyFile:
-    """File of online changes, replaced atomically and made durable before a change takes effect."""
+    """File of online changes. Each change replaces the file atomically and durably."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ OnRevoked = Callable[[list[Identity]], None]
 
 
 class KeyTable:
-    """Owner of `known`, the table that all sockets consult. A revoked key is never valid again.
+    """Owner of `known`, the table in which all sockets look up keys. Revoked keys stay invalid.
 
     Raises:
         SettingsError: if the file cannot be used.
@@ -96,7 +96,7 @@ class KeyTable:
         self._online = file.read()
         self.known = KnownKeys(self._merged(), clock)
         self._valid = dict(self.known)
-        self.on_revoked: OnRevoked = lambda _: None  # called with the owners of invalid keys
+        self.on_revoked: OnRevoked = lambda _: None  # called with the owners of keys now invalid
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
         """Replace the keys of authorised.toml."""
@@ -187,9 +187,9 @@ class KeyTable:
         return row
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
-        """Revoke keys. The revocation applies at once, and permanently as soon as it is stored.
+        """Revoke keys. The revocation applies at once, and is permanent as soon as it is stored.
 
-        `wanted` is a public key, or the name of an owner, all of whose keys are revoked.
+        `wanted` is a public key or the name of an owner. A name revokes all keys of the owner.
 
         Raises:
             BadFieldError: if there is no such key, or no admin would be left.

@@ -1,7 +1,7 @@
-"""Log relay: transfers output and working directories, on sockets apart from orders and events.
+"""Log relay, which transfers output and working directories on sockets of its own.
 
-`LogRates` limits the rate at which each job's output is accepted; excess output waits in the files
-of its workers.
+`LogRates` limits the rate at which each job's output is accepted. Excess output waits in the files
+of the job's workers.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, 
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MAX_CREDIT_BYTES: Final = 2 << 20  # per stream: bytes an agent may send beyond the stored ones
-MIN_CREDIT_BYTES: Final = 256 << 10  # the same, for a job above its rate
-MAX_STREAMS: Final = 1000  # more streams: forget those that have their full burst
+MIN_CREDIT_BYTES: Final = 256 << 10  # the same for a job above its rate
+MAX_STREAMS: Final = 1000  # before more are added, streams with their full burst are forgotten
 Sender = TypeVar("Sender", bound=Hashable)
 StreamKey = tuple[str, str]  # job and stream
 
@@ -66,7 +66,7 @@ class _Stream(TokenBucket, Generic[Sender]):  # a token is a byte
 
 
 class LogRates(Generic[Sender]):
-    """Limits on output. Credit for each stream of a job has a rate and a burst.
+    """Limits on output. Each stream of a job gets credit at a rate, up to a burst.
 
     Output that arrives is stored at once, whatever its rate. Only the acknowledgement, which also
     grants credit for more output, is delayed. So nothing is lost, and no other job waits.
@@ -96,7 +96,7 @@ class LogRates(Generic[Sender]):
     def answer(self, key: StreamKey, sender: Sender) -> None:
         """Grant credit now, or once the stream is within its rate.
 
-        A sender that already waits keeps its place in the queue and gets one reply.
+        A sender that already waits for credit keeps its place in the queue and gets one reply.
         """
         stream = self._refilled(key)
         if not stream.waiting and stream.tokens >= 0:
@@ -154,9 +154,9 @@ FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
     ListFiles: Action.FILES,
     ReadFile: Action.FILES,
 }
-PAGES_PER_S: Final = 2000.0  # of one user
+PAGES_PER_S: Final = 2000.0  # for one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # bytes of a page that cost one more token
-SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; then the output is considered complete
+SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; later output is no longer awaited
 
 
 class _WorkerStream(NamedTuple):
@@ -171,7 +171,7 @@ class _WorkerStream(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class LogRelay:
-    """Store of what agents ship. It serves followers one page for each request.
+    """Relay that stores what agents ship, and serves followers one page for each request.
 
     A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
@@ -349,7 +349,7 @@ class LogRelay:
     ) -> tuple[tuple[str, ...], bool]:
         """Return the workers with incomplete output, and whether no more output can arrive.
 
-        The second value is about all ranks. Only workers of the requested rank are listed.
+        The list has only workers of the requested rank. The second value is about all ranks.
         """
         missing, final = [], job.ended
         late = job.ended and self.now() - job.accounting.since > SHIPPING_TIMEOUT_S

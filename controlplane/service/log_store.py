@@ -1,4 +1,4 @@
-"""Output of jobs: a folder per stream, with a file of raw output and an index for each worker.
+"""Store of jobs' output. Each stream has a folder, with a raw file and an index for each worker.
 
 The size of a worker's file says how much is stored, so a restart does not read the output.
 The index has times and the order of output among workers. An entry covers the bytes since the
@@ -30,13 +30,13 @@ from schemas.host.files import AgedFile
 from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LogPiece
 
-INDEX_BYTES: Final = 64 << 10  # most output of a worker without an entry, plus one chunk
+INDEX_BYTES: Final = 64 << 10  # a worker's output without an entry can exceed this by one chunk
 INDEX_S: Final = 0.5  # longest time for which a stream's output has no entry
-MAX_PIECE_BYTES: Final = 1 << 20  # read per entry; only after damage does an entry cover more
+MAX_PIECE_BYTES: Final = 1 << 20  # read per entry; an entry covers more only after damage
 MAX_OPEN: Final = 50_000  # streams kept in memory, about 1 KB each
 INDEX_SUFFIX: Final = ".index"
 NAME: Final = re.compile(r"\d+\.\d+")  # name of a worker's file: version and rank
-NUMBERS: Final = struct.Struct(">QQ")  # order and end of an entry
+NUMBERS: Final = struct.Struct(">QQ")  # `order` and `end` of an entry
 ENTRY_BYTES: Final = NUMBERS.size + 4  # includes a CRC-32
 BLOCK_ENTRIES: Final = 256  # entries to read at once
 ENDED: Final = 1 << 63  # flag of `end`: the output is complete
@@ -48,7 +48,7 @@ log = structlog.get_logger("log_store")
 
 
 class Entry(NamedTuple):
-    """Entry of an index. It says when the worker's bytes up to `end` were stored."""
+    """Entry of an index, which says when the worker's bytes up to `end` were stored."""
 
     order: int  # microseconds since the epoch, unique and increasing in a stream
     end: int  # bytes
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """Output of one worker: a file of bytes and its index."""
+    """Output of one worker, in a file of bytes with an index."""
 
     path: Path
     size: int = 0  # bytes stored
@@ -102,7 +102,7 @@ class _Output:
             self.index_size = count * ENTRY_BYTES
 
     def entries(self, order: int) -> Iterator[tuple[Entry, _Output, int]]:
-        """Yield the entries after the entry `order`, each with the start of its bytes."""
+        """Yield each entry above `order`, together with this output and the start of its bytes."""
         first = self._count_until(order, lambda entry: entry.order)
         start = self._entry_until(first - 1).end
         for at in range(first, self.index_size // ENTRY_BYTES, BLOCK_ENTRIES):
@@ -112,7 +112,7 @@ class _Output:
                     start = entry.end
 
     def read(self, start: int, end: int) -> bytes:
-        """Return stored bytes. If some are lost, begin with a note that says so."""
+        """Return stored bytes. If some are lost, begin with a note that says how many."""
         begin = max(start, end - MAX_PIECE_BYTES)
         data = _read(self.path, begin, end - begin)
         lost = end - start - len(data)
@@ -143,8 +143,8 @@ class _Output:
 class _Stream:
     outputs: dict[WorkerKey, _Output] = field(default_factory=dict)
     bytes_kept: int = 0  # output and indexes
-    order: int = 0  # of the last entry
-    pending: dict[WorkerKey, float] = field(default_factory=dict)  # since the first byte
+    order: int = 0  # `order` of the last entry
+    pending: dict[WorkerKey, float] = field(default_factory=dict)  # time of the first byte
 
 
 class LogStore:
@@ -169,7 +169,7 @@ class LogStore:
         self._streams: dict[str, _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: WorkerKey) -> tuple[int, bool]:
-        """Return how many bytes of a worker's output are stored, and whether that is all."""
+        """Return how many bytes of a worker's output are stored, and whether they are all of it."""
         output = self._open(job, stream).outputs.get(who)
         return (output.accepted, output.last.ended) if output else (0, False)
 
@@ -229,10 +229,10 @@ class LogStore:
         """Return one page of a stream in order of arrival, and the cursor of the next page.
 
         Args:
-            rank: only output of this rank; None: all ranks.
-            cursor: order of the last entry of the previous page; 0 is the start.
-            max_bytes: of output; a single piece may be larger.
-            since: only output stored at or after this time, seconds since the epoch.
+            rank: rank whose output is returned, or None for all ranks.
+            cursor: order of the last entry of the previous page, or 0 for the start.
+            max_bytes: maximum bytes of output, except that a single piece may be larger.
+            since: time from which stored output is returned, seconds since the epoch.
         """
         found = self._open(job, stream)
         self._index_pending(found)

@@ -146,7 +146,7 @@ def _or_nan(value: float | None) -> float:
 
 MAX_CONNECTIONS: Final = 64
 MAX_HEADER: Final = 16 << 10  # bytes of the request line and headers
-REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the complete request
+REQUEST_TIMEOUT_S: Final = 5.0  # from the start of the connection to the complete request
 REPLY_TIMEOUT_S: Final = 10.0  # for sending a reply
 PAGE_REUSE_S: Final = 0.5  # time for which a rendered page is reused
 CHUNK: Final = 4096
@@ -173,7 +173,7 @@ class MetricsServer:
 
     @contextlib.asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[None]:
-        """Serve while the context is active; port 0 serves nothing.
+        """Serve while the context is active. With port 0, serve nothing.
 
         Raises:
             SettingsError: if the port cannot be bound.

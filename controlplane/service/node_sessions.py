@@ -1,4 +1,4 @@
-"""Sessions with node agents: receive hellos, heartbeats and events, send deltas, report silence.
+"""Sessions with node agents. They receive hellos, heartbeats and events, and send deltas.
 
 `HelloQueue` limits how many hellos are handled at a time. `missed_by_peers` checks whether workers
 on other nodes confirm that a silent node is lost.
@@ -96,14 +96,14 @@ class HelloQueue:
         return self.under_way.pop(node)[0]
 
 
-MAX_FENCED_S: Final = 7200.0  # nodes whose hello has a longer time are not waited for
+MAX_FENCED_S: Final = 7200.0  # a longer `fenced_s` in a node's hello is ignored
 EXITING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def fenced_s(node: Node) -> float:
-    """Return the seconds of silence after which all workers of a node have exited (0: unknown).
+    """Return the seconds of silence after which all workers of a node have exited, 0 if unknown.
 
-    If no controller replies, an agent can kill its workers after a time that its hello contains.
+    If no controller replies, an agent kills its workers after the time that its hello states.
     """
     stated = node.spec.fenced_s
     return stated if 0.0 < stated <= MAX_FENCED_S else 0.0
@@ -159,7 +159,7 @@ class NodeSessions:
         self._greetings: dict[NodeId, Incoming] = {}  # latest hellos, without frames
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
-        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # events to acknowledge together
+        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # last event to acknowledge
         for node in self.commit_loop.reactor.state.nodes:
             self._session(node)
 

@@ -1,4 +1,4 @@
-"""Rights of users: one table of roles and permissions on jobs.
+"""Rights of users, in one table of roles and permissions on jobs.
 
 Each port lists the right that each request needs, and `permit` checks the right. `JobOwners`
 looks up the owner of a job.
@@ -86,9 +86,9 @@ def projects_of(who: Identity) -> tuple[str, ...]:
 
 
 def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
-    """Refuse a request if `who` does not have the right that it needs.
+    """Refuse a request if `who` does not have the right that the request needs.
 
-    `job` is the owner of the job that the request names, or None if there is no such job or name.
+    `job` is the owner of the named job, or None if the request names no job or an unknown job.
 
     Raises:
         DeniedError: if the role or the job's owner forbids the request.
@@ -121,7 +121,7 @@ def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
     if who.role not in READERS:
         return ()
     if sees_all(who) and topic.startswith(b"project/"):
-        return (topic,)  # duplicates of job/ events, granted only if named
+        return (topic,)  # duplicates the job/ events, so the client must ask for it by name
     found = dict.fromkeys(
         topic if topic.startswith(mine) else mine
         for mine in map(str.encode, topics_of(who))
@@ -156,11 +156,11 @@ def _relation_to(who: Identity, job: JobOwner) -> Relation:
     return Relation.PROJECT if job.project in projects_of(who) else Relation.OTHER
 
 
-MAX_DEPARTED: Final = 10_000  # stored owners of jobs that left the state; they never change
+MAX_DEPARTED: Final = 10_000  # owners kept for jobs that left the state; owners never change
 
 
 class JobOwners:
-    """Owners of jobs, from the newest state or, if not found there, from the journal."""
+    """Owners of jobs, from the newest state, or from the journal for jobs that left the state."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop

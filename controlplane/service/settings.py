@@ -19,7 +19,7 @@ Interval = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of the controller; every ZeroMQ socket requires a key."""
+    """Addresses of the controller. Every ZeroMQ socket requires a key."""
 
     host: str = "127.0.0.1"
     events: Port = 7700
@@ -50,7 +50,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
     suspect_s: Interval = 6.0
     lost_s: Interval = 30.0
-    missed_s: Interval = 5.0  # lost already then if workers on other nodes miss its workers
+    missed_s: Interval = 5.0  # lost this early if workers on other nodes wait only for its workers
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: Bytes = 512 << 20
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     upload_bytes: Bytes = 2 << 30  # for one user's unfinished uploads
-    keep_uploads_s: NotNegative = 3600.0  # after the last piece of an unfinished upload
+    keep_uploads_s: NotNegative = 3600.0  # since the last piece of an unfinished upload
     keep_logs_s: NotNegative = 30 * DAY_S  # after the end of the job
     keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # for all ended jobs together
     keep_archives_s: NotNegative = 30 * DAY_S  # for working directories that no job needs
@@ -77,7 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Retention of the journal; docs/operations.md has one table of all retention settings."""
+    """Retention of the journal. docs/operations.md has one table of all retention settings."""
 
     snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # between snapshots
     keep_inputs_s: NotNegative = 7 * DAY_S

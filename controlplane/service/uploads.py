@@ -109,10 +109,10 @@ def unneeded_archives(
 def excess_archives(
     archives: Iterable[AgedFile], most: int, senders: Mapping[str, Collection[str]]
 ) -> list[AgedFile]:
-    """Return archives to delete. Each is the oldest of the user with the most bytes at that point.
+    """Return archives to delete, so that at most `most` bytes remain in total.
 
-    At most `most` bytes should remain in total. Archives without a sender are treated as those of
-    one more user.
+    Each is the oldest archive of the user who has the most bytes left. Archives without a sender
+    are treated as archives of one more user.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
@@ -137,7 +137,7 @@ def excess_archives(
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
 SENDERS_FOLDER: Final = "snapshot-senders"  # next to the folder of archives
-IDLE_AFTER_S: Final = 60.0  # then a new upload of the user may replace an idle one
+IDLE_AFTER_S: Final = 60.0  # then a new upload of the user may replace the idle upload
 MAX_INSPECTED: Final = 10_000  # number of inspected archives to remember
 
 

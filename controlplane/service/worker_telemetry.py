@@ -22,7 +22,7 @@ class TelemetryTable:
                 self._last_step_at[steps.job] = now
 
     def idle_s(self, job: JobId, now: Seconds) -> float:
-        """Return for how many seconds `job` has made no step, or 0 if there is no report."""
+        """Return how many seconds ago `job` made its last step, or 0 if there is no report."""
         return now - self._last_step_at.get(job, now)
 
     def of(self, job: JobId) -> StepsReported | None:

@@ -1,1 +1,1 @@
-"""Services that every process of a host needs: settings, logging, files and archives."""
+"""Settings, logging, files and archives, which every process of a host needs."""

@@ -22,7 +22,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 UNSUPPORTED_MAGIC: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 HEADER_BYTES_PER_FILE: Final = 4096  # average bytes of headers for each file
 MAX_HEADERS: Final = 64 << 10  # limit for all headers before one file, bytes
-DIGITS: Final = re.compile(rb"\d{101}")  # tarfile needs quadratic time for long numbers
+DIGITS: Final = re.compile(rb"\d{101}")  # refused, as tarfile needs quadratic time for such numbers
 FAST_HEADER_BYTES: Final = 512  # bytes; headers up to this size are parsed quickly
 MAX_RECORDS: Final = 64 << 20  # bytes of all extended headers, which stay in memory
 RECORD_OVERHEAD_BYTES: Final = 100  # memory of an extended header in addition to its text
@@ -116,7 +116,7 @@ def _too_large(what: str) -> ArchiveTooLargeError:
 
 
 class _Limited:
-    """File of at most `most` bytes. Only headers are read, because tarfile seeks over content."""
+    """File of at most `most` bytes. tarfile reads only headers from it, and seeks over contents."""
 
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Read-only checks of a settings file against this host: folders, ports and keys."""
+"""Read-only checks of the folders, ports and keys that a settings file names on this host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Findings:
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
     def attempt(self, field: str, work: Callable[[], object]) -> None:
-        """Run one of the daemon's own checks, which changes nothing, and record its error."""
+        """Run one of the daemon's own read-only checks, and record the error that it raises."""
         try:
             work()
         except SettingsError as error:
@@ -61,12 +61,12 @@ class Findings:
             self.add(field, f"no space is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
-        """Check that pid file `name` can be written; relative to the settings file, "" for none."""
+        """Check that pid file `name`, relative to the settings file, can be written. Skip ""."""
         if name:
             self.folder("pid_file", (self.path.parent / name).parent)
 
     def address(self, field: str, host: str) -> bool:
-        """Check that an address belongs to this host; return True if it does."""
+        """Check that an address belongs to this host. Return True if it does."""
         try:
             _bind(host, 0)
         except socket.gaierror as error:
@@ -79,7 +79,7 @@ class Findings:
         return False
 
     def port(self, field: str, host: str, port: int) -> None:
-        """Check that no process except this daemon listens on a TCP port; 0 always passes."""
+        """Check that no process except this daemon listens on a TCP port. 0 always passes."""
         try:
             _bind(host, port)
         except OSError as error:

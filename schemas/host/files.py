@@ -1,4 +1,4 @@
-"""Locked files, files that another user may have replaced, and retention by age and size."""
+"""File locks, safe opening of files of other users, and retention by age and size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 from schemas.errors import SettingsError
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, start, length, pid
+_LOCK: Final = struct.Struct("@hhqqi")  # type, whence, start, length and pid of Linux's flock
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file for this process; create the file and its folder if they do not exist.
+    """Lock a file for this process. Create the file and its folder if they do not exist.
 
     The lock ends when the process ends, for whatever reason.
 
     Returns:
-        A file descriptor; closing it releases the lock. None if another process has the lock.
+        A file descriptor, or None if another process has the lock. Closing it releases the lock.
 
     Raises:
         OSError: if the file cannot be opened, or its file system does not support locks.
@@ -44,10 +44,10 @@ def try_lock(path: Path) -> int | None:
 def take_pid_file(path: Path) -> None:
     """Lock a pid file until this process ends, and write the process id into the file.
 
-    The lock is a POSIX record lock: other processes can query its owner without locking the file,
-    and children do not inherit it. It is lost when this process closes any descriptor of the file,
-    so nothing else in this process may open the file. The file is private, because a read lock of
-    another user would prevent the start of the daemon.
+    The lock is a POSIX record lock. Other processes can query its owner without locking the file,
+    and children do not inherit the lock. It is lost when this process closes any descriptor of the
+    file, so nothing else in this process may open the file. The file is private, because a read
+    lock of another user would prevent the start of the daemon.
 
     Raises:
         SettingsError: if another process has the lock.
@@ -69,10 +69,10 @@ def take_pid_file(path: Path) -> None:
 
 
 def pid_of(path: Path) -> int | None:
-    """Return the id of another process that has locked a pid file; None if no process has.
+    """Return the id of another process that has locked a pid file, or None if no process has.
 
-    The result is 0 if the lock exists but its process has no usable id: it is in another PID
-    namespace, or its lock belongs to an open file (OFD) instead of a process.
+    The result is 0 if the lock exists but its owner has no usable id. Such an owner is a process in
+    another PID namespace, or an open file (OFD) instead of a process.
 
     Raises:
         PermissionError: if the file belongs to another user.
@@ -89,9 +89,9 @@ def pid_of(path: Path) -> int | None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading without waiting; the caller closes the descriptor.
+    """Open a regular file for reading without waiting. The caller closes the descriptor.
 
-    The last part of the path must not be a link; links before it are followed.
+    The last part of the path must not be a link. Links in earlier parts are followed.
 
     Raises:
         OSError: if the file is missing or not a regular file.
@@ -100,7 +100,7 @@ def open_regular(path: Path) -> int:
 
 
 def require_regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor if it belongs to a regular file; otherwise close it.
+    """Return the descriptor if it belongs to a regular file. Otherwise close it.
 
     Raises:
         OSError: if the file is not a regular file.
@@ -112,7 +112,7 @@ def require_regular(descriptor: int, path: Path) -> int:
 
 
 class AgedFile(NamedTuple):
-    """A file in a folder, with its age."""
+    """A file in a folder, with its size and time."""
 
     name: str
     size: int  # bytes
@@ -122,7 +122,7 @@ class AgedFile(NamedTuple):
 def expired_files(
     files: Iterable[AgedFile], keep_s: float, keep_bytes: int, now: float
 ) -> list[AgedFile]:
-    """Return files older than `keep_s`, then the oldest until the rest is at most `keep_bytes`."""
+    """Return files older than `keep_s`, and the oldest others until `keep_bytes` or less remain."""
     ordered = sorted(files, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
     found = []

@@ -19,10 +19,11 @@ LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is not responsive
 
 
 class LogLines:
-    """Writer of log lines to a file descriptor that may be full, closed or slow; never raises.
+    """Writer of log lines that never raises, even if its descriptor is full, closed or slow.
 
     A full disk, a closed terminal or an unread pipe causes lost lines, but does not end the
-    process. Before the next line that can be written, the text of `lost(number)` is written.
+    process. `lost` returns a line about the number of lost lines, which is written before the next
+    line.
     """
 
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
@@ -33,7 +34,7 @@ class LogLines:
         self.missing = 0  # number of lost lines since the last written one
 
     def msg(self, line: str) -> None:
-        """Write a line, or count it as missing; characters that UTF-8 cannot encode are escaped."""
+        """Write a line, or record it as lost. Characters that UTF-8 cannot encode are escaped."""
         with self._lock:
             if self.missing and not self._written(self._lost(self.missing)):
                 self.missing += 1
@@ -57,7 +58,7 @@ class LogLines:
 
 
 def configure_logging(fd: int = 2) -> None:
-    """Log as JSON under systemd or into a file, as coloured text on a terminal."""
+    """Log coloured text if the descriptor is a terminal, otherwise JSON."""
     readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
     lines = LogLines(fd, _lost)  # all loggers of the process share it
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
@@ -78,9 +79,9 @@ def _lost(lines: int) -> str:
 
 
 def notify(state: str) -> None:
-    """Send a state such as `READY=1` to systemd (sd_notify(3)); log a failure.
+    """Send a state such as `READY=1` to systemd (sd_notify(3)). Log a failure.
 
-    Does nothing unless NOTIFY_SOCKET is set, as it is under systemd.
+    Do nothing unless systemd has set NOTIFY_SOCKET.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -100,7 +101,7 @@ def notify(state: str) -> None:
 async def watchdog() -> None:
     """Notify systemd's watchdog four times per interval, while the event loop is responsive.
 
-    Nothing else is checked, because a restart does not repair, for example, a full disk.
+    Nothing else is checked, because a restart would not repair other problems such as a full disk.
     """
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
     if not interval_s:
@@ -114,7 +115,7 @@ async def watchdog() -> None:
 
 
 class Audit:
-    """Audit log of refused and privileged actions; refusals are limited per peer and in total.
+    """Audit log of refused and privileged actions. Refusals are limited per peer and in total.
 
     A flood from one peer neither hides the lines of another peer nor fills the disk. At most
     `limit_per_s` refusals are logged per second, and at most `of_one_per_s` of one peer. The number
@@ -136,7 +137,7 @@ class Audit:
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
-        """Log an action that was dropped or denied: `what` for programs, `why` for people.
+        """Log an action that was dropped or denied. `what` is for programs, and `why` for people.
 
         `peer` is the owner of the key, or the address of an unknown peer.
         """
@@ -149,7 +150,7 @@ class Audit:
         self._log.warning("audit", what=what, why=why[:500], **fields)
 
     def done(self, what: str, by: str, **detail: str) -> None:
-        """Log the use of a privileged right; never suppressed."""
+        """Log the use of a privileged right. Such lines are never suppressed."""
         self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
 
     async def log_suppressed(self) -> None:

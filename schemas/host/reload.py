@@ -1,4 +1,4 @@
-"""Reload of a daemon's settings on SIGHUP; applies the changes that are possible while it runs."""
+"""Reload of a daemon's settings on SIGHUP. Only changes that are possible at run time apply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SettingsReload(Generic[S]):
         self._always = always
 
     def listen(self) -> None:
-        """Reload on each SIGHUP; needs a running event loop."""
+        """Reload on each SIGHUP. This needs a running event loop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     def reload(self) -> None:
@@ -71,7 +71,7 @@ class SettingsReload(Generic[S]):
     def _merged(
         self, old: Any, new: Any, prefix: str, changed: list[str], refused: list[str]
     ) -> Any:
-        """Return `old` with the safe changes from `new`; field names are like `silence.lost_s`."""
+        """Return `old` with the safe changes from `new`, and add field paths to the two lists."""
         taken = {}
         for name in old.__struct_fields__:
             before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"

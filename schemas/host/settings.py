@@ -1,4 +1,4 @@
-"""Settings: a TOML file as a frozen struct, with errors that name file, key and remedy."""
+"""Settings as frozen structs, read from TOML files. Errors name the file, the key and a remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
 
     Raises:
         SettingsError: if the file cannot be read or parsed, or a key is unknown, missing or of the
-            wrong type; the message names file and key.
+            wrong type. The message names file and key.
     """
     return convert(kind, read_table(path, environ), path)
 
@@ -49,7 +49,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the table in a TOML file.
 
     Raises:
-        SettingsError: if the file cannot be read or is not TOML; the message names the file.
+        SettingsError: if the file cannot be read or is not TOML. The message names the file.
     """
     return parse_toml(read_file(path), path)
 
@@ -67,7 +67,7 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the table in the bytes of a TOML file, UTF-8 with or without a byte order mark.
+    """Return the table in the bytes of a TOML file. The bytes may have a byte order mark (UTF-8).
 
     Raises:
         SettingsError: if the bytes are not TOML.
@@ -86,10 +86,10 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
-    """Return `table` as a struct; `prefix` is the path of the table in the file, such as `sweep.`.
+    """Return `table` as a struct. `prefix` is the path of the table in the file, such as `sweep.`.
 
     Raises:
-        SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
+        SettingsError: if a key is unknown, missing or of the wrong type. `field` is the key's path.
     """
     for unknown in _unknown(kind, table, path, prefix):
         raise unknown
@@ -102,7 +102,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
 def find_problems(
     kind: Any, table: Mapping[str, Any], path: Path, prefix: str = ""
 ) -> list[SettingsError]:
-    """Return all errors that `convert` would raise one after the other.
+    """Return all errors that repeated calls of `convert` would raise one after the other.
 
     Unknown keys come first, then missing and invalid ones in the order of the struct. With a
     `prefix`, unknown keys are omitted, because the call for the whole file has reported them.
@@ -145,7 +145,7 @@ def value_error(
 ) -> SettingsError:
     """Return the error for a key that is missing or has a value of the wrong type.
 
-    `prefix` is the path of the struct in the file. `key` is set if only the value of this key was
+    `prefix` is the path of the struct in the file. `key` is set if only the value of that key was
     converted.
     """
     text, _, where = str(error).partition(" - at `")
@@ -178,7 +178,7 @@ def example_of(kind: Any, field: str) -> str:
 
 
 def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> str:
-    """Return an example of a type in TOML; for a `Literal` all choices, or only one if `inner`."""
+    """Return an example of a type in TOML. A `Literal` gives all choices, or one if `inner`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         choices = [one for one in args if one][:1] if inner else args

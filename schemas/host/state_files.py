@@ -1,4 +1,4 @@
-"""State files: a model after a unit of a sweep, as raw frames after a header with their digest.
+"""State files. Each has a model after a unit of a sweep, as raw frames after a header with digest.
 
 A file is written under another name, made durable and renamed, so it is complete or does not exist.
 Readers check it against the digest in its header, so that a damaged file is not used.
@@ -40,7 +40,7 @@ class DamagedStateError(OnesError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """Identity of a state file: trial, number of visits, and the attempt that wrote it."""
+    """Identity of a state file, with trial, number of visits, and the attempt that wrote it."""
 
     trial: int
     version: int
@@ -53,19 +53,19 @@ class StateFile:
 
     @classmethod
     def of(cls, name: str) -> StateFile | None:
-        """Parse a file name, finished or not; None if it is not the name of a state file."""
+        """Parse the name of a file, finished or not. Return None if it is not a state file's."""
         found = _NAME.fullmatch(name.removesuffix(UNFINISHED))
         return cls(*map(int, found.groups())) if found else None
 
 
 def header_of(frames: Frames, digest: str) -> bytes:
-    """Return the header that precedes the frames; `digest` is their SHA-256 in hexadecimal."""
+    """Return the header that precedes the frames. `digest` is their SHA-256 in hexadecimal."""
     sizes = b"".join(SIZE.pack(len(frame)) for frame in frames)
     return HEADER.pack(MAGIC, bytes.fromhex(digest), len(frames)) + sizes
 
 
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
-    """Return the frames in the content of a file without copying, after checking each byte.
+    """Check each byte of a file's content, and return its frames without copying.
 
     Without a `digest`, the content is checked against the digest in its header.
 
@@ -99,7 +99,7 @@ def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
 
 
 def header_size(start: Buffer) -> int | None:
-    """Return the number of bytes before the first frame; None if `start` is too short to tell."""
+    """Return the number of bytes before the first frame, or None if `start` is too short."""
     if len(start) < HEADER.size:
         return None
     return int(HEADER.size + SIZE.size * HEADER.unpack_from(start)[2])
@@ -127,7 +127,7 @@ def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> i
     The folder is created if it is missing. An existing file of the same name is replaced.
 
     Raises:
-        OSError: if the file cannot be written; an incomplete file is removed.
+        OSError: if the file cannot be written. An incomplete file is removed.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = folder / (file.name + UNFINISHED)
@@ -161,7 +161,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
-    """Yield the state files in `folder`, finished or not; none if the folder does not exist."""
+    """Yield the state files in `folder`, finished or not. A missing folder has none."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir()):
             if (file := StateFile.of(path.name)) is not None:
@@ -169,7 +169,7 @@ def states_in(folder: Path) -> Iterator[tuple[StateFile, Path]]:
 
 
 def digest_of(path: Path) -> str | None:
-    """Return the digest in a file's header; None if the file is unfinished or invalid."""
+    """Return the digest in a file's header, or None if the file is unfinished or invalid."""
     if path.name.endswith(UNFINISHED):
         return None
     try:
@@ -182,7 +182,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | None:
-    """Return the file of a state whose header has this digest; None if there is no such file."""
+    """Return the state file of a trial's version whose header has this digest, or None."""
     try:
         with os.scandir(folder) as entries:
             names = [one.name for one in entries if one.name.startswith(f"{trial}-{version}-")]
@@ -205,8 +205,8 @@ def map_state(path: Path) -> memoryview:
 def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
     """Return the size of a file, and at most `most` bytes from `offset` on.
 
-    The file is not mapped: if its owner truncated it meanwhile, access to a map would crash the
-    reader.
+    The file is not mapped into memory. If its owner truncated the file meanwhile, access to the map
+    would crash the reader.
 
     Raises:
         OSError: if the file is missing or cannot be read.

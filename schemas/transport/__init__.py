@@ -1,1 +1,1 @@
-"""The project's ZeroMQ I/O: CURVE sockets, identities of keys, limits, and transfer of states."""
+"""The project's ZeroMQ I/O, with CURVE sockets, identities of keys, limits and state transfer."""

@@ -1,4 +1,4 @@
-"""Limits of each key at each port: open connections, and a delay after connections were cut.
+"""Limits of each key at each port, on open connections and on reconnecting after a cut.
 
 When libzmq asks whether a key may connect, it does not name the connection. It names the connection
 only with the first message. Therefore a silent connection, which has sent no message yet, counts
@@ -7,7 +7,7 @@ connections.
 
 A peer that is disconnected and reconnects at once causes the server the same work of decryption
 again. Therefore each further cut doubles the time for which its key gets no handshake at this port.
-A refused peer gets no reply; libzmq retries after the handshake timeout, 30 s by default.
+A refused peer gets no reply. libzmq retries after the handshake timeout, 30 s by default.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Silent:
     admissions: list[tuple[float, bytes]] = field(default_factory=list)  # (time, key) of each
 
     def remove_admission(self, key: bytes) -> bool:
-        """Remove an admission of a key that is no longer silent; return False if there is none."""
+        """Remove an admission of a key that is no longer silent. Return False if there is none."""
         for place, (_, found) in enumerate(self.admissions):
             if found == key:
                 del self.admissions[place]
@@ -50,7 +50,7 @@ class _Silent:
         return False
 
     def pop_surplus(self, since: float) -> bytes:
-        """If there are more admissions than connections, remove one and return its key, else b"".
+        """Remove an admission if there are more than connections. Return its key, or else b"".
 
         Admissions at or after `since` are removed first.
         """
@@ -61,7 +61,7 @@ class _Silent:
 
 
 class KeyConnections:
-    """Open connections of each key at each port; unknown descriptors are ignored."""
+    """Open connections of each key at each port. Unknown descriptors are ignored."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,13 +72,13 @@ class KeyConnections:
         self._kept_bytes: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
     def record_opened(self, descriptor: int, port: str, host: str) -> None:
-        """Record a new connection; the key of its peer is not known yet."""
+        """Record a new connection. The key of its peer is not known yet."""
         self.closed(descriptor)
         self._open[descriptor] = _Open(port, host, self._clock())
         self._silent.setdefault((port, host), _Silent()).connections += 1
 
     def admit(self, port: str, host: str, key: bytes) -> bool:
-        """Admit one more connection of a key; return False if the key has reached the limit."""
+        """Admit one more connection of a key. Return False if the key has reached the limit."""
         silent = self._silent.get((port, host))
         if silent is None:  # the connection is closed already
             return True
@@ -111,8 +111,8 @@ class KeyConnections:
     def count_kept_bytes(self, descriptor: int, size: int) -> int | None:
         """Count bytes that are kept in memory for a peer as long as its connection is open.
 
-        A message must have arrived over the connection before. Returns the bytes counted for the
-        peer's key over all its open connections to this port; None if this connection is closed.
+        A message must have arrived over the connection before. Return the bytes counted for the
+        peer's key over all its open connections to this port, or None if this one is closed.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -140,8 +140,8 @@ class KeyConnections:
         """Record that a connection was cut off for sending too much, and return its key.
 
         The key of a silent connection is unknown. If only one key was admitted from the host since
-        the connection was accepted, it is this key. Otherwise b"" is returned, so that no other
-        key is blamed.
+        the connection was accepted, return this key. Otherwise return b"", so that no other key is
+        blamed.
         """
         found = self._open.get(descriptor)
         if found is None:
@@ -157,7 +157,7 @@ class KeyConnections:
         return key
 
     def is_of(self, descriptor: int, key: bytes) -> bool:
-        """True if a message with this key arrived over the connection; descriptors are reused."""
+        """True if a message with this key arrived over the connection that has the descriptor."""
         found = self._open.get(descriptor)
         return found is not None and found.key == key
 
@@ -197,14 +197,14 @@ class ReconnectBackoff:
         self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and authorised key
 
     def cut(self, port: str, key: bytes) -> None:
-        """Record that a connection of a key was cut off; an empty key is ignored."""
+        """Record that a connection of a key was cut off. An empty key is ignored."""
         if key:
             known = self._known(port, key)
             count = known.count + 1 if known else 1
             self._cuts[port, key] = _Cuts(count, self._clock())
 
     def left_s(self, port: str, key: bytes) -> float:
-        """Return for how many seconds a key must not connect to a port; 0 if it may connect now."""
+        """Return for how many seconds a key must not connect to a port, or 0 if it may now."""
         known = self._known(port, key)
         if known is None or known.count <= FREE_CUTS:
             return 0.0

@@ -1,12 +1,12 @@
-"""Flood guards of TCP and Unix sockets: disconnect peers that send more than this process reads.
+"""Flood guards of TCP and Unix sockets, which cut peers that send more than this process reads.
 
 libzmq limits the bytes of a frame and the number of messages in a queue, but not their product. A
 message of a thousand frames, or a queue of large messages, can use any amount of memory.
 
-TCP counts the bytes of each connection; a Unix socket does not. For Unix sockets, the guard watches
-the memory of this process. When the memory grows, the guard cuts connections for which the kernel
-repeatedly has many unread bytes. When it grows further and no connection stands out, the guard cuts
-all connections. This frees their memory, and honest peers reconnect within moments.
+TCP counts the bytes of each connection, but a Unix socket does not. For Unix sockets, the guard
+watches the memory of this process. When the memory grows, the guard cuts connections for which the
+kernel repeatedly has many unread bytes. When the memory grows further and no connection stands out,
+the guard cuts all connections. This frees their memory, and honest peers reconnect within moments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that causes a check
 CHECK_INTERVAL_S: Final = 0.1
 MAX_EVENTS: Final = 1000  # per port at once, because frequent reconnects must not block others
 CHECKS_PER_TURN: Final = 200  # connections that are checked without returning to the loop
-HEARTBEAT_BYTES_PER_S: Final = 100  # heartbeats, which libzmq reads itself
+HEARTBEAT_BYTES_PER_S: Final = 100  # bytes of heartbeats, which libzmq reads itself
 CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption
 SHORT_FRAME_BYTES: Final = 256  # bytes; shorter frames have a header of 2 bytes, others of 9
 _EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
@@ -49,9 +49,9 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 MAX_GROWTH_BYTES: Final = 64 << 20  # growth of memory that causes a cut of all connections
 UNIX_CHECK_INTERVAL_S: Final = 0.05
-SAMPLES: Final = 16  # samples in a check; an endless sender exceeds MAX_KERNEL_BYTES in them
-SAMPLE_INTERVAL_S: Final = 0.003  # between two samples
-MIN_SAMPLES: Final = 4  # minimum of samples above MAX_KERNEL_BYTES for a cut
+SAMPLES: Final = 16  # samples in a check; an endless sender exceeds MAX_KERNEL_BYTES in many
+SAMPLE_INTERVAL_S: Final = 0.003  # between samples
+MIN_SAMPLES: Final = 4  # minimum number of samples above MAX_KERNEL_BYTES for a cut
 MAX_KERNEL_BYTES: Final = 16 << 10  # unread bytes of one connection, more than a message
 MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -93,7 +93,7 @@ def _monitor(
 
 
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
-    """Return the latest connection event of each descriptor; earlier events are obsolete."""
+    """Return the latest connection event of each descriptor. Earlier events are obsolete."""
     found: dict[int, int] = {}
     for _ in range(MAX_EVENTS):
         try:
@@ -109,7 +109,7 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
 
 
 class FloodGuard:
-    """Guard that compares the arrived bytes of each TCP connection with those that were read."""
+    """Guard that compares the bytes that arrived over each TCP connection with the bytes read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -124,7 +124,7 @@ class FloodGuard:
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
-        """Watch the connections of a bound TCP socket; `name` is a unique name of its port."""
+        """Watch the connections of a bound TCP socket. `name` is a unique name of its port."""
         self._monitors[name] = _monitor(bound, context)
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
@@ -136,12 +136,12 @@ class FloodGuard:
         )
 
     def process_events(self) -> bool:
-        """Process connection events of all ports; return True if more may be waiting."""
+        """Process connection events of all ports. Return True if more may be waiting."""
         more = [self.process_port_events(port) for port in list(self._monitors)]
         return any(more)
 
     def process_port_events(self, port: str) -> bool:
-        """Process connection events of one port; return True if more may be waiting."""
+        """Process connection events of one port. Return True if more may be waiting."""
         monitor = self._monitors.get(port)
         if monitor is None:
             return False
@@ -171,7 +171,7 @@ class FloodGuard:
         return list(self._connections)
 
     def unread_bytes(self, descriptor: int) -> int:
-        """Return the bytes that arrived over a connection and were not read; 0 if it is closed."""
+        """Return how many arrived bytes of a connection were not read, or 0 if it is closed."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
@@ -197,7 +197,7 @@ class FloodGuard:
     def cut(self, descriptor: int) -> str:
         """Cut a connection, record the cut for its key, and return the peer's address.
 
-        Returns "" if the connection does not exist.
+        Return "" if the connection does not exist.
         """
         ended = self._end(descriptor)
         if ended is None:
@@ -217,9 +217,9 @@ class FloodGuard:
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
     def cut_flooding(self, unread: dict[int, int]) -> list[str]:
-        """Cut connections above the limit of one, then the worst until the total is within limits.
+        """Cut connections above their own limit, then the worst until the total is within limits.
 
-        `unread` has the unread bytes by descriptor. Returns a log line for each cut.
+        `unread` has the unread bytes by descriptor. Return a log line for each cut.
         """
         total = sum(unread.values())
         cut = []
@@ -237,14 +237,14 @@ class FloodGuard:
         return cut
 
     def check_if_grown(self) -> list[str]:
-        """If this process's memory has grown, check all connections; return a line for each cut."""
+        """Check all connections if the memory has grown. Return a log line for each cut."""
         self.process_events()
         if not self._growth.detected():
             return []
         return self.cut_flooding({each: self.unread_bytes(each) for each in self.descriptors()})
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Check repeatedly until cancelled; `refused` is called with a log line for each cut."""
+        """Check repeatedly until cancelled. `refused` is called with a log line for each cut."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             while self.process_events():
@@ -260,7 +260,7 @@ class FloodGuard:
                 refused(line)
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
-        """Return the peer of a connection to this port; None if the connection no longer exists."""
+        """Return the peer of a connection to this port, or None if the connection is gone."""
         with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
@@ -282,7 +282,7 @@ def memory_bytes() -> int:
 
 
 class GrowthDetector:
-    """Detector of growth by `step` above the minimum since the last detection."""
+    """Detector that notices when a value has grown by `step` above its minimum."""
 
     def __init__(self, now: Callable[[], int], step: int) -> None:
         self._now = now
@@ -290,7 +290,7 @@ class GrowthDetector:
         self._minimum = now()
 
     def detected(self) -> bool:
-        """Return whether the value has grown by `step`; if so, the minimum is reset."""
+        """Return whether the value has grown by `step`. If so, start a new minimum."""
         now = self._now()
         grew = now - self._minimum >= self._step
         self._minimum = now if grew else min(self._minimum, now)
@@ -322,7 +322,7 @@ class _UnixConnection:
 
 
 class UnixFloodGuard:
-    """Guard of the connections to one Unix socket; `memory` returns the memory of this process."""
+    """Guard of the connections to one Unix socket. `memory` returns this process's memory."""
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class UnixFloodGuard:
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch until cancelled; call `refused` with a line for each cut, or one line for all."""
+        """Watch until cancelled. Call `refused` with a line for each cut, or one line for all."""
         while True:
             await asyncio.sleep(UNIX_CHECK_INTERVAL_S)
             more = True
@@ -361,7 +361,7 @@ class UnixFloodGuard:
     def process_events(self) -> tuple[list[str], bool]:
         """Process connection events, and cut connections above the limit of their user.
 
-        Returns a log line for each cut, and whether more events may be waiting.
+        Return a log line for each cut, and whether more events may be waiting.
         """
         events = latest_events(self._monitor)
         cut = []
@@ -452,7 +452,7 @@ class UnixFloodGuard:
 
 
 def max_connections_per_user() -> int:
-    """Return how many connections a uid may have; libzmq aborts when no descriptor is left."""
+    """Return how many connections a uid may have. libzmq aborts when no descriptor is left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return MAX_CONNECTIONS_PER_USER if unlimited else min(MAX_CONNECTIONS_PER_USER, soft // 4)

@@ -1,4 +1,4 @@
-"""CURVE keys: their files, their owners, and the ZAP handler that admits them.
+"""CURVE keys with their files and owners, and the ZAP handler that admits keys.
 
 Key files have pyzmq's certificate format, so that plain clients can read them. Expired keys become
 invalid without any action.
@@ -41,7 +41,7 @@ MAX_PROJECTS: Final = 100  # maximum number for one key
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Owner of an authorised key; `role` is admin, operator, user, viewer or node."""
+    """Owner of an authorised key. `role` is admin, operator, user, viewer or node."""
 
     role: str
     name: str
@@ -54,15 +54,15 @@ class Identity:
 
 
 class _NotNowError(Exception):
-    """The key may connect later: when some of its connections are closed, or after a delay."""
+    """The key may connect later, when some of its connections are closed or a delay is over."""
 
 
 class Authority:
     """ZAP handler that tells libzmq whether a key may connect, for one context.
 
-    The application's task group owns it. If an answer raised an exception, every later handshake
-    would wait; therefore `run` refuses only the failed request and continues. `denied` is called
-    with the reason of a refusal and the address of the peer.
+    If the handler stopped after an exception, every later handshake would wait. Therefore `run`
+    refuses only the failed request and continues. The application's task group owns `run`. `denied`
+    is called with the reason of a refusal and the address of the peer.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Authority:
         raise _NotNowError
 
     async def run(self) -> None:
-        """Answer until cancelled: wait for one request, then answer all waiting requests.
+        """Wait for a request, then answer all waiting requests. Repeat this until cancelled.
 
         A thousand returning nodes connect at once. With one answer per turn of a busy event loop,
         the answers would arrive after the handshake timeouts, and the nodes would ask again.
@@ -194,7 +194,7 @@ def load_keys(path: Path) -> KeyPair:
 
 
 def load_public(path: Path) -> bytes:
-    """Return the public key in a `.key` or `.key_secret` file: 40 bytes, Z85.
+    """Return the public key (40 bytes, Z85) in a `.key` or `.key_secret` file.
 
     Raises:
         SettingsError: if the file cannot be read or contains no key.
@@ -205,8 +205,9 @@ def load_public(path: Path) -> bytes:
 def load_authorised(path: Path) -> dict[bytes, Identity]:
     """Return the identity of each public key (Z85) that may connect.
 
-    The file (mode 0600) is TOML with a `[[key]]` table for each key: `public`, `name`, `role`
-    (admin, operator, user, viewer or node), and `project` or `projects` to restrict it.
+    The file (mode 0600) is TOML with a `[[key]]` table for each key. The table has `public`,
+    `name`, `role` (admin, operator, user, viewer or node), and may have `project` or `projects`,
+    which restrict the key.
 
     Raises:
         SettingsError: if the file cannot be read, other users can read it, or an entry is invalid.
@@ -231,7 +232,7 @@ def check_name(name: str, field: str) -> None:
 
 
 def check_public(public: str) -> None:
-    """Check a public key: 40 characters of Z85.
+    """Check that a public key has 40 characters of Z85.
 
     Raises:
         SettingsError: if `public` is not a public key.
@@ -248,7 +249,7 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """Return the identity of a key's owner; the arguments are the fields of `Identity`.
+    """Return the identity of a key's owner. The arguments are the fields of `Identity`.
 
     Raises:
         SettingsError: if a name or a time is invalid, or there are too many projects.
@@ -305,7 +306,7 @@ def require_private(path: Path) -> None:
 
 
 class KnownKeys(Mapping[bytes, Identity]):
-    """Mapping from the valid public keys (Z85) among the `listed` ones to their owners."""
+    """Mapping from the valid keys (Z85) among the `listed` keys to their owners."""
 
     def __init__(
         self, listed: Mapping[bytes, Identity], clock: Callable[[], float] = time.time
@@ -321,7 +322,7 @@ class KnownKeys(Mapping[bytes, Identity]):
         return owner
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        """Return the owner of a valid key, or `default`; called for every message."""
+        """Return the owner of a valid key, or `default`. This is called for every message."""
         owner = self.listed.get(key)
         if owner is None or (owner.expires is not None and self._clock() >= owner.expires):
             return default

@@ -22,13 +22,13 @@ from schemas.transport.keys import Authority, Identity, KeyPair
 
 HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
-MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; others stay at the sender
+MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; more stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
 MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for workers, whose messages are small
 MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
 BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
 DRAIN: Final = 256  # messages that are received without returning to the loop
-TURN_S: Final = 0.001  # longest such turn, with processing, for which other tasks wait
+TURN_S: Final = 0.001  # longest time, with processing, without returning to the loop
 NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, because their events are committed once per turn
 MAX_REMEMBERED_CUTS: Final = 1024  # cut connections whose last messages may still arrive
 
@@ -39,7 +39,7 @@ class AddressInUseError(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Message as received from a socket."""
+    """Message that was received from a socket."""
 
     frames: tuple[bytes, ...]
     identity: Identity | None  # owner of the key; None on ipc and on the client's side
@@ -63,8 +63,8 @@ class Incoming:
 class Socket:
     """A socket that one task owns.
 
-    `known` has the owners of the CURVE keys that peers must use; None: the socket uses no keys.
-    `flood_guard` counts the bytes read from each connection; None: they are not counted.
+    `known` has the owners of the CURVE keys that peers must use, or is None if the socket uses no
+    keys. `flood_guard` counts the bytes read from each connection, if it is not None.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Socket:
         self._check_scheduled = False  # True if a check for arrived messages is scheduled
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
-        """Yield messages: wait for one, then yield all that have arrived.
+        """Wait for a message, then yield all messages that have arrived. Repeat this.
 
         Control returns to the event loop after a turn of limited time, which includes the caller's
         work. Messages that arrived over a connection before it was cut are dropped.
@@ -128,7 +128,7 @@ class Socket:
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
-        """Send without waiting; return False if the peer is lost or its queue is full.
+        """Send without waiting. Return False if the peer is lost or its queue is full.
 
         On a ROUTER the first frame is the `route` of the peer.
         """
@@ -141,7 +141,7 @@ class Socket:
         return True
 
     def _check_soon(self) -> None:
-        """Check for arrivals once per turn: sending may have consumed the signal for a reader."""
+        """Check for arrivals once per turn, as sending may have consumed a reader's signal."""
         if not self._check_scheduled:
             self._check_scheduled = True
             asyncio.get_running_loop().call_soon(self._wake_readers)
@@ -154,8 +154,8 @@ class Socket:
     def count_kept_bytes(self, incoming: Incoming) -> int | None:
         """Count a message of which libzmq keeps some data until its connection is closed.
 
-        Returns the bytes counted for the peer's key over its open connections; 0 if this socket
-        counts no bytes; None if the connection of this message is closed.
+        Return the bytes counted for the peer's key over its open connections. Return 0 if this
+        socket counts no bytes, and None if the connection of this message is closed.
         """
         if self._flood_guard is None:
             return 0
@@ -164,7 +164,7 @@ class Socket:
         )
 
     def cut(self, incoming: Incoming) -> bool:
-        """Cut a message's connection, drop its unread messages; False if it was closed already."""
+        """Cut a message's connection, and drop its unread messages. Return False if it is gone."""
         if self._flood_guard is None:
             return False
         while len(self._cut) >= MAX_REMEMBERED_CUTS:
@@ -176,7 +176,7 @@ class Socket:
         return bool(self._flood_guard.cut(incoming.source))
 
     def listen(self, address: str) -> None:
-        """Bind to an ipc address again, as after its file was deleted; peers stay connected.
+        """Bind to an ipc address again, as after its file was deleted. Peers stay connected.
 
         The folder of the address must exist.
 
@@ -190,7 +190,7 @@ class Socket:
             raise SettingsError(what, "choose another address") from None
 
     def grant_topic(self, topic: bytes) -> None:
-        """Accept the subscription just received, for messages with this prefix (manual XPUB)."""
+        """Accept the subscription just received, limited to this prefix (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke_topic(self, topic: bytes) -> None:
@@ -199,7 +199,7 @@ class Socket:
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:
-        """Subscribe to messages that begin with `topic`; an empty topic selects all (SUB)."""
+        """Subscribe to messages that begin with `topic`. An empty topic selects all (SUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Socket:
 
 
 class Link:
-    """All sockets of one process; without keys, only loopback and ipc addresses can be used."""
+    """All sockets of one process. Without keys, only loopback and ipc addresses can be used."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
         self._context = zmq.asyncio.Context()
@@ -221,7 +221,7 @@ class Link:
         self._ports = 0  # number of bound sockets
 
     async def guard_connections(self, refused: Callable[[str], None]) -> None:
-        """Until cancelled, cut off peers that send more than is read; call `refused` for each."""
+        """Until cancelled, cut off peers that send more than is read. Call `refused` for each."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))
             for local in self._unix_guards:
@@ -230,7 +230,7 @@ class Link:
     def authority(
         self, known: Mapping[bytes, Identity], denied: Callable[[str, str], None]
     ) -> Authority:
-        """Return the ZAP handler of this process; its `run` must be running before peers connect.
+        """Return the ZAP handler of this process. Its `run` must be running before peers connect.
 
         Call this before `bind`. `known` has the owner of each public key (Z85), and may change. A
         removed key cannot connect, and messages of its open connections have no identity.
@@ -243,7 +243,7 @@ class Link:
     def bind(
         self, kind: str, address: str, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
     ) -> Socket:
-        """Bind a socket of `kind` (ROUTER, SUB, XPUB), on TCP with CURVE, on ipc without.
+        """Bind a socket of `kind` (ROUTER, SUB or XPUB). It uses CURVE on TCP, but not on ipc.
 
         The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. Up to `queued`
         messages wait for a peer that does not read. A peer that sends a frame of more than
@@ -297,7 +297,7 @@ class Link:
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB), which queues nothing while disconnected.
 
-        The peer need not listen yet. `server_key` is the peer's public key in Z85; None on ipc.
+        The peer need not listen yet. `server_key` is the peer's public key in Z85, or None on ipc.
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))
@@ -341,11 +341,11 @@ class ThreadDealer:
         self._socket.connect(address)
 
     def wake(self) -> None:
-        """End a `poll` early; the only method that other threads may call."""
+        """End a `poll` early. Other threads may call only this method."""
         os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
-        """Wait for messages, a connection, a wake or the timeout; return (messages, connected)."""
+        """Wait for messages, a connection, a wake or the timeout. Return (messages, connected)."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready
         if connected:
@@ -364,7 +364,7 @@ class ThreadDealer:
         return taken
 
     def send(self, data: bytes) -> bool:
-        """Send without waiting; return False while not connected."""
+        """Send without waiting. Return False while not connected."""
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -380,7 +380,7 @@ class ThreadDealer:
 
 
 def _connection(incoming: Incoming) -> tuple[bytes, int, bytes]:
-    """Return an identifier of a connection, which a later connection with this key may reuse."""
+    """Return an identifier of a connection. A later connection with this key may reuse it."""
     return incoming.route, incoming.source, incoming.key
 
 
@@ -397,14 +397,14 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
 
 
 def _host(address: str) -> str:
-    """Return the host of tcp://HOST:PORT; "" for other addresses."""
+    """Return the host of tcp://HOST:PORT, or "" for other addresses."""
     if not address.startswith("tcp://"):
         return ""
     return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def has_only_ipv6(host: str) -> bool:
-    """True if a host has only IPv6 addresses; libzmq tries no more than one address."""
+    """True if a host has only IPv6 addresses. libzmq tries no more than one address."""
     try:
         found = getaddrinfo(host, None, type=SOCK_STREAM) if host else []
     except (gaierror, UnicodeError):  # UnicodeError: not a valid DNS name

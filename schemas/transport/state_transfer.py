@@ -1,4 +1,4 @@
-"""Transfer of model states between nodes: a server thread, and a blocking client for a thread."""
+"""Transfer of model states between nodes, with a server thread and a blocking client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLL_INTERVAL_S: Final = 0.25
 CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
 MAX_REQUEST_BYTES: Final = 4096
-POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
+POLL_INTERVAL_MS: Final = 100  # between checks of the flood guard
 MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # smaller parts are copied, which costs less
 
 
@@ -45,7 +45,7 @@ class Target(Protocol):
     """Destination for the bytes of a file, which arrive in any order."""
 
     def begin(self, total: int) -> None:
-        """Prepare for `total` bytes; called once for each source."""
+        """Prepare for `total` bytes. This is called once for each source."""
 
     def write(self, offset: int, data: Buffer) -> None:
         """Store some of the bytes at `offset`."""
@@ -54,13 +54,13 @@ class Target(Protocol):
 class MemoryTarget:
     """Destination in memory, which computes the digest while the bytes arrive.
 
-    Memory grows as bytes arrive, whatever size a source states; it is reused for the next state.
+    Memory grows only as bytes arrive, whatever size a source states. The next state reuses it.
     """
 
     def __init__(self) -> None:
         self._memory = bytearray()
         self._total = 0
-        self._end = 0  # bytes before it arrived without a gap and are in the digest
+        self._end = 0  # all bytes before this offset have arrived, and the digest includes them
         self._payload: int | None = None  # offset of the first frame
         self._digest = hashlib.sha256()
 
@@ -111,7 +111,7 @@ class MemoryTarget:
 
 
 class FileTarget:
-    """Destination in a file, which is durable after `close`; an existing file is emptied.
+    """Destination in a file, which is durable after `close`. An existing file is emptied.
 
     Raises:
         OSError: if the file cannot be created or written.
@@ -145,7 +145,7 @@ class FileTarget:
 
 
 class StateUnavailableError(OnesError):
-    """No source can provide the state; the message has one reason per source."""
+    """No source can provide the state. The message has one reason per source."""
 
     code = "state_unavailable"
 
@@ -161,9 +161,9 @@ def fetch_state(
 ) -> str:
     """Fetch a state's file from the first source that provides all of it, and return this source.
 
-    The sources are HOST:PORT, best first; the offset of `asked` is ignored. `check` raises an
+    The sources are HOST:PORT, best first. The offset of `asked` is ignored. `check` raises an
     `OnesError` if the bytes are not the state. A source is abandoned if a piece takes more than
-    `piece_s` seconds. `stopped` is called every quarter of a second; True ends the transfer.
+    `piece_s` seconds. `stopped` is called every quarter of a second. True ends the transfer.
 
     Raises:
         StateUnavailableError: if no source provided the state.
@@ -219,7 +219,7 @@ def _fetch_from(
 def _receive(
     dealer: zmq.Socket[bytes], request: _Request, target: Target, timeout_s: float
 ) -> bool:
-    """Send requests and store the pieces that arrive; return whether one arrived in time."""
+    """Send requests and store the pieces that arrive. Return whether one arrived in time."""
     for message in request.more():
         dealer.send(message)
     stored = False
@@ -250,7 +250,7 @@ class _Request:
         self.awaited: set[int] = set()
 
     def more(self) -> list[bytes]:
-        """Return requests to send now; the first goes alone, as its reply has the total size."""
+        """Return requests to send now. The first goes alone, because its reply has the total."""
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
@@ -265,7 +265,7 @@ class _Request:
 
 
 def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:
-    """Store a piece; return False if the piece was not expected."""
+    """Store a piece. Return False if the piece was not expected."""
     answer = FROM_STATES.decode(frames[0].buffer)
     if answer.digest != request.digest:
         return False
@@ -293,7 +293,7 @@ Parts = Sequence[Buffer]  # parts of a state's file, header first
 
 
 class Stored(NamedTuple):
-    """The requested piece of a file that its owner may change."""
+    """The requested piece of a file, whose owner might change the file at any time."""
 
     total: int  # bytes of the file
     piece: bytes
@@ -303,7 +303,7 @@ Find = Callable[[AskState], Parts | Stored | None]
 
 
 class StateServer:
-    """Server that answers each request with one piece, or a refusal, from a thread of its own.
+    """Server that answers each request with a piece or a refusal. It runs in a thread of its own.
 
     A peer that requests more than it reads loses replies and must repeat these requests.
     `address` is a name, IPv4 or IPv6 address by which other nodes reach this host; port 0 means any
@@ -348,7 +348,7 @@ class StateServer:
         return f"{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving; transfers in progress are cut."""
+        """Stop serving. Transfers in progress are cut."""
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5.0)
         os.close(self._wake)

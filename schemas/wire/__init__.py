@@ -1,4 +1,4 @@
-"""Messages, one module for each conversation: frozen, tagged, self-describing maps."""
+"""Frozen messages with one module for each conversation. On the wire, each is a tagged map."""
 
 from __future__ import annotations
 

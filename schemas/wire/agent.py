@@ -1,4 +1,4 @@
-"""Messages between controller and node agent: greeting, deltas down, numbered events up."""
+"""Messages between controller and node agent, which are greetings, deltas and numbered events."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of a version, in incr
 START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # causes of a version
 
 
-# --- events of workers: numbered, and stored by the agent until the controller has committed them
+# --- events of workers, which the agent numbers and stores until the controller has committed them
 
 
 class OfJournal(Message, kw_only=True):
-    """Base of messages about a job: the job's identity is its name and the journal."""
+    """Base of messages about a job, which its name and its journal identify together."""
 
     journal: str = ""  # see `GroupDelta`; the agent fills it in
 
 
 class WorkerEvent(OfJournal):
-    """Base of the events of a worker, which `version` and `rank` at its start identify."""
+    """Base of the events of a worker, identified by the `version` and `rank` of its start."""
 
     job: JobId
     version: Version
@@ -47,7 +47,7 @@ class ScriptReport(WorkerEvent):
 
 
 class WorkerReady(ScriptReport, tag="worker.ready.2"):
-    """Model, optimizer and data are on the granted device; the worker waits for its group."""
+    """Model, optimizer and data are on the granted device, and the worker waits for its group."""
 
     epoch_samples: int  # ||D||, samples of one pass over the training set
     resumed_epoch: int  # last finished epoch in the checkpoint; 0 without a checkpoint
@@ -56,7 +56,7 @@ class WorkerReady(ScriptReport, tag="worker.ready.2"):
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
-    """The worker has built everything that needs no device, and waits until the slot is free."""
+    """The worker has prepared everything that needs no device, and waits for its slot's device."""
 
 
 class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
@@ -77,14 +77,14 @@ class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
 
 
 class JoinFailed(ScriptReport, tag="worker.join_failed.1"):
-    """Group `group` could not be built; the worker continues in its current group."""
+    """Group `group` could not be built. The worker continues in its current group."""
 
     group: Version
     error: str
 
 
 class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
-    """A collective operation of group `group` failed; the worker waits for a new group."""
+    """A collective operation of group `group` failed. The worker waits for a new group."""
 
     group: Version
     error: str
@@ -113,7 +113,7 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
     """Report of a finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
 
     group: Version  # group that wrote the checkpoint
-    stated_epochs: int | None  # limit by the job file's stop rule, else by the script
+    stated_epochs: int | None  # epochs of the job file's stop rule, or else of the script
     duration_s: float
     facts: EpochFacts
 
@@ -131,7 +131,7 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
 
 
 class TrainingFinished(ScriptReport, tag="worker.training_finished.2"):
-    """The stop rule is met; the script may still evaluate or save before it exits."""
+    """The stop rule is met. The script may still evaluate or save before it exits."""
 
     reason: str
 
@@ -143,7 +143,7 @@ class SweepWorkerReady(ScriptReport, tag="sweep.worker_ready.1"):
 
 
 class UnitStarted(ScriptReport, tag="sweep.unit_started.1"):
-    """Data and state of the unit are loaded; user code starts."""
+    """Data and state of the unit are loaded, and user code starts."""
 
     attempt: int
     samples: int  # size of the partition; the same on every node
@@ -164,7 +164,7 @@ class UnitEnded(ScriptReport, tag="sweep.unit_ended.1"):
 
 
 class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
-    """The unit failed; the worker accepts the next one."""
+    """The unit failed. The worker accepts the next unit."""
 
     attempt: int
     reason: str
@@ -172,7 +172,7 @@ class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
 
 
 class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
-    """The script raised an exception; the process is about to exit."""
+    """The script raised an exception, and the process is about to exit."""
 
     error: str  # class and message of the exception, one line
     where: str  # file:line of the script's innermost frame
@@ -184,7 +184,7 @@ class WorkerExited(WorkerEvent, tag="worker.exited.1"):
 
     code: int | None  # exit status; None: killed by a signal, or unknown
     signal: int | None
-    unseen: bool = False  # status unknown, because the zygote died, too
+    unseen: bool = False  # True: the status is unknown, because the zygote died, too
     memory_limit: int | None = None  # the job's limit on the node, bytes, if it killed the worker
 
 
@@ -204,13 +204,13 @@ class JobCleared(Message, tag="worker.cleared.1"):
 
 
 class NodeHealth(Message, tag="node.health.1"):
-    """Problems that prevent the node from starting workers; sent on changes and in `Hello`."""
+    """Problems that prevent the node from starting workers, sent on changes and in `Hello`."""
 
     problems: tuple[str, ...]  # with their remedies; empty if the node can start workers
 
 
 class StepsReported(WorkerEvent, tag="worker.steps.3"):
-    """Telemetry from rank 0 of a group, about once a second; not numbered, and possibly lost."""
+    """Telemetry from rank 0 of a group, about once a second. It has no number and may be lost."""
 
     group: Version
 
@@ -224,7 +224,7 @@ class StepsReported(WorkerEvent, tag="worker.steps.3"):
     noise_scale: float | None = None  # current value, as in `EpochReported`
     cpu_cores: float | None = None  # recent mean of worker and children; None: not known yet
     sent_bytes_per_s: float | None = None  # recent mean for gradients; None: not known yet
-    # Steps of this group with this batch. `samples_per_s` is a mean over recent steps.
+    # Number of steps of this group with this batch. `samples_per_s` is a mean over recent steps.
     group_steps: int = 0  # 0: none yet
     step_times: StepTimes | None = None  # recent mean; None: not known yet
 
@@ -265,7 +265,7 @@ class Numbered(Message, tag="agent.numbered.1"):
 
 
 class Telemetry(Message, tag="agent.telemetry.3"):
-    """Telemetry of a node's workers, about once a second; not numbered, and possibly lost."""
+    """Telemetry of a node's workers, about once a second. It has no number and may be lost."""
 
     node: NodeId
     steps: StepsReported
@@ -290,7 +290,7 @@ class WorkerSeen(Message, tag="agent.worker_seen.1"):
 
 
 class Hello(Message, tag="agent.hello.1"):
-    """Agent to controller: identity, workers, and the sequence numbers of this boot's events."""
+    """Agent to controller: the identity of the node, its workers, and its event numbers."""
 
     node: NodeId
     boot: BootId
@@ -302,7 +302,7 @@ class Hello(Message, tag="agent.hello.1"):
     echo: str | None = None  # from the last `HelloRequest`; empty: none; None: older agent
     jobs: tuple[JobId, ...] = ()  # jobs with files on the node that may still run
     run_id: str = ""  # id of the run folder, renewed if its content was lost; empty: unknown
-    term: Term = Term(0)  # highest that the agent has seen
+    term: Term = Term(0)  # highest term that the agent has seen
     highest_job: int = 0  # highest number of a job with files on the node, ended or not
 
 
@@ -315,7 +315,7 @@ class Welcome(Message, tag="agent.welcome.1"):
     committed: int  # number of durable events of this boot
     log_port: int
     event_port: int
-    report_again: bool = False  # the journal lost reports: send those that the node still has
+    report_again: bool = False  # True: resend all stored reports, because the journal lost some
 
 
 class Refused(Message, tag="agent.refused.1"):
@@ -344,10 +344,10 @@ class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
 
 
 class HelloRequest(Message, tag="agent.hello_request.1"):
-    """Controller to agent: the session is unknown; send a hello."""
+    """Controller to agent: the session is unknown, so send a hello."""
 
     term: Term
-    echo: str = ""  # the hello must repeat it, as proof that the request arrived
+    echo: str = ""  # the hello must repeat this text, as proof that the request arrived
 
 
 class EventsCommitted(Message, tag="agent.events_committed.1"):
@@ -376,7 +376,7 @@ class Resent(Message, tag="agent.resent.1"):
 class GroupDelta(Message, tag="agent.group_delta.3"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
-    `group` lists all members of the job on all nodes; the agent runs those with a slot of its node.
+    `group` lists all members of the job on all nodes. The agent runs those with a slot of its node.
     It also keeps the members in `former`, which leave by themselves, or stay if the change is
     abandoned. If `group` is None and `former` is empty, no process of the job may run on the node.
     """
@@ -388,13 +388,13 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     group: Group | None
     spec: JobSpec | None  # set if `group` is
     snapshot: str = ""  # SHA-256 of the working directory's archive, set if `group` is
-    forget: bool = False  # the job ended: delete its folder once its logs are stored
+    forget: bool = False  # True: the job ended, so delete its folder once its logs are stored
     kind: str = START  # cause of this version: start, join, recover or suspend
     former: tuple[Member, ...] = ()  # members of the previous group, until the change is settled
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
     source: Rank | None = None  # recover: all members copy this rank's state; None: equal states
     user: str = ""  # owner of the job, set if `group` is; empty: older controller
-    journal: str = ""  # id of the journal in which the job was accepted; with `job` its identity
+    journal: str = ""  # id of the journal that accepted the job; identifies it together with `job`
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):

@@ -1,4 +1,4 @@
-"""Messages between client and controller: every request has exactly one reply.
+"""Messages between client and controller. Every request has exactly one reply.
 
 A request has the frames [correlation id (1 to 32 bytes), message]; the reply repeats the id.
 Admins also manage the list of keys with these messages. A secret key is never sent.
@@ -22,7 +22,7 @@ Public = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 class AddKey(Message, tag="keys.add.1"):
-    """Authorise the owner of a key to connect; idempotent."""
+    """Authorise the owner of a key to connect. The request is idempotent."""
 
     public: Public  # Z85
     name: str  # name of the owner: a person or a node
@@ -53,12 +53,12 @@ class KeyInfo(Message, tag="keys.key.1"):
     expires: Seconds | None = None
     state: str = "valid"  # valid, expired or revoked
     kept: str = "online"  # file: listed in authorised.toml; online: added over this port
-    by: str = ""  # who last added or revoked the key over this port
+    by: str = ""  # user who last added or revoked the key over this port
     at: Seconds | None = None  # time of that change
 
 
 class Keys(Message, tag="keys.keys.1"):
-    """Reply to `AddKey` and `RevokeKey` with the changed keys, to `ListKeys` with a page."""
+    """Reply with the changed keys (`AddKey`, `RevokeKey`) or a page of keys (`ListKeys`)."""
 
     keys: tuple[KeyInfo, ...]
     next: str = ""  # cursor of the next page; empty: last page
@@ -72,7 +72,7 @@ class GetCluster(Message, tag="client.get_cluster.1"):
 
 
 class PutSnapshot(Message, tag="client.put_snapshot.1"):
-    """Upload a piece of the archive of a working directory; pieces must arrive in order."""
+    """Upload a piece of the archive of a working directory. Pieces must arrive in order."""
 
     digest: str  # SHA-256 of the archive, hexadecimal
     offset: Position
@@ -102,7 +102,7 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """Override the number of slots and the batch by hand; the policy no longer changes them.
+    """Override the number of slots and the batch by hand. The policy no longer changes them.
 
     A field that is left out keeps the value of an earlier override, or its current value.
     """
@@ -114,13 +114,13 @@ class ResizeJob(Message, tag="client.resize_job.1"):
 
 
 class PauseJob(Message, tag="client.pause_job.1"):
-    """Override the policy by hand: write a checkpoint, and release all slots until `ResumeJob`."""
+    """Pause a job by hand. It writes a checkpoint and has no slots until `ResumeJob`."""
 
     job: JobId
 
 
 class ResumeJob(Message, tag="client.resume_job.1"):
-    """End a pause; with `auto`, also return the job to the policy's control."""
+    """End a pause. With `auto`, also return the job to the policy's control."""
 
     job: JobId
     auto: bool = False
@@ -132,14 +132,14 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     ended: bool = False  # include ended jobs
     states: tuple[
         str, ...
-    ] = ()  # only jobs in these states, ended ones included regardless of `ended`
+    ] = ()  # only jobs in these states; ended states are included regardless of `ended`
     user: str = ""  # only jobs of this user
     name: str = ""  # NAME, NAME-N, or a pattern such as `lr-*`
     cursor: str = ""  # `next` of the previous page
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """Request all data about a job, page by page; wait up to `wait_s` for the end of the job."""
+    """Request a page of all data about a job. Wait up to `wait_s` for the end of the job."""
 
     job: JobId
     wait_s: float = 0.0
@@ -147,7 +147,7 @@ class GetJob(Message, tag="client.get_job.1"):
 
 
 class WaitJob(Message, tag="client.wait_job.1"):
-    """Request the state of a job; wait up to `wait_s` for the end of the job."""
+    """Request the state of a job. Wait up to `wait_s` for the end of the job."""
 
     job: JobId
     wait_s: float = 0.0
@@ -171,14 +171,14 @@ class ListNodes(Message, tag="client.list_nodes.1"):
 
 
 class DrainNode(Message, tag="client.drain_node.1"):
-    """Empty a node: its jobs move or wait, and no new ones start there. Reply: `Nodes`.
+    """Empty a node. Its jobs move or wait, and no new jobs start there. Reply: `Nodes`.
 
     A repeated request replaces the reason and the deadline.
     """
 
     node: NodeId
     reason: str = ""
-    within_s: float | None = None  # then the remaining jobs are stopped and wait; None: never
+    within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
 
 
 class UndrainNode(Message, tag="client.undrain_node.1"):
@@ -215,7 +215,7 @@ class GetLedger(Message, tag="client.get_ledger.1"):
 
 
 class ReadEvents(Message, tag="client.read_events.1"):
-    """Request feed events from `from_seq` on; if there is none, wait for one up to `wait_s`."""
+    """Request feed events from `from_seq` on. If there is none, wait for one up to `wait_s`."""
 
     from_seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 1
     limit: int = 1000
@@ -243,7 +243,7 @@ class Cluster(Message, tag="client.cluster.1"):
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):
-    """The controller has stored the first `size` bytes, or all if this is the total size."""
+    """The controller has stored the first `size` bytes of the archive."""
 
     digest: str
     size: int
@@ -254,7 +254,7 @@ class JobAccepted(Message, tag="client.job_accepted.1"):
 
     job: JobId
     state: str
-    notes: tuple[str, ...] = ()  # what the job file lacks for the policy, and its replacement
+    notes: tuple[str, ...] = ()  # what the policy needs but the job file lacks, and the fallback
 
 
 class JobChecked(Message, tag="client.job_checked.1"):
@@ -333,7 +333,7 @@ class Change(Message, tag="client.change.2"):
 
 
 class Size(Message, tag="client.size.1"):
-    """Slots and batch of a job; without slots, the job waits."""
+    """Slots and batch of a job. A job without slots waits."""
 
     slots: tuple[SlotId, ...] = ()
     batch: int = 0  # global, samples per step
@@ -363,8 +363,8 @@ class EpochInfo(EpochFacts, frozen=True, kw_only=True):
     time: Seconds
     slots: int = 0  # number of slots of the group that reported the epoch
     nodes: int = 0
-    whole: bool = False  # one group trained the entire epoch
-    beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
+    whole: bool = False  # True: one group trained the entire epoch
+    beside: tuple[NodeCrowd, ...] | None = None  # one per node; None: they changed in the epoch
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
@@ -388,7 +388,7 @@ class PromiseInfo(Message, tag="client.promise_info.1"):
     """A policy's forecast of the end of a job."""
 
     time: Seconds  # time of the forecast
-    end: Seconds  # end of the job, as forecast
+    end: Seconds  # forecast end of the job
 
 
 class JobDetail(Message, tag="client.job_detail.3"):
@@ -428,7 +428,7 @@ class SearchInfo(Message, tag="client.search_info.1"):
     """Reply to GetSearch."""
 
     policy: str
-    running: bool  # the search process replies; True for policies without such a process
+    running: bool  # True if the search process replies, or if the policy has no such process
     restarts: int = 0
     plans: int = 0  # plans accepted since this controller started
     generations: int = 0
@@ -464,7 +464,7 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None = None  # partition of the current visit
     slot: SlotId | None = None  # slot of the current visit
     partitions_left: int = 0  # partitions still to visit in this epoch
-    metrics: tuple[dict[str, float], ...] = ()  # of own epochs; only late ones if very many
+    metrics: tuple[dict[str, float], ...] = ()  # of own epochs; only the latest if there are many
     first_epoch: int = 1  # epoch of the first entry in `metrics`
     best_score: float | None = None  # over the trial's own epochs, as reported
     best_epoch: int = 0  # first epoch with this score; 0: none
@@ -482,7 +482,7 @@ class SweepDetail(Message, tag="client.sweep_detail.2"):
     best: int | None = None  # number of the best trial
     best_score: float | None = None  # as reported: the largest, or the smallest with mode min
     units_done: int = 0
-    units_repeated: int = 0  # repeated because a worker or states were lost
+    units_repeated: int = 0  # units repeated because a worker or states were lost
     units_left: int = 0  # units that are granted now, or certainly will be
     unit_s: float | None = None  # recent mean duration of a unit
     expected_end: Seconds | None = None
@@ -500,7 +500,7 @@ class SweepChanged(Message, tag="client.sweep_changed.1"):
 
 
 class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid unit: the training of one trial over one partition."""
+    """A valid unit, which is the training of one trial over one partition."""
 
     trial: int  # trial to which the unit belongs
     values_of: int  # trial whose values and random seeds were used: `trial`, or a parent

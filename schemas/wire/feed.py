@@ -1,7 +1,7 @@
 """Messages of the feed and of the log relay.
 
-The feed publishes state changes as hints; the journal is authoritative. Bulk data has its own
-sockets: they carry logs and sample records up, snapshots down, and output to followers.
+The feed publishes state changes as hints. The journal is authoritative. Bulk data has its own
+sockets, for logs and sample records from agents, snapshots to agents, and output to followers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LogHello(Message, tag="logs.hello.1"):
 
 
 class LogChunk(Message, tag="logs.chunk.1"):
-    """Agent to relay: bytes of a worker's file from `offset` on; complete lines, if they fit."""
+    """Agent to relay: bytes of a worker's file from `offset` on, complete lines if they fit."""
 
     job: JobId
     version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
@@ -68,7 +68,7 @@ class LogEnded(Message, tag="logs.ended.1"):
 
 
 class LogStored(Message, tag="logs.stored.1"):
-    """Relay to agent: `size` bytes are stored; the agent may send `credit` bytes beyond them."""
+    """Relay to agent: `size` bytes are stored, and the agent may send `credit` more bytes."""
 
     job: JobId
     version: Version
@@ -81,7 +81,7 @@ class LogStored(Message, tag="logs.stored.1"):
 
 
 class ReadLog(Message, tag="logs.read.1"):
-    """Follower to relay: request a page of output; the reply is delayed while the page is empty."""
+    """Follower to relay: request a page of output. While it is empty, the reply is delayed."""
 
     job: JobId
     stream: Stream = LOG

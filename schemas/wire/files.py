@@ -1,4 +1,4 @@
-"""Messages about files of a job: lists, pieces, and the states of a sweep's models.
+"""Messages about files of a job, which are lists, pieces, and the states of a sweep's models.
 
 A client sends requests to the log relay, which forwards them to the agent over port 7701. The
 agent replies over port 7704, the bulk port, so that orders and events are not delayed. States are
@@ -71,7 +71,7 @@ class AskPiece(Message, tag="files.ask_piece.1"):
 
 
 class FileList(Message, tag="files.files.1"):
-    """Reply to AskFiles; the relay forwards it as the reply to ListFiles."""
+    """Reply to AskFiles. The relay forwards it as the reply to ListFiles."""
 
     request: str
     files: tuple[FileInfo, ...]
@@ -82,7 +82,7 @@ class FileList(Message, tag="files.files.1"):
 
 
 class FilePiece(Message, tag="files.piece.1"):
-    """Reply to AskPiece; the relay forwards it as the reply to ReadFile."""
+    """Reply to AskPiece. The relay forwards it as the reply to ReadFile."""
 
     request: str
     offset: Position
@@ -113,8 +113,8 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 class AskState(Message, tag="states.ask.1"):
     """Request the bytes of a state file from `offset` on.
 
-    The digest proves the right to read the state: the controller sends it only to processes that
-    need the state.
+    The digest proves the right to read the state, because the controller sends it only to processes
+    that need the state.
     """
 
     job: JobId

@@ -1,4 +1,4 @@
-"""Messages of controller, node agent and sweep worker: units of a sweep, locations of states."""
+"""Messages of controller, node agent and sweep worker about units and locations of states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.wire import Message
 
 
 class StateRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a trial after `version` visits, at least one."""
+    """The state of a trial after `version` visits. There was at least one visit."""
 
     trial: int
     version: int
@@ -18,7 +18,7 @@ class StateRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that serves a state: a worker with the state in memory, or the agent of a node."""
+    """A process that serves a state, either a worker that has it in memory or a node's agent."""
 
     node: NodeId
     address: str  # HOST:PORT
@@ -40,7 +40,7 @@ class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state that must be on the node's disk; the agent fetches the state if it is missing."""
+    """A state that must be on the node's disk. The agent fetches the state if it is missing."""
 
     state: StateRef
     sources: tuple[StateSource, ...]
@@ -79,7 +79,7 @@ class StateCopied(Message, tag="sweep.state_copied.1"):
 
 
 class StateNotCopied(Message, tag="sweep.state_not_copied.2"):
-    """A wanted state could not be fetched or stored; the next delta causes another attempt."""
+    """A wanted state could not be fetched or stored. The next delta causes another attempt."""
 
     job: JobId
     trial: int
@@ -88,6 +88,6 @@ class StateNotCopied(Message, tag="sweep.state_not_copied.2"):
 
 
 class UnitTask(Message, tag="worker.unit_task.1"):
-    """Agent to sweep worker: the unit to train now; sent again whenever the worker greets."""
+    """Agent to sweep worker: the unit to train now. It is sent again when the worker greets."""
 
     unit: UnitOrder

@@ -33,7 +33,7 @@ ZYGOTE_TITLE: Final = "ones: zygote"  # process title, followed by the path of t
 
 
 class Assignment(Message, tag="worker.assignment.3"):
-    """Orders for one worker: a file in its folder, written by the agent before the fork."""
+    """Orders for one worker, which the agent writes into the worker's folder before the fork."""
 
     job: JobId
     version: Version
@@ -44,8 +44,8 @@ class Assignment(Message, tag="worker.assignment.3"):
     workdir: str  # the extracted snapshot
     checkpoints: str  # the job's checkpoint folder
     socket: str  # the agent's ipc address
-    env: dict[str, str]  # in addition to the zygote's
-    address: str = "127.0.0.1"  # for workers on other nodes, to reach this worker
+    env: dict[str, str]  # variables in addition to the zygote's
+    address: str = "127.0.0.1"  # address at which workers on other nodes reach this worker
     kind: str = START  # join: the job is training, and its members hand over the state
     granted: bool = True  # the slot's device is free; False: `SlotGranted` follows
     states: str = ""  # folder of a sweep's states on the node
@@ -110,7 +110,7 @@ class LetGo(Message, tag="zygote.let_go.1"):
     """Agent to zygote: release a held worker."""
 
     folder: str
-    error: str = ""  # why the worker must not start; the process then exits
+    error: str = ""  # reason why the worker must not start and the process must exit
 
 
 class Forked(Message, tag="zygote.forked.1"):

@@ -1,1 +1,1 @@
-"""Handlers of inputs: free functions, one module for each subject."""
+"""Handlers of inputs. They are free functions in one module for each subject."""

@@ -36,7 +36,7 @@ from schemas.wire.feed import Detail
 
 
 def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
-    """Start the drain of a node; a second request replaces the reason and the deadline."""
+    """Start the drain of a node. A second request replaces the reason and the deadline."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
@@ -64,7 +64,7 @@ def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> No
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
-    """Stop the remaining workers of a draining node at its deadline; their jobs leave the node."""
+    """Stop the remaining workers of a draining node at its deadline. Their jobs leave the node."""
     node = ctx.state.nodes.get(event.node)
     drain = node.drain if node is not None else None
     if node is None or drain is None or not _expired(drain, ctx.now):
@@ -77,7 +77,7 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
 
 
 def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
-    """Do nothing: `reconcile_all`, which follows every input, retries the change."""
+    """Do nothing, because `reconcile_all`, which follows every input, retries the change."""
 
 
 # --- execution of drains

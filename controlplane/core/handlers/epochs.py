@@ -1,9 +1,9 @@
 """Handlers of finished epochs and finished trainings.
 
-A report is late if the group that trained the epoch was lost: its node or the network was down, and
-the node reports the epoch after its return. The epoch is finished and its checkpoint is durable. A
-late epoch is recorded if the job continued from its checkpoint, in new processes or in survivors of
-the group. It is ignored if the group trained on although another group had replaced it.
+A report is late if the group that trained the epoch was lost because a node or the network was
+down, and the node reports the epoch after its return. The epoch is finished, and its checkpoint is
+durable. A late epoch is recorded if the job continued from that checkpoint, in new processes or in
+survivors of the group. It is ignored if the group trained on after another group had replaced it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def on_epoch_reported(
     """Handle a finished epoch with a durable checkpoint, unless it is already recorded.
 
     If the worker is not in the job's group any more (`by_member` is False), the report may be late.
-    It advances a paused job. A starting job keeps the report until the start epoch is known, a
-    running job until its next epoch.
+    A late report advances a paused job. A starting job keeps the report until its start epoch is
+    known, and a running job keeps it until the next epoch.
     """
     progress, group = job.progress, job.group
     if event.epoch in progress.missing_epochs:
@@ -67,7 +67,7 @@ def _record_next_epoch(ctx: HandlerContext, job: Job, group: Group, event: Epoch
     if whole:
         _measure_speed(ctx, job, event)
     others = _other_jobs(ctx, job, group)
-    beside = _node_crowds(group, others)  # without jobs that started and left within the epoch
+    beside = _node_crowds(group, others)  # omits jobs that started and left within the epoch
     unchanged = whole and beside == progress.beside and _trained_since(others, progress.epoch_at)
     _record_held_epochs(ctx, job, event)
     _update_progress(progress, event, ctx.now)
@@ -98,7 +98,7 @@ def _epoch_info(
     whole: bool = False,
     beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
-    """Return the history entry of a reported epoch; `group` is None if the group is unknown."""
+    """Return the history entry of a reported epoch. `group` is None if the group is unknown."""
     slots = [member.slot for member in group.members] if group is not None else []
     facts = msgspec.structs.replace(
         event.facts, noise_scale=_noise_scale(event), step_times=plausible_times(event.facts)
@@ -116,7 +116,7 @@ def _epoch_info(
 def on_training_finished(
     _ctx: HandlerContext, job: Job, _: Worker, event: TrainingFinished
 ) -> None:
-    """Record that the stop rule is met; the script may still evaluate or save before it exits."""
+    """Record that the stop rule is met. The script may still evaluate or save before it exits."""
     if isinstance(job.status, Starting | Running | Rescaling):
         job.status.script.finished = event.reason
 
@@ -205,7 +205,7 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def _noise_scale(event: EpochReported) -> float | None:
-    """Return the script's own metric `noise_scale` if it is valid, else the measured one."""
+    """Return the script's own metric `noise_scale` if it is valid, else the measured scale."""
     facts = event.facts
     return first_valid_noise_scale(facts.metrics.get("noise_scale"), facts.noise_scale)
 
@@ -218,7 +218,7 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
     progress.epoch_at, progress.epoch_step = now, facts.step
     progress.stated_epochs = event.stated_epochs
     noise_scale = _noise_scale(event)
-    if noise_scale is not None:  # smoothed: a group's first measurements are rough
+    if noise_scale is not None:  # smoothed, because a group's first measurements are rough
         before = progress.noise_scale or noise_scale
         progress.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
         progress.noise_epochs += 1
@@ -245,8 +245,8 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
 
     Args:
         epoch: last finished epoch according to the worker's checkpoint. This may be later than the
-            last recorded epoch, if the same group or its successor finished epochs that are not
-            reported.
+            last recorded epoch, if the same group or its successor finished epochs without
+            reporting them.
     """
     progress, point = job.progress, job.progress.checkpoint
     if point is not None and epoch > point.epoch:
@@ -260,7 +260,7 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
 
 
 def _may_belong(job: Job, event: EpochReported) -> bool:
-    """True if the job may continue from this epoch, or may have done so in a recovery."""
+    """True if the job might continue from this epoch, or has continued from it in a recovery."""
     progress, status = job.progress, job.status
     if event.epoch <= progress.epoch:
         return False

@@ -30,7 +30,7 @@ from schemas.wire.feed import Detail
 
 
 def grant_reserved_slot(ctx: HandlerContext, slot: SlotId) -> None:
-    """Give a slot that has no owner any more to the worker that was prepared for it, if any."""
+    """Give a slot without an owner to the worker that was prepared for the slot, if any."""
     index = ctx.state.slot_index
     reservation = index.reservations().get(slot)
     if reservation is not None and slot not in index.owners():
@@ -104,7 +104,7 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
 
 
 def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
-    """Mark workers that were called off before they started as exited; no exit will be reported.
+    """Mark workers as exited that were called off before they started and will report no exit.
 
     The node has no process of the job that is older than `event.version`, except members of the
     job's group. A worker with a process id has started, so its exit will be reported separately.
@@ -222,5 +222,5 @@ def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
 
 
 def _is_switching(change: Rescale | None) -> bool:
-    """True while the group switches; members that the change removes may exit meanwhile."""
+    """True while the group switches. Members that the change removes may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING

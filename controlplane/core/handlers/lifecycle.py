@@ -59,7 +59,7 @@ def _is_finished(state: State, job: Job) -> bool:
 
 
 def remove_leaving(ctx: HandlerContext) -> None:
-    """Remove the jobs that are scheduled to leave; call this before an input is handled."""
+    """Remove the jobs that are scheduled to leave. Call this before an input is handled."""
     state = ctx.state
     names, state.leaving_jobs = list(state.leaving_jobs), {}
     for name in names:
@@ -81,7 +81,7 @@ def remove_leaving(ctx: HandlerContext) -> None:
 
 
 def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Remove a sweep from the state; write its history to a record."""
+    """Remove a sweep from the state, and write its history to a record."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
     last = {node: desired_sweep(state, job, sweep, node) for node in sweep.notified_nodes}
@@ -155,7 +155,7 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
 
 
 def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
+    """Handle a failure of the script. Retry after a pause, or end the job if no retry is left.
 
     A job whose batch did not fit a slot is retried with a smaller batch, without counting a
     failure. `reason` is shown to users, followed by the consequence.
@@ -240,7 +240,7 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
-    """Order every worker of the job to stop; return the nodes that must be notified."""
+    """Order every worker of the job to stop. Return the nodes that must be notified."""
     ctx.conclude(job, outcome)
     job.version = job.next_version
     if job.group is not None:
@@ -274,7 +274,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
 
     Args:
         snapshot: digest of the stored archive of the job's working directory.
-        project: its members see the job; if empty, only the user sees the job.
+        project: project whose members see the job. If it is empty, only the user sees the job.
     """
     state = ctx.state
     state.jobs_accepted += 1
@@ -299,9 +299,9 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
 
 
 def record_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
-    """Record the problems that keep a node from starting workers; an empty tuple clears them.
+    """Record the problems that keep a node from starting workers. An empty tuple clears them.
 
-    While a node has problems, no new workers are started there; running workers continue.
+    While a node has problems, no new workers are started there. Running workers continue.
     """
     if problems == node.problems:
         return

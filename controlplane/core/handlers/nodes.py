@@ -28,13 +28,13 @@ from schemas.wire.agent import WorkerExited, WorkerSeen
 from schemas.wire.feed import Detail
 
 FORMER_BOOTS: Final = 8
-LOST_VERSIONS: Final = 1000  # versions of a job that a journal may have lost
+LOST_VERSIONS: Final = 1000  # maximum number of versions of a job that a journal may have lost
 MAX_DIGITS: Final = 18
 LOST_JOBS: Final = 1_000_000  # numbers of jobs that a hello may skip
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """Begin the term of a new controller; every node has to greet this controller again."""
+    """Begin the term of a new controller. Every node has to greet this controller again."""
     state = ctx.state
     state.term, state.journal = event.term, event.journal
     state.jobs_accepted = max(state.jobs_accepted, event.jobs)
@@ -82,9 +82,9 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
 
 
 def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -> None:
-    """Refuse new jobs if a node knows inputs that the journal lacks, until an admin accepts it.
+    """Refuse new jobs if a node knows inputs that the journal lost, until an admin accepts this.
 
-    Numbers of jobs that the node names are not given again.
+    Job numbers that the node names are not used again.
     """
     state, accepted, known = ctx.state, ctx.state.jobs_accepted, node.committed
     names = [*(seen.job for seen in event.workers), *event.jobs]
@@ -104,13 +104,13 @@ def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -
 
 
 def _number(name: JobId) -> int:
-    """Return the number of a job that an agent named; 0 if the name has none."""
+    """Return the number of a job that an agent named, or 0 if the name has no number."""
     tail = name.rpartition("-")[2]
     return int(tail) if tail.isdecimal() and len(tail) < MAX_DIGITS else 0
 
 
 def _journal_of(state: State, job: JobId) -> str | None:
-    """Return the id of the journal in which a job was accepted; None for an unknown job."""
+    """Return the id of the journal in which a job was accepted, or None for an unknown job."""
     known = state.jobs.get(job) or state.left_jobs.get(job)
     return known.journal if known is not None else None
 
@@ -120,7 +120,7 @@ def _reconcile(
 ) -> Container[JobId]:
     """Compare the workers on a node with the desired ones, and send the node its desired state.
 
-    Returns the jobs whose desired state was sent.
+    Return the jobs whose desired state was sent.
     """
     state = ctx.state
     found_there = {worker_id(s.job, s.version, s.rank): s for s in seen}
@@ -158,7 +158,7 @@ def _restart_if_changed(ctx: HandlerContext, seen: WorkerSeen) -> None:
 
 
 def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
-    """Send a node its desired state of these jobs; of an ended job, the node should run nothing."""
+    """Send a node its desired state of these jobs. It should run nothing of an ended job."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
@@ -167,10 +167,10 @@ def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> No
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
-    """Handle a worker that is missing on its node: if the worker has started, it has exited.
+    """Handle a worker that is missing on its node. If the worker had started, it has exited.
 
-    A worker without any report has not started; its order, or its cancellation, is sent again. But
-    if the node lost its folders, such a worker may have run without a trace, so it counts as
+    A worker without any report has not started, so its order or its cancellation is sent again. But
+    if the node lost its folders, such a worker may have run without a trace, so it is treated as
     exited.
     """
     unreported = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
@@ -193,7 +193,7 @@ def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
-    """Mark a node as suspect after some silence; no new workers are started on it."""
+    """Mark a node as suspect after some silence. No new workers are started on it."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
@@ -201,7 +201,7 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
-    """Mark a node as lost after a long silence; its jobs continue without this node."""
+    """Mark a node as lost after a long silence. Its jobs continue without this node."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
@@ -219,7 +219,7 @@ def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
-    """Mark a failed input as handled in its node's stream; ignore inputs of other boots."""
+    """Mark a failed input as handled in its node's stream. Ignore inputs of other boots."""
     node = ctx.state.nodes.get(event.node) if event.node else None
     if node is not None and node.boot == event.boot:
         node.committed = max(node.committed, event.seq)

@@ -1,4 +1,4 @@
-"""Handlers of manual overrides: bring each job to the size that an operator ordered for it.
+"""Handlers of manual overrides, which bring each job to the size that an operator ordered.
 
 A job gets the ordered slots when they are available.
 """
@@ -43,7 +43,7 @@ RESERVATION_S: Final = 60.0  # free slots are withheld from policies for so long
 
 
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
-    """Override the size of a job; fields that are None keep the values of an earlier override.
+    """Override the size of a job. Fields that are None keep the values of an earlier override.
 
     An order for 0 slots pauses the job. An ended job is left alone.
 
@@ -69,7 +69,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """Order a job to give up all of its slots; an ended job is left alone.
+    """Order a job to give up all of its slots. An ended job is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -248,7 +248,7 @@ def _trade_places(ctx: HandlerContext, naming: Container[JobId]) -> None:
 
 
 def _mover(job: Job) -> Mover | None:
-    """Return the move of a running job that waits for the slots named in its order, else None."""
+    """Return the move of a running job to the slots named in its order, or None if it has none."""
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
@@ -369,7 +369,7 @@ def _more_slots(count: int) -> str:
 def _slots_to_add(
     index: SlotIndex, job: Job, override: ManualOverride, current: list[SlotId], size: int
 ) -> tuple[list[SlotId], list[SlotId]]:
-    """Return the slots that the job needs in addition, and those of them that are not available.
+    """Return the slots that the job needs in addition, and which of them are not available.
 
     If the order names no slots, return free slots nearby, then slots that their owners are leaving.
     """
@@ -447,7 +447,7 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
 
 
 def _nearby_slots(free: list[SlotId], current: Sequence[SlotId], size: int) -> list[SlotId]:
-    """Return up to `size` free slots: the job's nodes first, then nodes with most free slots."""
+    """Return up to `size` free slots, first on the job's nodes, then on nodes with most of them."""
     own = Counter(node_of(slot) for slot in current)
     room = Counter(node_of(slot) for slot in free)
     position = {slot: place for place, slot in enumerate(free)}

@@ -2,7 +2,7 @@
 
 Entries of a plan that still fit the state become starts, changes and pauses. In a swap, running
 jobs trade slots: one job yields its slots, the other jobs move, and the yielding job moves last.
-Every move is an ordinary group change: a newcomer is prepared while the owner of its slot still
+Every move is an ordinary group change. A newcomer is prepared while the owner of its slot still
 runs, and gets the slot when the owner has exited. A job that has to pause trains until the workers
 for its slots are prepared. A swap only records the intention, which is checked after every input.
 If anything else happens to its jobs, the swap is dropped. The jobs then stay where they are, and
@@ -36,10 +36,10 @@ MAX_PAUSE_WAIT_S: Final = 300.0  # longest time that a pause waits for newcomers
 
 
 def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
-    """Start a swap of running jobs; `reconcile_all` orders its steps.
+    """Start a swap of running jobs. `reconcile_all` orders its steps.
 
-    The jobs must not be in another swap. Returns False, without any change, if the swap is
-    impossible.
+    The jobs must not be in another swap. If the swap is impossible, change nothing and return
+    False.
     """
     if _broken(ctx, swap):
         return False
@@ -52,7 +52,7 @@ def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Order the next steps of every swap; remove swaps that are done or broken."""
+    """Order the next steps of every swap. Remove swaps that are done or broken."""
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:
@@ -72,7 +72,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
-    """Cancel starts and growths that wait for slots of the swap which will not become free."""
+    """Cancel starts and growths that wait for those slots of the swap that will not become free."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
@@ -99,7 +99,7 @@ def _touch(ctx: HandlerContext, swap: Swap) -> None:
 
 
 def _broken(ctx: HandlerContext, swap: Swap) -> str:
-    """Return the reason why a swap must be dropped; empty if the swap can continue."""
+    """Return the reason why a swap must be dropped, or "" if the swap can continue."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
@@ -109,7 +109,7 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
 
 
 def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Return the reason why a job cannot take part in a swap any more; empty if it can."""
+    """Return the reason why a job cannot take part in a swap any more, or "" if it can."""
     interim = swap.yields.get(job.job)
     pauses = interim is not None and interim.mode is YieldMode.PAUSE and job.job in swap.yielded
     change = job.change
@@ -135,7 +135,7 @@ def _matches_override(override: ManualOverride, target: Mapping[SlotId, int]) ->
 
 
 def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Return a text about a target or current slot that was lost or taken; empty if none was."""
+    """Return a text about a target or current slot that was lost or taken, or "" if none was."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
@@ -150,7 +150,7 @@ def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 
 
 def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
-    """Order steps until none is possible; the step of one job may allow a step of another job."""
+    """Order steps until none is possible. The step of one job may allow a step of another job."""
     while any(_order_step(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
         _pause(ctx, ctx.state.jobs[name], swap) for name in swap.yields
     ):
@@ -158,7 +158,7 @@ def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
 
 
 def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """Order the next step of a job; return False if the job has to wait or is at its target."""
+    """Order the next step of a job. Return False if the job has to wait or is at its target."""
     target, interim = swap.targets[job.job], swap.yields.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
@@ -184,7 +184,7 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Pause a job that yields by a pause, once the workers for its slots wait for nothing else.
 
-    Returns False if no pause was ordered.
+    Return False if no pause was ordered.
     """
     interim, group = swap.yields[job.job], job.group
     if interim.mode is not YieldMode.PAUSE or job.job in swap.yielded or group is None:
@@ -218,7 +218,7 @@ def _change(
 ) -> bool:
     """Order a change to these slots, or first to the union of these and the current slots.
 
-    Returns True if a change was ordered.
+    Return True if a change was ordered.
     """
     current = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in placed if slot not in current]
@@ -281,7 +281,7 @@ def _without_speed(reason: Reason) -> Reason:
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
-    """Carry out the entries of a plan that fit; request another plan if some entries do not fit.
+    """Carry out the entries of a plan that fit. Request another plan if some entries do not fit.
 
     A plan without search statistics is not announced.
     """
@@ -327,7 +327,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
-    """Record a promised end; the first promise stays, later ones only update the expected end."""
+    """Record a promised end. The first promise stays. Later ones only update the expected end."""
     ctx.state.job_counters.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)

@@ -1,4 +1,4 @@
-"""Handlers of failed changes and lost members: abandon a change, or recover with the survivors.
+"""Handlers of failed changes and lost members, which abandon a change or recover the group.
 
 A recovery is a change without newcomers. The survivors quiesce and report their positions, form a
 new group, and all take the state of the survivor that is furthest ahead.
@@ -38,7 +38,7 @@ STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str) -> None:
-    """Abandon the change of a job, if any; the current group continues."""
+    """Abandon the change of a job, if any. The current group continues."""
     status = job.status
     if not isinstance(status, Rescaling):
         return
@@ -65,7 +65,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str)
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
-    """Abandon changes of other jobs that wait for slots which the members of `group` keep."""
+    """Abandon changes of other jobs if they wait for slots that the members of `group` keep."""
     kept = {member.slot for member in group.members}
     waiting = [
         job for slot, (job, _) in ctx.state.slot_index.reservations().items() if slot in kept
@@ -76,7 +76,7 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
-    """Delay the job's next change, because changes may be the cause of the failure."""
+    """Delay the job's next change, because changes might have caused the failure."""
     job.attempts.changes += 1
     job.attempts.next_change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
 
@@ -85,7 +85,7 @@ def _back_off(ctx: HandlerContext, job: Job) -> None:
 
 
 def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Start the recovery of a job that lost a member: order the survivors to quiesce.
+    """Start the recovery of a job that lost a member, and order the survivors to quiesce.
 
     The job restarts from its checkpoint instead if it is starting, if no worker has the state, or
     after `MAX_RECOVERIES` recoveries in a row. A job without a group is left alone.
@@ -123,7 +123,7 @@ def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
 def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], reason: str
 ) -> Rescale:
-    """Record the order of a recovery with the survivors as the next group; return the recovery."""
+    """Record the order of a recovery with the survivors as the next group. Return the recovery."""
     before, version = job.version, job.next_version
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
@@ -157,7 +157,7 @@ def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
 
 
 def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) -> None:
-    """Record the position of a survivor; ignore late reports for another group."""
+    """Record the position of a survivor. Ignore late reports for another group."""
     change = job.change
     if change is None or change.phase is not RescalePhase.QUIESCING:
         return
@@ -231,7 +231,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 
 def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, reason: str) -> None:
-    """Fail the job if its script raised, even if a process is still alive; otherwise restart it."""
+    """Fail the job if its script raised, even if a process still lives. Otherwise restart it."""
     if status.script.error:
         fail(ctx, job, status.script.error)
     else:
@@ -257,7 +257,7 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
-    """Abandon a change that took too long, or recover or restart its job; ignore ended changes."""
+    """Abandon a change that took too long, or recover or restart its job. Ignore ended changes."""
     job = ctx.state.jobs.get(event.job)
     status = job.status if job is not None else None
     if job is None or not isinstance(status, Rescaling):
@@ -290,9 +290,9 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
 
 
 def lose_node(ctx: HandlerContext, job: Job, node: NodeId, reason: str) -> None:
-    """Continue a job without a lost or drained node; order its workers on the node to stop.
+    """Continue a job without a lost or drained node. Order its workers on the node to stop.
 
-    The processes on a lost node may live on.
+    The processes on a lost node may still be running.
     """
     on_node = [
         worker

@@ -56,7 +56,7 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended) -> None:
-    """Pause a job whose state is saved in a checkpoint; all of its workers are about to exit."""
+    """Pause a job whose state is saved in a checkpoint. All of its workers are about to exit."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -121,7 +121,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
 def _handle_worker_report(
     ctx: HandlerContext, node: Node, job: Job | None, report: WorkerEvent
 ) -> None:
-    """Handle a report about one worker; ignore a report about a worker on another node.
+    """Handle a report about one worker. Ignore a report about a worker on another node.
 
     For an unknown worker, only exits, refusals and finished epochs are handled.
     """
@@ -142,7 +142,7 @@ def _handle_worker_report(
 
 
 def _is_new(worker: Worker, report: WorkerEvent) -> bool:
-    """Return True unless the report is a repetition; record the report as handled."""
+    """Return True unless the report is a repetition. Record the report as handled."""
     if not isinstance(report, ScriptReport):
         return True
     new = report.index > worker.reports
@@ -179,7 +179,7 @@ def record_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> N
 
 
 def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
-    """Record that a worker is ready; if all workers are, order the group to form or to switch."""
+    """Record that a worker is ready. If all workers are, order the group to form or to switch."""
     if worker.phase is WorkerPhase.ORDERED:
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
     if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
@@ -197,12 +197,12 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
-    """Record that a newcomer is prepared and now waits for its slot; see `handlers.plans`."""
+    """Record that a newcomer is prepared and waits for its slot, as `handlers.plans` describes."""
     worker.awaits_slot = True
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
-    """Record that a worker trains in a group; recover the job if this group was abandoned."""
+    """Record that a worker trains in a group. Recover the job if this group was abandoned."""
     if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.group_version, worker.group_first_step = event.group, event.step

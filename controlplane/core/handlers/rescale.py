@@ -1,4 +1,4 @@
-"""Handlers of group changes during training: newcomers join, members leave, the batch changes.
+"""Handlers of group changes during training, with joins, leaves and new batches.
 
 The change is the "shadow join" of ONES section 3.3: newcomers are prepared while the old group
 trains, and all members switch to the new group at one agreed step.
@@ -41,13 +41,13 @@ def order_change(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Order a change of a running job to these slots and local batches; ignore any other job.
+    """Order a change of a running job to these slots and local batches. Ignore other jobs.
 
     A move that both adds and removes slots takes two changes. The caller first orders the union of
     the old and new slots, and orders the target after the first change has settled.
 
     Args:
-        placed: slot -> local batch, samples per step; empty suspends the job.
+        placed: slot -> local batch, samples per step. An empty mapping suspends the job.
     """
     status = job.status
     if not isinstance(status, Running):
@@ -92,7 +92,7 @@ def _next_members(
 
 
 def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -> None:
-    """Add workers for the last `count` members to `job`; slots that have an owner are reserved."""
+    """Add workers for the last `count` members to `job`. Slots that have an owner are reserved."""
     owners = ctx.state.slot_index.owners()
     members = change.group.members[len(change.group.members) - count :]
     add_workers(job, members, change.group.version)
@@ -132,7 +132,7 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """Record a member's pause time; settle the change once every member trains in the new group."""
+    """Record a member's pause. Settle the change once every member trains in the new group."""
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
@@ -144,7 +144,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
 
 
 def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """Make the new group the current group; old members that are not in it are about to exit."""
+    """Make the new group the current group. Old members that are not in it are about to exit."""
     change, old, group = status.change, status.group, status.change.group
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     shares = {member.worker: member.local_batch for member in group.members}

@@ -59,7 +59,7 @@ def make_group(
 def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, SlotId, int]]:
     """Split a global batch over workers as equally as possible, larger parts first.
 
-    Returns the id, slot and local batch (samples per step) of each worker, in the given order.
+    Return the id, slot and local batch (samples per step) of each worker, in the given order.
     """
     share, more = divmod(batch, len(workers))
     return [
@@ -68,7 +68,7 @@ def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, S
 
 
 def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
-    """Add a worker to `job` for each new member of group `version`; record the members' nodes."""
+    """Add a worker to `job` for each new member of group `version`. Record the members' nodes."""
     for member in members:
         job.workers[member.worker] = Worker(
             worker=member.worker,
@@ -83,7 +83,7 @@ def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
 def record_order(
     ctx: HandlerContext, job: Job, group: Group, kind: str, reason: Reason, *, by: str
 ) -> None:
-    """Record the order of `group`; call this before `job` moves to the phase with this group.
+    """Record the order of `group`. Call this before `job` moves to the phase with this group.
 
     `kind` is start, join, recover or suspend.
     """
@@ -123,12 +123,12 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
 
 
 def names_of(group: Group) -> list[WorkerId]:
-    """Return the worker ids of a group in rank order; the group of a suspension is empty."""
+    """Return the worker ids of a group in rank order. The group of a suspension is empty."""
     return [member.worker for member in group.members]
 
 
 def nodes_of(group: Group | None) -> list[NodeId]:
-    """Return the node of each member in rank order, with repetitions; empty without a group."""
+    """Return the node of each member in rank order, with repetitions. None has no members."""
     return [node_of(member.slot) for member in group.members] if group else []
 
 
@@ -153,11 +153,11 @@ def start(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Order a group for a job without a group; training resumes from the checkpoint, if any.
+    """Order a group for a job without a group. Training resumes from the checkpoint, if any.
 
     Args:
-        placed: slot -> local batch, samples per step; in rank order. Each slot is free, or its
-            owner leaves it in a swap; then the new worker is prepared while the owner still runs.
+        placed: slot -> local batch (samples per step), in rank order. Each slot is free, or its
+            owner leaves it in a swap while the new worker is prepared.
     """
     version = job.next_version
     checkpoint = job.progress.checkpoint
@@ -273,8 +273,8 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     """Fail a job whose group did not form in time.
 
-    If a script still runs, restart the deadline instead: the script may be preparing its data. A
-    script that raised gets no more time, because one of its threads may keep the process alive.
+    If a script still runs, restart the deadline instead, because the script may be preparing data.
+    A script that raised gets no more time, because one of its threads may keep the process alive.
     """
     job = ctx.state.jobs.get(event.job)
     deadline = ctx.state.deadlines.starts.get(event.job)

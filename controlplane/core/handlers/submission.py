@@ -1,4 +1,4 @@
-"""Handlers of user requests: submit a job, cancel a job, change a trial of a sweep."""
+"""Handlers of user requests to submit a job, cancel a job, or change a trial of a sweep."""
 
 from __future__ import annotations
 

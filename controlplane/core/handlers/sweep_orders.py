@@ -1,6 +1,6 @@
 """Functions that record and announce the orders of a sweep, and send them to its nodes.
 
-A trial that graduates becomes a separate job; its epochs are still recorded as scores of the sweep.
+A trial that graduates becomes a separate job. Its epochs are still recorded as the sweep's scores.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
-    """Return the metrics that the trial's functions returned; `loss` is the job's training loss."""
+    """Return the metrics of the trial's functions. `loss` is by default the job's training loss."""
     facts = event.facts
     loss = {} if facts.train_loss is None else {"loss": facts.train_loss}
     return {**loss, **facts.metrics}
 
 
 def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[Order]) -> None:
-    """Apply the orders of a sweep to the state; the nodes are notified at the end of the input."""
+    """Apply the orders of a sweep to the state. The nodes are notified at the end of the input."""
     engine = sweep.engine.state
     ctx.changed_jobs[job.job] = None
     for order in orders:
@@ -151,7 +151,7 @@ def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialSc
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """Return the best value of the sweep's metric, as reported; None if no trial has a score.
+    """Return the best value of the sweep's metric, as reported, or None if no trial has a score.
 
     Deleted trials are left out.
     """
@@ -164,7 +164,7 @@ def best_score(sweep: JobSweep) -> float | None:
 
 
 def best_trial(sweep: JobSweep) -> int | None:
-    """Return the number of the trial with the best score; None if no trial has a score.
+    """Return the number of the trial with the best score, or None if no trial has a score.
 
     Deleted trials are left out.
     """
@@ -183,7 +183,7 @@ def _record_trial_end(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Tri
 
 
 def send_stale(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Send a delta to each node that needs one; a lost node gets its delta when it greets."""
+    """Send a delta to each node that needs one. A lost node gets its delta when it greets."""
     for node in sweep.stale_nodes:
         known = ctx.state.nodes.get(node)
         sweep.notified_nodes[node] = None

@@ -139,7 +139,7 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
 def _add_to_ledger(
     ctx: HandlerContext, job: Job, worker: Worker, lease: Lease, event: UnitEnded
 ) -> None:
-    """Add a finished unit to the ledger; call this before `unit_done`."""
+    """Add a finished unit to the ledger. Call this before `unit_done`."""
     order = lease.order
     unit = LedgerUnit(
         trial=lease.trial,
@@ -159,7 +159,7 @@ def _add_to_ledger(
 
 
 def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
-    """Add the results of a finished unit to the job; call this before `unit_done`."""
+    """Add the results of a finished unit to the job. Call this before `unit_done`."""
     order = lease.order
     sweep.newest_in_memory[lease.trial] = (order.result.version, order.worker)
     job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
@@ -169,7 +169,7 @@ def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: 
 
 
 def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFailed) -> None:
-    """Handle a failed unit; the worker stays and takes another unit."""
+    """Handle a failed unit. The worker stays and takes another unit."""
     sweep = job.sweep
     if sweep is None:
         return

@@ -1,7 +1,7 @@
 """Reconciliation of each sweep with the workers, the nodes and the end of its job.
 
-After every input the sweeps that the input may concern are compared with their jobs: the sweep of
-the job that the input names, the sweeps of changed jobs, and all sweeps after an input about a
+After every input, the sweeps that it may concern are compared with their jobs. These are the sweep
+of the job that the input names, the sweeps of changed jobs, and all sweeps after an input about a
 node. So this module alone defines what a start, a change, a pause, a loss or the end of a job means
 for its sweep.
 """
@@ -57,7 +57,7 @@ def reconcile(ctx: HandlerContext, event: Input) -> None:
 
 
 def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
-    """Update these sweeps to match their jobs, and notify nodes; a repetition changes nothing."""
+    """Update these sweeps to match their jobs, and notify nodes. A repetition changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
@@ -83,7 +83,7 @@ def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
 
 
 def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
-    """Move a closed sweep to `ended_sweeps`; its deltas are sent only to returning nodes."""
+    """Move a closed sweep to `ended_sweeps`. Its deltas are sent only to returning nodes."""
     ended = ctx.state.ended_sweeps
     del ctx.state.sweeps[name]
     ended.pop(name, None)
@@ -134,7 +134,7 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _serves(job: Job, worker: Worker) -> bool:
-    """True if a worker can take units: it is a member, and stays a member in the next group."""
+    """True if a worker can take units, as a member that stays a member in the next group."""
     sweep, status = job.sweep, job.status
     if sweep is None or worker.phase is not WorkerPhase.MEMBER:
         return False
@@ -197,7 +197,7 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Restart the timers of all sweeps; no message could arrive while the controller was down."""
+    """Restart the timers of all sweeps, as no message could arrive without a controller."""
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:

@@ -1,1 +1,1 @@
-"""Model of the cluster: jobs, workers, nodes, group changes, and their transition tables."""
+"""Model of the cluster, with jobs, workers, nodes, group changes and their transition tables."""

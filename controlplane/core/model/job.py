@@ -1,4 +1,4 @@
-"""Job model: progress, accounting, manual override and batch limits."""
+"""Job model, with progress, accounting, manual override and batch limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from schemas.wire.client import NodeCrowd, Size
 
 
 class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """Size that an operator ordered for a job; until its end, the policy leaves the job alone."""
+    """Size that an operator ordered for a job. During the override, the policy ignores the job."""
 
     user: str
     slots: int | None = None  # None: unchanged
@@ -46,7 +46,7 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CORRECTION: Final = "correction"  # key of a decision's numbers: factor on the promised speed
-MAX_FAMILY_CHARACTERS: Final = 500  # every report has a family; longer ones end with a digest
+MAX_FAMILY_CHARACTERS: Final = 500  # longer families are cut and end with a digest
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
@@ -105,7 +105,7 @@ class Attempts(msgspec.Struct, kw_only=True):
     next_start_at: Seconds = Seconds(0.0)  # earliest next start
     next_change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
     crashes_by_node: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
-    exit_code: int | None = None  # of the last decisive worker exit; None after a start
+    exit_code: int | None = None  # exit code of the last decisive worker exit; None after a start
 
 
 class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,14 +125,14 @@ class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOwner(NamedTuple):
-    """Owner of a job; both fields are immutable."""
+    """Owner of a job. Both fields are immutable."""
 
     user: str
     project: str  # the user's name if no project was given
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """Job with the data that all phases share; `status` has the data of the current phase."""
+    """Job with the data that all phases share. `status` has the data of the current phase."""
 
     job: JobId
     spec: JobSpec
@@ -142,7 +142,7 @@ class Job(msgspec.Struct, kw_only=True):
     status: JobStatus = msgspec.field(default_factory=Queued)
     reason: str = "submitted"  # reason of the phase
     version: Version = Version(0)  # highest group version so far
-    version_floor: Version = Version(0)  # versions up to this one may have been used
+    version_floor: Version = Version(0)  # all versions up to this number may have been used
     journal: str = ""  # id of the journal in which the job was accepted
     workers: dict[WorkerId, Worker] = {}  # workers whose process may exist, of any version
     nodes: dict[NodeId, None] = {}  # all nodes that ever had a worker of the job
@@ -156,11 +156,11 @@ class Job(msgspec.Struct, kw_only=True):
     changed_version: int = 0  # state version at the last change; older plans are refused
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
-    project: str = ""  # as submitted; empty: the user's own
+    project: str = ""  # project as submitted; empty: the user's own project
 
     @property
     def next_version(self) -> Version:
-        """Version of the next group; no worker has ever had it."""
+        """Version of the next group, which no worker has ever had."""
         return Version(max(self.version, self.version_floor) + 1)
 
     @property
@@ -215,7 +215,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def stop_samples(self) -> int | None:
-        """Total samples of the job by its stop rule; None if the number depends on the training.
+        """Total samples of the job by its stop rule, or None if they depend on the training.
 
         Future epochs are expected to skip as many samples as the last epoch, because a script may
         leave its loop early in every epoch.
@@ -256,7 +256,7 @@ def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
 
 
 def number_of(job: JobId) -> int:
-    """Return the number at the end of a job's name (NAME-NUMBER); the first accepted job has 1."""
+    """Return the number at the end of a job's name (NAME-NUMBER). The first accepted job has 1."""
     return int(job.rpartition("-")[2])
 
 
@@ -264,7 +264,7 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: 
     """Move `job` to `status` along the transition table, and update its accounts up to `now`.
 
     Args:
-        reason: why the job moves; shown to users.
+        reason: why the job moves, which is shown to users.
 
     Raises:
         IllegalTransitionError: if the table has no transition to the phase of `status`.
@@ -304,7 +304,7 @@ def _slots_of(group: Group | None) -> frozenset[SlotId]:
 
 
 def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
-    """Return how many seconds up to `now` the job was without slots, and how many with slots."""
+    """Return for how many seconds up to `now` the job had no slots, and for how many it had."""
     account, phase = job.accounting, job.status.phase
     elapsed = max(0.0, now - account.since)
     if phase in ENDED:
@@ -315,20 +315,20 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
 
 
 # docs/batch-limit.md has the reasons for these values and the results of trainings.
-MIN_STEPS: Final = 10  # steps per epoch; with fewer, one step is a large part of the training
+MIN_STEPS: Final = 10  # steps per epoch; with fewer steps, each is a large part of the training
 MIN_EFFICIENCY: Final = 0.9  # least value of a sample, relative to a sample in the first batch
-TRUSTED_EPOCHS: Final = 2  # epochs with a noise scale before it is used; the first value is rough
+TRUSTED_EPOCHS: Final = 2  # epochs with a noise scale before it is used, as first values are rough
 OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "can't allocate memory", "memoryerror")
-PER_DOUBLING: Final = 2  # values of the limit per doubling; few, so that the limit changes rarely
+PER_DOUBLING: Final = 2  # number of limits per doubling, small so that the limit changes rarely
 
 
 def batch_limit(job: Job) -> int:
     """Return the largest global batch that a policy may choose now, in samples per step.
 
     If the user set a limit, return that limit. Otherwise return the largest batch that fits the
-    job's slots in one pass, leaves at least `MIN_STEPS` steps in an epoch, and in which, by the
-    gradient noise scale, a sample is worth at least `MIN_EFFICIENCY` of a sample in the first
-    batch. The result is never below the first batch.
+    job's slots in one pass and leaves at least `MIN_STEPS` steps in an epoch. By the gradient noise
+    scale, a sample in this batch is worth at least `MIN_EFFICIENCY` of a sample in the first batch.
+    The result is never below the first batch.
     """
     spec, progress = job.spec, job.progress
     if not spec.batch_limit_is_auto:
@@ -345,10 +345,10 @@ def noise_limit(first: int, noise_scale: float | None) -> int:
 
     Args:
         first: m0, the job's first batch, samples per step.
-        noise_scale: phi, samples; None if not measured, then the first batch is returned.
+        noise_scale: phi, samples. If it is None (not measured), the first batch is returned.
 
     Returns:
-        Samples per step: the first batch times a whole power of the square root of 2, rounded down.
+        The first batch times a whole power of the square root of 2, rounded down, samples per step.
     """
     if noise_scale is None:
         return first
@@ -369,7 +369,7 @@ def local_limit(job: Job) -> int:
 def lower_local_limit(job: Job, error: str) -> bool:
     """Lower the job's batch limit per slot if a batch above the first batch ran out of memory.
 
-    Returns True if the limit was lowered, so that a retry uses a smaller batch. `error` is the
+    Return True if the limit was lowered, so that a retry uses a smaller batch. `error` is the
     script's error message.
     """
     group = job.group

@@ -13,7 +13,7 @@ from schemas.nodes import Group
 
 
 class Phase(Enum):
-    """Phase of a job; the value is shown to users."""
+    """Phase of a job. The value is shown to users."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -120,7 +120,7 @@ class Running(msgspec.Struct, kw_only=True, tag="running"):
 
 
 class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
-    """Status of a job whose next group is being formed; the old group trains or lost a member."""
+    """Status of a job whose next group is being formed. The old group trains or lost a member."""
 
     phase: ClassVar[Phase] = Phase.RESCALING
     group: Group

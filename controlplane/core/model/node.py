@@ -1,4 +1,4 @@
-"""Node model: phases, their transition table, and drains."""
+"""Node model, with phases, their transition table, and drains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Drain(msgspec.Struct, kw_only=True):
 class NodePhase(Enum):
     """Phase of a node, as the controller sees it."""
 
-    AWAITED = "awaited"  # known to an earlier controller; has not greeted this one yet
+    AWAITED = "awaited"  # known to an earlier controller, but has not greeted this controller yet
     UP = "up"
     SUSPECT = "suspect"
     LOST = "lost"
@@ -95,7 +95,7 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
-    """Move `node` along the transition table; return True if its phase changed.
+    """Move `node` along the transition table. Return True if its phase changed.
 
     Raises:
         IllegalTransitionError: if the table has no such transition.

@@ -78,7 +78,7 @@ def clamp_unit_started(event: UnitStarted) -> UnitStarted:
 def clamp_unit_ended(event: UnitEnded) -> UnitEnded:
     """Return the report with its numbers within bounds and without excess metrics.
 
-    A metric may still be NaN or infinite; such a metric makes its trial fail.
+    A metric may still be NaN or infinite. Such a metric makes its trial fail.
     """
     return msgspec.structs.replace(
         event,
@@ -107,7 +107,7 @@ def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
 
 
 def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
-    """Return an epoch's report without excess or infinite metrics; return other reports unchanged.
+    """Return an epoch's report without excess or infinite metrics. Return other reports unchanged.
 
     Call this before the report becomes an input.
     """
@@ -115,17 +115,17 @@ def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
 
 
 def first_valid_noise_scale(*scales: float | None) -> float | None:
-    """Return the first valid gradient noise scale, in samples; None if there is none."""
+    """Return the first valid gradient noise scale, in samples, or None if there is none."""
     return next((v for v in scales if v is not None and 0.0 < v < math.inf), None)
 
 
 def plausible_times(report: StepsReported | EpochFacts) -> StepTimes | None:
-    """Return the reported step times; None if they are missing or implausible."""
+    """Return the reported step times, or None if they are missing or implausible."""
     return None if times_problem(report) else report.step_times
 
 
 def times_problem(report: StepsReported | EpochFacts) -> str:
-    """Return the reason for discarding the reported step times; empty if they are not discarded."""
+    """Return the reason for discarding the reported step times, or "" to keep them."""
     times, limit = report.step_times, max(1, report.global_batch)
     if times is None:
         return ""
@@ -141,22 +141,22 @@ def times_problem(report: StepsReported | EpochFacts) -> str:
 
 
 def plausible_steps(steps: StepsReported) -> int:
-    """Return the steps that the group has done with its batch; 0 if not reported or implausible."""
+    """Return the steps that the group has done with its batch, or 0 if missing or implausible."""
     return steps.group_steps if 0 < steps.group_steps <= MAX_COUNT else 0
 
 
 def plausible_cores(steps: StepsReported) -> float | None:
-    """Return the mean number of cores that a worker uses; None if not reported or implausible."""
+    """Return the mean number of cores that a worker uses, or None if missing or implausible."""
     return _plausible(steps.cpu_cores, MAX_CORES)
 
 
 def plausible_bytes(steps: StepsReported) -> float | None:
-    """Return the bytes per second that a worker sends; None if not reported or implausible."""
+    """Return the bytes per second that a worker sends, or None if missing or implausible."""
     return _plausible(steps.sent_bytes_per_s, MAX_BYTES_PER_S)
 
 
 def usage_problem(steps: StepsReported) -> str:
-    """Return a text about the usage numbers that are discarded; empty if none is discarded."""
+    """Return a text about the usage numbers that are discarded, or "" if none is discarded."""
     found = []
     if steps.cpu_cores is not None and plausible_cores(steps) is None:
         found.append(f"cpu_cores {steps.cpu_cores:g} is not 0 to {MAX_CORES:g}")

@@ -1,6 +1,6 @@
 """Change from one group of a job to the next, its transition table, and swaps of slots.
 
-The change is the "shadow join" of ONES section 3.3: newcomers are prepared while the old group
+The change is the "shadow join" of ONES section 3.3. Newcomers are prepared while the old group
 trains, and all members switch to the new group at one agreed step. A recovery is a change without
 newcomers after a member was lost. The survivors quiesce, agree on the step that is furthest ahead,
 and continue from this step.
@@ -89,18 +89,18 @@ class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
 class Rescale(msgspec.Struct, kw_only=True):
     """Change of a job's group that is in progress."""
 
-    group: Group  # the new group; its version is that of the change
+    group: Group  # the new group, whose version is the version of the change
     kind: str  # join, recover or suspend
     before: Version  # version on nodes that were not notified yet
     phase: RescalePhase
     reason: str
     started_at: Seconds
     store: str = ""  # HOST:PORT; empty until known
-    source: int | None = None  # recover: rank whose state all copy; None: all are equal
+    source: int | None = None  # recover: rank whose state all copy; None: all states are equal
     quiesce_points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
     pause_ms: float = 0.0  # longest pause of a member
-    step_ms: float = 0.0  # usual step of that member before; 0: not measured
+    step_ms: float = 0.0  # usual time of a step of that member before; 0: not measured
 
     @property
     def pause(self) -> dict[str, float]:
@@ -127,7 +127,7 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
 
 
 class YieldMode(Enum):
-    """Way for a job to yield its slots, cheapest first; the value is shown to users."""
+    """Way for a job to yield its slots, cheapest first. The value is shown to users."""
 
     STAGING = "moves to free slots temporarily"
     SHRINK = "continues on fewer slots temporarily"
@@ -142,7 +142,7 @@ class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swap(msgspec.Struct, kw_only=True):
-    """Exchange of slots among running jobs: each job gets slots that another of these jobs has.
+    """Exchange of slots among running jobs. Each job gets slots that another of these jobs has.
 
     After the jobs in `yields` have yielded, the other jobs can move one after the other.
     """
@@ -155,5 +155,5 @@ class Swap(msgspec.Struct, kw_only=True):
     started_at: Seconds = Seconds(0.0)
 
     def slots(self) -> set[SlotId]:
-        """Return the target slots of all jobs; the swap reserves these slots until it is over."""
+        """Return the target slots of all jobs. The swap reserves these slots until it is over."""
         return {slot for target in self.targets.values() for slot in target}

@@ -1,4 +1,4 @@
-"""Sweep of a job: the search engine, and the units and states that were ordered on nodes."""
+"""Sweep of a job, with the search engine and the units and states that were ordered on nodes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class JobSweep(msgspec.Struct, kw_only=True):
     def units_left(self) -> int:
         """Expected number of units until the sweep is over, including repeated units.
 
-        This is the larger of two numbers: the granted units that are not finished, and the units
-        left of the total that the rungs are expected to grant.
+        This is the larger of two numbers. One is the granted units that are not finished. The other
+        is the total that the rungs are expected to grant, minus the finished units.
         """
         state, found = self.engine.state, 0
         for trial, model in zip(state.trials, state.models, strict=True):
@@ -61,13 +61,13 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     @property
     def unit_samples(self) -> float:
-        """Mean number of samples in a partition; 0 if no size is known yet."""
+        """Mean number of samples in a partition, or 0 if no size is known yet."""
         sizes = [samples for samples, _ in self.engine.state.data.sizes.values()]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 class LeftSweep(msgspec.Struct, kw_only=True):
-    """Data of a sweep that left the state; it is sent to nodes that return."""
+    """Data of a sweep that left the state, which is sent to nodes that return."""
 
     revision: int  # revision of the last delta
     attempts: int  # number of ordered units
@@ -75,7 +75,7 @@ class LeftSweep(msgspec.Struct, kw_only=True):
 
 
 def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
-    """Return a sweep that has not started; `most` is the largest number of slots for its job."""
+    """Return a sweep that has not started. `most` is the largest number of slots for its job."""
     slots = most if spec.graduate_batch is not None else 0
     engine = Sweep(spec.search, spec.partitions, spec.keep, spec.order, graduate_slots=slots)
     return JobSweep(engine=engine)

@@ -1,4 +1,4 @@
-"""Worker model: phases, their transition table, and the cause of an exit."""
+"""Worker model, with phases, their transition table, and the cause of an exit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTrigger], WorkerPhase]] = {
 
 
 class Worker(msgspec.Struct, kw_only=True):
-    """Process on a slot; the process owns the slot until the process is known to have exited."""
+    """Process on a slot. The process owns the slot until the process is known to have exited."""
 
     worker: WorkerId
     version: Version  # version of the group for which the process was started
@@ -64,7 +64,7 @@ class Worker(msgspec.Struct, kw_only=True):
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
     reports: int = 0  # index of the last handled report of its script
-    store_port: int = 0  # from the worker's ready report
+    store_port: int = 0  # port of the worker's store, from its ready report
     group_version: Version = Version(0)  # the group in which the worker trains
     group_first_step: int = 0  # first step in that group
     reserved: bool = False  # is prepared while the slot's owner is about to leave
@@ -72,9 +72,9 @@ class Worker(msgspec.Struct, kw_only=True):
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
-    """Move `worker` along the transition table; return True if it moved.
+    """Move `worker` along the transition table. Return True if it moved.
 
-    Returns False if the worker is already in the new phase or in a later phase, or is stopping.
+    Return False if the worker is already in the new phase or in a later phase, or is stopping.
 
     Raises:
         IllegalTransitionError: if the table has no such transition.
@@ -111,7 +111,7 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 
     Args:
         script: earlier reports of the job's script.
-        epoch: last epoch that the job finished; 0 for none.
+        epoch: last epoch that the job finished, or 0 for none.
     """
     if event.code == 0:
         return ExitCause.DONE, script.finished or _early_exit(epoch)
@@ -140,7 +140,7 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 
 
 def shell_exit_code(event: WorkerExited) -> int | None:
-    """Return the exit code that a shell would report: 128 plus the number of a signal, if any."""
+    """Return the exit code that a shell would report, which is 128 plus the number of a signal."""
     return 128 + event.signal if event.signal is not None else event.code
 
 

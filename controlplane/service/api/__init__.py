@@ -1,1 +1,1 @@
-"""Client requests: turn them into inputs of the core, and the core's state into replies."""
+"""Client requests, which become inputs of the core, and replies made from the core's state."""

@@ -94,7 +94,7 @@ def drain_input(
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
-RECOUNT_S: Final = 1.0  # to count thousands of jobs for each refusal is slow
+RECOUNT_S: Final = 1.0  # between counts of a user's jobs; counting thousands is slow
 
 
 class JobQuota:
@@ -137,7 +137,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
     """Refuse a resize that could never be carried out. Each field of the request is optional.
 
     Raises:
-        BadFieldError: with the field and its bound.
+        BadFieldError: if a field is out of range; the error names the field and its bound.
     """
     least, most = job.spec.slots
     size = len(request.on) if request.on else request.slots
@@ -177,7 +177,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
 def change_or_repeat(
     job: Job, request: ChangeSweep, user: str
 ) -> tuple[int, SweepChangeRequested | None]:
-    """Return the changed trial and the input (None if the request's key was used before).
+    """Return the changed trial and the input. The input is None if the key was used before.
 
     Raises:
         BadFieldError: with the field and the remedy.
@@ -264,7 +264,7 @@ ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChan
 
 @dataclass(eq=False)
 class ChangeRequests:
-    """Requests that become inputs. Each is answered once its input is durable.
+    """Handlers of requests that become inputs. Each request is answered once its input is durable.
 
     A request that cannot be carried out raises an `OnesError` and changes nothing.
     """
@@ -334,7 +334,7 @@ class ChangeRequests:
         raise UnavailableError("the submission was not accepted", "see the controller's log")
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
-        """True if the archive is stored, and `who` sent it or may read files of a job with it."""
+        """True if `who` sent the stored archive, or may read the files of a job that uses it."""
         if self.snapshots.is_of(who.name, snapshot):
             return True
         jobs = self._newest.jobs.values()
@@ -343,7 +343,7 @@ class ChangeRequests:
         )
 
     def _earlier_job(self, key: str) -> JobId | None:
-        """Return the job of an earlier submission with this key, even if it has left the state."""
+        """Return the job that was submitted with this key, even if the job has left the state."""
         newest = self._newest
         known = newest.submission_keys.get(key) or newest.left_submission_keys.get(key)
         return known or self.commit_loop.reader.ended.of_key(key)
@@ -414,7 +414,7 @@ class ChangeRequests:
         return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
 
     async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
-        """Make a check's input durable. If there is none, or a refusal, await earlier inputs."""
+        """Make the input that `check` returns durable. If it returns none, await earlier inputs."""
         try:
             event = check()
         except OnesError:
@@ -426,7 +426,7 @@ class ChangeRequests:
             await self._durable(event)
 
     def _refuse_if_outdated(self) -> None:
-        """Refuse new jobs while nodes know more than the journal, until an admin decides.
+        """Refuse a new job while nodes know inputs that the journal lost, until an admin decides.
 
         Raises:
             UnavailableError: with the reason.

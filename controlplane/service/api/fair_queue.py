@@ -1,7 +1,7 @@
 """Fair queueing of requests per user, for any port. A flood of requests slows only its sender.
 
-`WaitingRequests` ends waiting requests whose keys are revoked. `deadline_of` limits the wait, and
-`failure_reply` makes the reply to a refused request.
+`WaitingRequests` ends waiting requests whose keys are revoked. `deadline_of` limits how long a
+request waits, and `failure_reply` makes the reply to a refused request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNDER_WAY: Final = 64  # started requests of one user, excluding those that wait
 QUEUED: Final = 2000  # requests of one user that have not started
 QUEUED_BYTES: Final = 64 << 20
 POLLS: Final = 256  # waiting requests of one user
-REFUSED: Final = 1000  # refusals while a user's queue is full; more cut the connection
+REFUSED: Final = 1000  # refusals while a user's queue is full; then the connection is cut
 BURST_S: Final = 4.0  # seconds of requests at the full rate that a user may send at once
 TOKEN_BYTES: Final = 4096
 SENT_TOKEN_BYTES: Final = 16 << 10  # bytes of a request that cost one more token
@@ -115,8 +115,8 @@ class FairQueue(Generic[T]):
     def ended(self, user: str, reply_bytes: int = 0, busy_s: float = 0.0) -> None:
         """Record that a request was answered.
 
-        `busy_s` is how many seconds the request occupied the event loop. A list of many jobs
-        costs more than a list of few.
+        `busy_s` is how many seconds the request occupied the event loop. These seconds cost tokens,
+        so a list of many jobs costs more than a list of few.
         """
         found = self._user(user)
         found.under_way -= 1
@@ -126,7 +126,7 @@ class FairQueue(Generic[T]):
 
     @contextlib.contextmanager
     def waits(self, user: str, wait_s: float) -> Iterator[None]:
-        """Mark a started request as waiting while in the context, if `wait_s` is above 0.
+        """Mark a started request as waiting while the context is active, if `wait_s` is above 0.
 
         Raises:
             UnavailableError: if too many requests of this user are waiting.
@@ -240,7 +240,7 @@ def deadline_of(wait_s: float) -> float:
     """Return the event loop time by which to answer. Limit `wait_s` to between 0 and `MAX_WAIT_S`.
 
     Raises:
-        BadFieldError: if `wait_s` is NaN, because that wait would never end.
+        BadFieldError: if `wait_s` is NaN, because the request would wait forever.
     """
     if math.isnan(wait_s):
         raise BadFieldError("wait_s: nan is not a duration", "give seconds, 0 or more", "wait_s")

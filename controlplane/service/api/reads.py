@@ -50,8 +50,8 @@ from schemas.wire.client import (
     WaitJob,
 )
 
-MAX_PATTERN: Final = 200  # characters; matching a pattern of millions would take minutes
-FoundRow = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
+MAX_PATTERN: Final = 200  # characters; matching millions of characters would take minutes
+FoundRow = tuple[int, int, Callable[[], JobSummary]]  # job number, order if equal, row
 DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
@@ -109,7 +109,7 @@ def _departed_rows(
 
 
 def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
-    """Return the summary of an ended job. If its row is damaged, fill only what filters use."""
+    """Return the summary of an ended job. If its row is damaged, fill only the filtered fields."""
     try:
         job = ended.read()
     except JournalError:
@@ -137,7 +137,7 @@ MAX_HIDDEN_PAGES: Final = 20  # pages of invisible events to skip before an empt
 
 @dataclass(kw_only=True, eq=False)
 class ReadRequests:
-    """Requests that change nothing.
+    """Handlers of requests that change nothing.
 
     Every reply is made from the committed state, so that a crash cannot make the reply wrong.
     Reading also continues while nothing can become durable.
@@ -163,12 +163,12 @@ class ReadRequests:
         return View(who, self.owners.of)
 
     async def job(self, request: GetJob, who: Identity) -> JobDetail:
-        """Return a page of a job, once the job has ended or the wait is over."""
+        """Return a page of a job once the job has ended, or after `request.wait_s` seconds."""
         job = await self._when_ended(request.job, request.wait_s)
         return self.detail(job, self.view(who), request.cursor)
 
     async def job_state(self, request: WaitJob, who: Identity) -> JobState:
-        """Return the state of a job, once the job has ended or the wait is over."""
+        """Return the state of a job once the job has ended, or after `request.wait_s` seconds."""
         job = await self._when_ended(request.job, request.wait_s)
         return JobState(
             job=job.job,

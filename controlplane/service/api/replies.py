@@ -1,6 +1,6 @@
-"""Replies about jobs and nodes: the core's state, and `telemetry` newer than the last epoch.
+"""Replies about jobs and nodes, from the core's state and from telemetry since the last epoch.
 
-`PolicyNotes` and `size_notes` name what a job needs and the policy or the cluster does not have.
+`PolicyNotes` and `size_notes` warn if the policy or the cluster lacks something that a job needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
 COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # in a waiting reason
 SLOW_START_S: Final = 60.0  # most scripts start faster
 SHOWN_STATS: Final = set(SearchStats.__struct_fields__) & set(SearchInfo.__struct_fields__)
-STUCK_S: Final = 60.0  # without a step; most evaluations are faster
+STUCK_S: Final = 60.0  # time without a step; most evaluations are faster
 
 
 def job_summary(
@@ -57,13 +57,13 @@ def job_summary(
 ) -> JobSummary:
     """Return a row of `ones ps`.
 
-    `reason` is why the job waits according to the latest plan; None if it does not wait.
+    `reason` is why the job waits according to the latest plan, or None if it does not wait.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
-    reason = None if job.override else reason  # the plan is older than the operator's order
+    reason = None if job.override else reason  # the operator's order is newer than the plan
     why = job.reason if job.attempts.next_start_at > now else COUNTDOWN.sub("retrying", job.reason)
     if reason and waiting:
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
@@ -136,7 +136,7 @@ def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
 def job_detail(
     job: Job, summary: JobSummary, records: JobRecords, telemetry: TelemetryTable, cursor: str
 ) -> JobDetail:
-    """Return one page of `ones show`: everything about a job.
+    """Return one page of `ones show`, which shows everything about a job.
 
     Raises:
         BadFieldError: if the cursor does not belong to this job.
@@ -217,7 +217,7 @@ def job_explanation(
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
     """Return the statistics of the scheduler, for clients and for Prometheus.
 
-    Gains are geometric means of speed-ups, or None before the first speed-up.
+    The gains are geometric means of speed-ups. They are None before the first speed-up.
     """
     stats = planner.stats
     return SearchInfo(
@@ -246,7 +246,7 @@ def _geometric_mean(values: list[float]) -> float | None:
 
 
 def node_rows(state: State) -> Rows:
-    """Return the rows of `ones node list`: every node that ever joined, in order of joining."""
+    """Return the rows of `ones node list`, one for each node that ever joined, oldest first."""
     nodes = list(state.nodes.values())
     owned: dict[NodeId, dict[SlotId, JobId]] = {}
     for slot, job in state.slot_index.owners().items():
@@ -322,13 +322,13 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
 
 
 def _samples_done(job: Job, live: StepsReported | None) -> int:
-    """Return the samples done. Reports of sweep workers are ignored: they cover one worker only."""
+    """Return the samples done. Ignore a report of a sweep, because it covers one worker only."""
     counts = live is not None and job.sweep is None
     return max(job.progress.samples_done, live.samples_done if live and counts else 0)
 
 
 class PolicyNotes:
-    """Notes on what a job needs and the policy does not have."""
+    """Notes that warn if the policy lacks something that a job needs."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
@@ -356,7 +356,7 @@ class PolicyNotes:
 
 
 def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
-    """Return a note if a job needs more slots than all usable nodes (not lost or drained) have."""
+    """Return a note if a job needs more slots than all nodes have that are not lost or draining."""
     usable = [
         node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
     ]

@@ -86,7 +86,7 @@ class LoopUsage:
 
     @coroutine
     def measure(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await a coroutine and measure for how many seconds it ran, without waiting times."""
+        """Await a coroutine, and add the seconds for which it ran, without waits, to `busy_s`."""
         resume: Callable[[], Any] = partial(work.send, None)
         while True:
             began = self._clock()
@@ -108,7 +108,7 @@ TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
 
 
 class Route(NamedTuple):
-    """How one kind of request is handled."""
+    """Handler of one kind of request, and the right that the request needs."""
 
     right: Right
     handle: Callable[[Any, Identity], Message | Awaitable[Message]]
@@ -117,7 +117,7 @@ class Route(NamedTuple):
 
 
 class RequestServer:
-    """Server that answers every request once. A failed one changes nothing; the reply says why."""
+    """Server that answers each request once. A failed request changes nothing and gets a reason."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ def _key_list(keys: KeyTable, cursor: str) -> Keys:
 
 
 def _encode_reply(reply: Message) -> bytes:
-    """Encode a reply. Refuse one above the message size limit: the peer would disconnect."""
+    """Encode a reply. Refuse an oversized reply, because the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:
         what = f"{type(reply).__name__} of {len(data)} bytes exceeds {MAX_BYTES} bytes"

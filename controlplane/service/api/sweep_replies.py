@@ -1,4 +1,4 @@
-"""Replies about sweeps: the table of trials and the ledger."""
+"""Replies about sweeps, with the table of trials and the ledger."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from schemas.wire.client import GetLedger, GetSweep, JobSummary, Ledger, SweepDe
 
 MAX_PAGE: Final = 2000
 MAX_POSITION: Final = 1 << 31  # above any number of trials or units
-SHOWN_EPOCHS: Final = 5000  # shown of a trial, at most; the latest ones
+SHOWN_EPOCHS: Final = 5000  # maximum per trial; the latest epochs are shown
 MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # bytes of the metrics of one trial
 Row = TypeVar("Row")
-SweepPast = SweepHistory | EndedSweeps  # of a sweep that is still in the state, or has left it
+SweepPast = SweepHistory | EndedSweeps  # for a sweep in the state, or a sweep that has left it
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
@@ -109,7 +109,7 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
 
 
 def _shown_epochs(past: TrialHistory) -> int:
-    """Return how many epochs fit into a row. A trial has the same metrics in every epoch."""
+    """Return how many epochs fit into a row. All epochs of a trial have equally many metrics."""
     size = len(msgspec.msgpack.encode(past.metrics[-1])) if past.metrics else 1
     return max(1, min(SHOWN_EPOCHS, MAX_ROW_BYTES // size))
 

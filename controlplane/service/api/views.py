@@ -32,7 +32,7 @@ HIDDEN: Final = "***"  # replaces a value that the reader must not see
 OTHER_JOB: Final = "a job of others"
 WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
-_SALT: Final = secrets.token_bytes(16)  # keeps families distinguishable but not guessable
+_SALT: Final = secrets.token_bytes(16)  # so that pseudonyms of families cannot be guessed
 
 
 class View:
@@ -44,7 +44,7 @@ class View:
         self._all = sees_all(who)
 
     def sees(self, job: JobOwner | None) -> bool:
-        """True if the reader may know of a job with this owner (None: job no longer kept)."""
+        """True if the reader may know of a job with this owner. None means a job no longer kept."""
         return self._all or (job is not None and may(self._who, Action.STATE, job))
 
     def text(self, text: str) -> str:
@@ -159,7 +159,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
     """Return the next page of several consecutive lists, and the cursor of the following page.
 
     A page has at most `PAGE_BYTES` of rows, or a single larger row. An empty cursor requests the
-    first page, and is returned with the last page.
+    first page. The cursor that is returned with the last page is also empty.
 
     Raises:
         BadFieldError: if the cursor does not belong to these lists.

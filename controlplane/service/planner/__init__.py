@@ -1,1 +1,1 @@
-"""Makers of plans: a policy in this process, or a search in a child process."""
+"""Planners, which run a policy in this process, or a search in a child process."""

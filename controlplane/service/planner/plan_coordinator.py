@@ -91,7 +91,7 @@ def make_planner(
     view_now: ViewNow,
     propose: ProposePlan,
 ) -> Planner:
-    """Return a planner that runs a fast policy in this process, and a search in a child process.
+    """Return a planner. A fast policy runs in this process, a searching policy in a child process.
 
     A restarted search first observes the events that `history` returns, oldest first.
 
@@ -121,8 +121,8 @@ DECIMAL_LIMIT: Final = 10.0  # minutes or hours; longer durations are shown with
 def with_start_forecast(reason: Reason, start: StartForecast, now: Seconds) -> Reason:
     """Add the expected start time of a waiting job to the reason why the job waits.
 
-    Adds `start_s`, `start_earliest_s` and `start_latest_s` to the numbers, in seconds from `now`;
-    80% of all starts should be between the last two. Times in the past become 0.
+    The numbers of the reason get `start_s`, `start_earliest_s` and `start_latest_s`, in seconds
+    from `now`. 80% of all starts should be between the last two. Times in the past become 0.
     """
     middle, low, high = (max(0.0, at - now) for at in (start.at, start.earliest, start.latest))
     numbers = {"start_s": middle, "start_earliest_s": low, "start_latest_s": high}
@@ -157,7 +157,7 @@ class PlanCoordinator:
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None  # timer for `wake_at` of the latest plan
         self.planner: Planner | None = None
-        self.plan_requested = False  # a request is scheduled
+        self.plan_requested = False  # True while a request is scheduled
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
@@ -188,7 +188,7 @@ class PlanCoordinator:
             self._next_request_at = self._loop.time() + pause_s
 
     def reason(self, job: JobId) -> Reason | None:
-        """Return the latest plan's reason why a job waits, with its expected start, or None."""
+        """Return why a job waits and when it should start. Return None if it does not wait."""
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason
@@ -201,8 +201,8 @@ class PlanCoordinator:
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
 
-        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
-        omits; otherwise they continue.
+        `stats` is None if no search made the plan. If `complete` is True, running jobs that the
+        plan omits are stopped. Otherwise they continue.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         if complete:

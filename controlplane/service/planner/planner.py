@@ -19,8 +19,8 @@ class ProposePlan(Protocol):
     def __call__(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Apply the parts of a plan that still fit the current state.
 
-        `stats` is None if no search made the plan. A complete plan stops the running jobs that it
-        omits; otherwise they continue.
+        `stats` is None if no search made the plan. If `complete` is True, running jobs that the
+        plan omits are stopped. Otherwise they continue.
         """
         ...
 
@@ -45,7 +45,7 @@ class Planner(Protocol):
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Pass an event to the policy: an epoch, telemetry, a job's end or an accepted plan."""
+        """Pass an event to the policy, such as an epoch, telemetry, or the end of a job."""
         ...
 
     async def run(self) -> None:

@@ -50,7 +50,7 @@ class EventObserved(msgspec.Struct, frozen=True, kw_only=True, tag="event_observ
 
 
 class FindPlan(msgspec.Struct, frozen=True, kw_only=True, tag="find_plan"):
-    """Find a plan for the current view; the reply is `PlanFound`."""
+    """Find a plan for the current view. The reply is `PlanFound`."""
 
     number: int
     now: Seconds
@@ -61,7 +61,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class PlanFound(msgspec.Struct, frozen=True, kw_only=True, tag="plan_found"):
-    """A plan. Number 0 means that nobody requested it: the continued search found a better plan."""
+    """A plan for the request `number`. Number 0 marks an unrequested, better plan."""
 
     number: int
     plan: Plan
@@ -69,7 +69,7 @@ class PlanFound(msgspec.Struct, frozen=True, kw_only=True, tag="plan_found"):
 
 
 class BatchesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="batches_chosen"):
-    """New batch sizes, unrequested, for some jobs on their present slots. Other jobs continue."""
+    """New batch sizes for some jobs on their present slots, unrequested. Other jobs continue."""
 
     plan: Plan
 
@@ -119,7 +119,7 @@ class FrameDecoder:
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     """Return the difference between two views, or None if only the full view can describe it.
 
-    The full view is needed if the slots differ, or a job returned to the middle of the order.
+    The full view is needed if the set of slots or the order of the jobs differs.
     """
     if len(before.slots) != len(after.slots):
         return None

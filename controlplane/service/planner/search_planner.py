@@ -54,7 +54,7 @@ class JobQuarantine:
 
     @property
     def hidden(self) -> set[JobId]:
-        """Jobs that the search must not see: the quarantined ones and the culprits."""
+        """Jobs that the search must not see, which are the quarantined jobs and the culprits."""
         return {*self.culprits, *(job for group in self._groups for job in group)}
 
     @property
@@ -77,7 +77,7 @@ class JobQuarantine:
     def search_crashed(self) -> None:
         """Quarantine the group on probation again, or the newer half of the jobs if there is none.
 
-        The first of several crashes might be chance, so it quarantines nothing.
+        The first crash might be chance, so nothing is quarantined after it.
         """
         if self._on_probation:
             group, self._on_probation = _present(self._on_probation, self._visible), []
@@ -110,7 +110,7 @@ REPLY_TIMEOUT_S: Final = 1.0  # after this, the fallback fills free slots
 HANG_TIMEOUT_S: Final = 10.0  # after this, the process is killed and restarted
 START_TIMEOUT_S: Final = 60.0  # the same, until the process is ready
 READ_BYTES: Final = 1 << 18
-RESTART_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after 0, 1, 2, ... failures in a row
+RESTART_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after 1, 2, 3, ... failures in a row
 STABLE_AFTER_S: Final = 60.0  # a process that ran longer resets the number of failures
 SURVIVAL_S: Final = 3.0  # jobs shown for this long without a crash are cleared
 MAX_FAILED_STARTS: Final = 3  # consecutive; after them, start without the history
@@ -156,7 +156,7 @@ class SearchPlanner:
         return self._ready and not self._overdue(REPLY_TIMEOUT_S)
 
     def request_plan(self) -> None:
-        """Request a plan, and fill free slots if the process does not reply.
+        """Request a plan. If the process does not reply, fill free slots with the fallback.
 
         Only one request is unanswered at a time. Events that happen meanwhile cause one more
         request.
