@@ -76,7 +76,7 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
 
 
 def main() -> None:
-    """Run the agent. Exit with code 2 if it cannot start."""
+    """Run the agent. Exit with code 2 if its settings need a person, else with 1."""
     parser = argparse.ArgumentParser(prog="ones-agent", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     parser.add_argument(
@@ -95,7 +95,7 @@ def main() -> None:
         uvloop.run(app.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
-        sys.exit(2)
+        sys.exit(2 if error.needs_person else 1)
     except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
         traceback.print_exc()
         sys.stderr.write(f"ones-agent: {one_line_error(error)}\n")

@@ -147,10 +147,16 @@ def list_gpus() -> tuple[Gpu, ...]:
     return gpus
 
 
-def _driver_error(why: str) -> SettingsError:
+class DriverError(SettingsError):
+    """Raised when the GPU driver does not respond; after a boot it may need time."""
+
+    needs_person = False
+
+
+def _driver_error(why: str) -> DriverError:
     why = why.rstrip(".")
     hint = 'check nvidia-smi, or offer CPU slots with devices = "cpu"'
-    return SettingsError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")
+    return DriverError(f"devices: the GPU driver cannot be used: {why}", hint, "devices")
 
 
 def _gpu(nvml: ModuleType, index: int) -> Gpu:

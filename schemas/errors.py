@@ -23,9 +23,11 @@ class OnesError(Exception):
         message: one line that says what happened, without a full stop.
         hint: the remedy, or an empty string.
         field: path of the invalid field, or an empty string.
+        needs_person: True if a new start of the daemon cannot succeed until a person acts.
     """
 
     code: ClassVar[str] = "internal"
+    needs_person: ClassVar[bool] = False
 
     def __init__(self, message: str, hint: str = "", field: str = "") -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
@@ -134,6 +136,7 @@ class SettingsError(OnesError):
     """A settings file or job file cannot be used in its present form."""
 
     code = "settings"
+    needs_person = True
 
 
 BY_CODE: dict[str, type[OnesError]] = {

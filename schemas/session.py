@@ -199,8 +199,8 @@ class AgentSession:
                     self._record_ack(message.number, now)
                     self._drop_through(committed)
                 return []
-            case EventsCommitted(boot=boot, through=through):
-                if boot == self.boot:
+            case EventsCommitted(boot=boot, through=through, term=term):
+                if boot == self.boot and term >= self.term:
                     self._drop_through(through)
                 return []
             case ResendEvents(boot=boot, first=first):
@@ -436,7 +436,7 @@ class ControllerSession:
         if self.boot is None or through <= self.durable:
             return []
         self.durable = through
-        return [ToNode(EventsCommitted(boot=self.boot, through=through))]
+        return [ToNode(EventsCommitted(boot=self.boot, through=through, term=self.term))]
 
     def order(self, delta: Delta, now: Seconds) -> list[ControllerOutput]:
         """Send a delta and repeat it until it is acknowledged, or replaced by a newer one.

@@ -28,6 +28,12 @@ LOST_INPUTS: Final = (
 )
 
 
+class LostInputsError(JournalError):
+    """Raised when a journal lacks inputs that were acknowledged, or its mark is damaged."""
+
+    needs_person = True
+
+
 class Mark(NamedTuple):
     """The last acknowledged input of a journal."""
 
@@ -77,7 +83,7 @@ def read_mark(journal: Path) -> Mark | None:
     """Return the mark of a journal, or None if there is no mark.
 
     Raises:
-        JournalError: if the mark is damaged.
+        LostInputsError: if the mark is damaged.
         OSError: if the mark cannot be read.
     """
     path = mark_path(journal)
@@ -88,7 +94,7 @@ def read_mark(journal: Path) -> Mark | None:
     slots = [data[at : at + SLOT_BYTES] for at in (0, SLOT_BYTES)]
     found = [mark for slot in slots if (mark := _decoded(slot)) is not None]
     if not found:
-        raise JournalError(f"{path} is damaged", LOST_INPUTS)
+        raise LostInputsError(f"{path} is damaged", LOST_INPUTS)
     return max(found, key=lambda mark: mark.input)
 
 
@@ -107,17 +113,17 @@ def require_complete(journal: Path) -> None:
     output or archives of jobs.
 
     Raises:
-        JournalError: if inputs are missing. It names these inputs and the remedy.
+        LostInputsError: if inputs are missing. It names these inputs and the remedy.
     """
     for problem in losses(journal):
-        raise JournalError(f"{journal}: {problem}", LOST_INPUTS)
+        raise LostInputsError(f"{journal}: {problem}", LOST_INPUTS)
 
 
 def losses(journal: Path) -> Iterator[str]:
     """Yield at most one description of acknowledged inputs that the journal lacks.
 
     Raises:
-        JournalError: if the mark is damaged.
+        LostInputsError: if the mark is damaged.
     """
     mark = read_mark(journal)
     if not has_tables(journal):

@@ -31,7 +31,7 @@ def main() -> None:
         uvloop.run(app.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
-        sys.exit(2)
+        sys.exit(2 if error.needs_person else 1)
     except Exception as error:  # noqa: BLE001 - the log should end with the cause
         traceback.print_exc()
         sys.stderr.write(f"ones-controller: {one_line_error(error)}\n")

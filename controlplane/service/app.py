@@ -52,8 +52,9 @@ from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
-from schemas.host.logging import Audit, notify, watchdog
+from schemas.host.logging import Audit, extended_start, notify, watchdog
 from schemas.host.reload import SettingsReload
+from schemas.host.tasks import supervised
 from schemas.ids import Seconds, Term
 from schemas.session import SessionTimings
 from schemas.transport.keys import Identity, load_authorised, load_keys
@@ -64,6 +65,7 @@ log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
 MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting one delays all other requests
 QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
+EXTENSION_US: Final = 60_000_000  # start timeout of systemd, renewed while the start goes on
 BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
@@ -80,7 +82,8 @@ async def run(path: Path) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
-    controller = Controller(controller_settings.load(path), path.parent)
+    with extended_start(EXTENSION_US):
+        controller = Controller(controller_settings.load(path), path.parent)
     try:
         await controller.open()
         controller.settings_of(path).listen()
@@ -261,16 +264,36 @@ class Controller:
         server = MetricsServer(metrics.page)
         async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(work) for work in self._tasks(metrics)]
-            log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
-            notify("READY=1")
             try:
-                failure = await self._until(stop)
+                failure = await self._first_commit(stop) or await self._until(stop)
             finally:
                 notify("STOPPING=1")
                 for task in owned:
                     task.cancel()
         if failure is not None:
             raise failure
+
+    async def _first_commit(self, stop: asyncio.Event) -> JournalError | None:
+        """Wait until the start of this term is durable, and report readiness; return a failure.
+
+        A release that cannot commit never reports readiness, so an upgrade does not continue.
+        """
+        begun = asyncio.create_task(self._commit_loop.begun())
+        failed = asyncio.create_task(self._commit_loop.failure())
+        tasks = (begun, failed, asyncio.create_task(stop.wait()))
+        while not any(task.done() for task in tasks):  # a full disk delays the commit
+            notify(f"EXTEND_TIMEOUT_USEC={EXTENSION_US}")
+            await asyncio.wait(
+                tasks, timeout=EXTENSION_US / 4e6, return_when=asyncio.FIRST_COMPLETED
+            )
+        is_ready, failure = begun.done(), failed.result() if failed.done() else None
+        for task in tasks:
+            task.cancel()
+        if not is_ready:
+            return failure
+        log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
+        notify("READY=1")
+        return None
 
     async def _until(self, stop: asyncio.Event) -> JournalError | None:
         stopped = asyncio.create_task(stop.wait())
@@ -288,29 +311,36 @@ class Controller:
     # --- parts
 
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
-        """Return the tasks that run until cancelled, in the order in which they start."""
+        """Return the tasks that run until cancelled, in the order in which they start.
+
+        A failed task is started again, unless an input was handled only in part.
+        """
+        core, search = (lambda: self._commit_loop.committed), self._search_info
+        stalled = lambda: bool(self._commit_loop.stalled)  # noqa: E731
+        works: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "keys": self._keys.watch,
+            "audit": self._audit.log_suppressed,
+            "connections": lambda: self._link.guard_connections(
+                partial(self._audit.refused, "connection")
+            ),
+            "messages": self._node_sessions.receive_messages,
+            "events": self._node_sessions.receive_events,
+            "silence": self._node_sessions.watch_silence,
+            "deadlines": self._commit_loop.keep_deadlines,
+            "journal": self._journal_keeper.run,
+            "files": self._file_keeper.run,
+            "planner": self._planner.run,
+            "metrics": lambda: metrics.keep(core, search, stalled),
+            "subscribers": self._feed.admit_subscribers,
+            "shippers": self._log_relay.serve_shippers,
+            "followers": self._log_relay.serve_followers,
+            "requests": self._request_server.serve,
+            "watchdog": watchdog,
+        }
+        is_fatal = lambda: self._commit_loop.is_torn  # noqa: E731
         return (
             self._authority.run(),
-            self._keys.watch(),
-            self._audit.log_suppressed(),
-            self._link.guard_connections(partial(self._audit.refused, "connection")),
-            self._node_sessions.receive_messages(),
-            self._node_sessions.receive_events(),
-            self._node_sessions.watch_silence(),
-            self._commit_loop.keep_deadlines(),
-            self._journal_keeper.run(),
-            self._file_keeper.run(),
-            self._planner.run(),
-            metrics.keep(
-                lambda: self._commit_loop.committed,
-                self._search_info,
-                lambda: bool(self._commit_loop.stalled),
-            ),
-            self._feed.admit_subscribers(),
-            self._log_relay.serve_shippers(),
-            self._log_relay.serve_followers(),
-            self._request_server.serve(),
-            watchdog(),
+            *(supervised(name, work, is_fatal) for name, work in works.items()),
         )
 
     async def _bind(

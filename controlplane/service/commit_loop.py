@@ -104,6 +104,7 @@ class CommitLoop:
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
         self._last = found.last  # number of the last handled input
         self._last_at = found.at
+        self._begun = asyncio.Event()
         self._torn = False  # True while an input is being handled
         self.tail = Tail(found.last - found.snapshot, found.took_s)
         self._clock_offset = max(self._last_at, time.time()) - self._loop.time()
@@ -148,9 +149,14 @@ class CommitLoop:
                 journal=self._writer.journal_id,
                 jobs=self._writer.jobs_floor,
                 restored=floor > next_term,
-            )
+            ),
+            after_effects=lambda _: self._begun.set(),
         )
         return term
+
+    async def begun(self) -> None:
+        """Wait until the start of the term is durable, however long the journal is stalled."""
+        await self._begun.wait()
 
     def handle(
         self,
@@ -262,6 +268,11 @@ class CommitLoop:
             _, done = self._catching_up.popleft()
             if not done.done():
                 done.set_result(None)
+
+    @property
+    def is_torn(self) -> bool:
+        """True if an input was handled only in part, so that the state must not be used."""
+        return self._torn
 
     async def failure(self) -> JournalError:
         """Wait until the journal has failed permanently, and return the error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
@@ -96,6 +97,28 @@ def notify(state: str) -> None:
         structlog.get_logger("systemd").warning(
             "systemd could not be notified", state=state, why=str(error)
         )
+
+
+@contextlib.contextmanager
+def extended_start(extension_us: int) -> Iterator[None]:
+    """Extend systemd's start timeout repeatedly during the block, which may block the thread.
+
+    `extension_us` is the length of one extension in microseconds.
+    """
+    done = threading.Event()
+
+    def extend() -> None:
+        notify(f"EXTEND_TIMEOUT_USEC={extension_us}")
+        while not done.wait(extension_us / 4e6):
+            notify(f"EXTEND_TIMEOUT_USEC={extension_us}")
+
+    thread = threading.Thread(target=extend, name="start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 async def watchdog() -> None:

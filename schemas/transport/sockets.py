@@ -34,7 +34,9 @@ MAX_REMEMBERED_CUTS: Final = 1024  # cut connections whose last messages may sti
 
 
 class AddressInUseError(SettingsError):
-    """Another socket is bound to the address."""
+    """Another socket is bound to the address; it may be closed soon."""
+
+    needs_person = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,7 @@ class EventsCommitted(Message, tag="agent.events_committed.1"):
 
     boot: BootId
     through: int
+    term: Term = Term(0)  # of the controller; an earlier term is ignored
 
 
 class ResendEvents(Message, tag="agent.resend_events.1"):

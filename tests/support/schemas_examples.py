@@ -240,7 +240,7 @@ _OF_AGENTS: Final = (
     agent.Heartbeat(session="3.1", events_sent=300, number=12),
     agent.HeartbeatAck(session="3.1", term=TERM, committed=299, number=12),
     agent.HelloRequest(term=TERM, echo="3.2"),
-    agent.EventsCommitted(boot=BOOT, through=299),
+    agent.EventsCommitted(boot=BOOT, through=299, term=TERM),
     agent.ResendEvents(boot=BOOT, first=300),
     agent.Resent(events=(_NUMBERED,)),
     agent.GroupDelta(

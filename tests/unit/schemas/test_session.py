@@ -101,8 +101,8 @@ def missing(first: int, boot: BootId = BOOT) -> ResendEvents:
     return ResendEvents(boot=boot, first=first)
 
 
-def committed(through: int, boot: BootId = BOOT) -> EventsCommitted:
-    return EventsCommitted(boot=boot, through=through)
+def committed(through: int, boot: BootId = BOOT, term: int = 2) -> EventsCommitted:
+    return EventsCommitted(boot=boot, through=through, term=Term(term))
 
 
 def asked(term: int, echo: str = "") -> HelloRequest:
@@ -268,6 +268,7 @@ AGENT: Final[dict[str, Case]] = {
         partial(welcomed, 3),
         [
             (receive(committed(3, OTHER)), ...), (attribute("spool"), list(events(1, 2, 3))),
+            (receive(committed(2, term=1)), ...), (attribute("spool"), list(events(1, 2, 3))),
             (receive(committed(2)), ...), (attribute("spool"), list(events(3))),
             (receive(committed(1)), ...), (attribute("spool"), list(events(3))),
         ],

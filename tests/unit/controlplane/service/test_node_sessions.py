@@ -303,7 +303,7 @@ async def test_events_committed_together_are_acknowledged_together() -> None:
     await service.commit()
 
     assert [type(event) for event in service.taken] == [NodeReported] * 3
-    assert service.sent == [(N1, EventsCommitted(boot=boot, through=committed + 3))]
+    assert service.sent == [(N1, EventsCommitted(boot=boot, through=committed + 3, term=Term(1)))]
 
 
 async def test_excess_metrics_are_dropped_before_the_journal() -> None:
