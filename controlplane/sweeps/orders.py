@@ -108,7 +108,7 @@ class Graduate:
     trial: int
     values: Values
     state: StateName  # initial state of the job
-    digest: str  # of that state
+    digest: str  # digest of the initial state
     epochs: int  # finished epochs
 
 
