@@ -203,7 +203,7 @@ class Reservoir:
         self.seen = 0
 
     def offer(self, points: Points, rng: Generator) -> None:
-        """Offer points; all points ever offered are kept with the same probability."""
+        """Offer points; each point ever offered is in the sample with the same probability."""
         table = np.column_stack([points.features, points.epochs, points.progress])
         capacity = len(self._rows)
         free = table[: max(0, capacity - self.seen)]
@@ -213,7 +213,7 @@ class Reservoir:
             numbers = self.seen + len(free) + np.arange(len(rest))
             places = rng.integers(0, numbers + 1)
             kept = places < capacity
-            self._rows[places[kept]] = rest[kept]  # at one place, the last point stays
+            self._rows[places[kept]] = rest[kept]  # the last point at a place stays
         self.seen += len(table)
 
     @property

@@ -55,13 +55,13 @@ def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> Fl
 
 
 def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -> StepModel:
-    """Return the model closest to `samples`: relative least squares, no coefficient below 0.
+    """Return the model closest to `samples` by relative least squares; no coefficient is below 0.
 
     A few sizes do not determine four coefficients. The fit therefore includes a prior: r slots are
     r^0.9 times as fast as one slot. The weight of the prior falls with the number of measured
     sizes. `alone_s` is the step time on one slot that is assumed if there are no samples.
     """
-    if samples:  # scaled to one slot and to `batch`
+    if samples:  # scale the step time to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
         alone_s = float(np.exp(np.mean(np.log(alone))))
     priors = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in PRIOR_SLOTS]
