@@ -31,7 +31,7 @@ class LimitBounds:
 
 
 def resumed(limit: int, bounds: LimitBounds) -> int:
-    """Return half of R, for a job that the next schedule leaves waiting (Resume)."""
+    """Return half of R, for a job that the next schedule leaves waiting (the Resume rule)."""
     return bounds.clip(limit // 2)
 
 
@@ -153,11 +153,11 @@ class ObservedJobs:
                 self._speeds.forget(event.job)
 
     def model(self, job: JobView) -> StepModel:
-        """Return the model of step times at the user's batch; relative before a measurement."""
+        """Return the model of step times at the user's batch; times are relative if unmeasured."""
         return self._speeds.model(job)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step with the user's batch; relative before a measurement."""
+        """Return the seconds of a step with the user's batch, or a relative time if unmeasured."""
         return self._speeds.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:
