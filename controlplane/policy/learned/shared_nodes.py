@@ -61,8 +61,8 @@ class RewardModel:
     def beside(self, rows: NodeNeighbours) -> FloatArray:
         """Return the cost that neighbours cause each job on its node, shape (P,).
 
-        Costs are logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN]; 0 without
-        neighbours.
+        Costs are logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN]. A job without
+        neighbours has cost 0.
         """
         found = np.logaddexp(0.0, self.beside_net(rows.inputs())[:, 0])
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
