@@ -55,7 +55,7 @@ from controlplane.prediction.progress_distribution import (
 from schemas.ids import JobId
 
 MIN_OTHER_JOBS: Final = 3  # finished jobs needed before other families are used
-MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
+MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of log epochs over these jobs
 
 
 class ResidualLife:
@@ -310,7 +310,7 @@ class LengthCalibration:
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def added_to(self, stats: SearchStats) -> SearchStats:
-        """Return `stats` with the accuracy of predictions; unchanged without outcomes."""
+        """Return `stats` with the accuracy of predictions, or unchanged if none has an outcome."""
         seen = self._outcomes
         if not seen:
             return stats

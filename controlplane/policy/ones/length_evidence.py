@@ -63,7 +63,7 @@ class FamilyLengths:
 
 
 class SpreadOfLengths:
-    """Spread of lengths within families; drawn towards the common spread if jobs are few."""
+    """The spread of lengths in each family; if jobs are few, it is close to the common spread."""
 
     def __init__(self) -> None:
         self._common = PRIOR_SPREAD
@@ -100,7 +100,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class ErrorStatistics:
-    """Bias and spread of errors by scope; drawn towards the next wider scope if errors are few."""
+    """Bias and spread of errors by scope; if errors are few, the next wider scope weighs more."""
 
     prior_spread: float  # spread before the first error
     trust: float = SCOPE_WEIGHT
@@ -190,7 +190,7 @@ class MetricLog:
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """Return the epoch at which the curve is expected to meet the rule; None if it is not."""
+        """Return the epoch at which the curve is expected to meet the rule, or None if never."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]
@@ -262,7 +262,7 @@ class JobEvidence:
         self._jobs: dict[JobId, _JobRecord] = {}
         self._stated = ErrorStatistics(STATED_PRIOR)
         self._ends = {False: ErrorStatistics(CURVE_PRIOR), True: ErrorStatistics(HELD_PRIOR)}
-        self._left_early = ErrorStatistics(0.0)  # 1: the job left before its rule
+        self._left_early = ErrorStatistics(0.0)  # 1: the job left before its rule was met
         self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
@@ -350,7 +350,7 @@ class JobEvidence:
         return found
 
     def _end(self, job: JobView, own: _JobRecord) -> _End | None:
-        """Return the job's total as predicted by its metric after the last epoch, if any."""
+        """Return the total that the metric predicts after the last epoch, or None if it cannot."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
             return None

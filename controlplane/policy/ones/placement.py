@@ -16,7 +16,7 @@ from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
 COST_WEIGHT: Final = 1e6  # weight of a node's cost; dominates the fit
-FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the slots that a job has there
+FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the job's own slots on the node
 MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
@@ -142,7 +142,7 @@ class _Layout:
         return True
 
     def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose anew among the slots of all of them, one job after the other.
+        """Let these jobs choose again, one after the other, among all the slots that they have.
 
         A job that stays on a node keeps its slots there. Return False if a job finds too few slots.
         """

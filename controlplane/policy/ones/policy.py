@@ -41,7 +41,7 @@ class PlanReasons:
         self._problem = problem
         self._best = best
         plans = ((problem.present, problem.owner), (best.levels, best.owner))
-        # Shares of speed that jobs keep by their places and neighbours, before and after the plan.
+        # The shares of speed that places and neighbours leave to jobs, before and after the plan.
         self._pace = [_place_share(problem, *plan) for plan in plans]
         self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
         self._trades = problem.trades(best.owner)
@@ -325,7 +325,7 @@ class Ones(SearchPolicy[Problem]):
         return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best batch, on the present slots, of each job that reported since last time.
+        """Return the best batch, on present slots, of each job that reported since the last call.
 
         Batches come from the same table as those of a full plan, with the same limits and margins.
         """

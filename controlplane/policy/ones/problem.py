@@ -27,7 +27,7 @@ from schemas.ids import JobId, Seconds, SlotId
 
 @dataclass(frozen=True, slots=True)
 class InterferenceModel:
-    """Slow-downs between classes: a family on one node (2 f) or on several nodes (2 f + 1).
+    """The slow-downs between classes; family f is class 2 f on one node, 2 f + 1 on several.
 
     log(step / step alone) is the greatest theta[own class, other job's class] on any shared node.
     """
@@ -55,8 +55,8 @@ class InterferenceModel:
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
         """Return the costs that `row` and the jobs on each node would cause each other, shape (N,).
 
-        The job `row` would be on that node alone. Costs are logarithms of factors on step times, at
-        least 0. `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
+        The job `row` is assumed to be on that node only. Costs are logarithms of factors on step
+        times, at least 0. `rows` and `nodes` are the schedule's (job, node) pairs, shape (P,).
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
@@ -102,9 +102,9 @@ def trades_between(
 ) -> Trades:
     """Return the trades that are needed to change one layout into another.
 
-    `before` and `after` are the row on each slot, shape (S,), or negative. `spare` slots are free
-    in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields, and the
-    cost.
+    `before` and `after` have the row on each slot, or a negative number; shape (S,). `spare` slots
+    are free in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields,
+    and the cost of yielding.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -230,7 +230,7 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """Values less the penalties of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
+        """Values minus penalties of `floors`; they decide the choice of sizes; shape (J, 1 + L)."""
         return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
@@ -307,7 +307,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Factor of step times at each level because the job's own workers share cores."""
+        """Factor by which a job's own workers lengthen its steps at each level by sharing cores."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
@@ -338,7 +338,7 @@ class Problem:
 
     @cached_property
     def spare(self) -> IntArray:
-        """Number of slots that each job may add before it leaves others, shape (J,).
+        """Number of slots that each job may add before it leaves its old ones, shape (J,).
 
         During a move a job trains on its old and new slots and needs a sample for each slot. The
         number is 0 for a job that may not be moved.

@@ -5,7 +5,7 @@ waiting jobs get their slots in the order in which the policy fills slots. Futur
 changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
 expected wait and length) show the error, and yield the median and the ends of the interval. A job
 that has waited longer than forecast is treated as if it started now. If such jobs were left out,
-the forecast waits would be too short.
+the predicted waits would be too short.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Pending:
     """Forecast whose job has not started yet."""
 
     at: Seconds
-    wait_s: float  # wait by rolling the schedule forward
+    wait_s: float  # wait found by rolling the schedule forward
     length_s: float  # length of the job on one slot
     median_s: float  # published wait
 
