@@ -288,9 +288,9 @@ class ProblemBuilder:
         return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return `fields` with unknown speeds scaled.
+        """Return `fields` with scaled rates for jobs of unknown speed.
 
-        Jobs with such speeds then last half as long as the median job.
+        With these rates such a job lasts half as long as the median job.
         """
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
