@@ -41,7 +41,7 @@ class _Seen:
 
 
 class OasisEstimates:
-    """Speeds by family, from epochs and telemetry; work as stated, else from the family.
+    """The speeds of families by epochs and telemetry, and the work of jobs, stated or by family.
 
     If workers share the cores of their host, measured speeds are converted to those of a job alone.
     Predictions assume that every slot of the host is busy, because a promise must be kept in this
@@ -121,7 +121,7 @@ class OasisEstimates:
         return bool(self._families.of(job.family).means)
 
     def largest(self, job: JobView) -> int:
-        """Return the most slots on which a job of this family was measured; 1 before that."""
+        """Return the most slots on which a job of this family was measured, or 1 if none was."""
         return self._families.of(job.family).largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
