@@ -41,7 +41,7 @@ PRICE_STEPS: Final = 60  # bisection steps in the search for the price of a slot
 
 @dataclass(frozen=True, slots=True)
 class JobBounds:
-    """Limits of a job's slots and batches."""
+    """The limits of a job's slots and batches."""
 
     first_batch: int  # global, samples per step
     batch_limit: int
@@ -59,12 +59,12 @@ class GoodputTable:
 
     @property
     def fewest(self) -> int:
-        """Smallest number of slots with a valid batch; 1 if there is none."""
+        """Smallest number of slots with a valid batch, or 1 if there is none."""
         return 1 + int(np.argmax(self.goodputs > 0))
 
     @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to that on the fewest slots, shape (N,); 0 without a valid batch."""
+        """Goodput relative to that on the fewest slots, shape (N,), or 0 without a valid batch."""
         least = float(self.goodputs[self.fewest - 1])
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 

@@ -165,7 +165,7 @@ def share(
     lengths: LengthEstimates | Oracle,
     most: int | None,
 ) -> dict[JobId, int]:
-    """Return the number of slots of each job in one round; 0 if the job has to wait.
+    """Return the number of slots of each job in one round, or 0 if the job has to wait.
 
     `jobs` are in order of arrival, which decides ties. `most` limits the slots of each job.
     """

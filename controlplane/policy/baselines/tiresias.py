@@ -37,7 +37,7 @@ class TiresiasOptions(Options, frozen=True):
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """Queue of a job, with its service and times at its last promotion.
+    """The queue of a job, with its service and times at its last promotion.
 
     Service and times since the promotion decide the next change of queue.
     """

@@ -81,7 +81,7 @@ class Migrations:
         self._speeds = all_shares(occupancy, shares)
 
     def best(self) -> Migration | None:
-        """Return the migration with the greatest benefit; None if no migration pays."""
+        """Return the migration with the greatest benefit, or None if no migration pays."""
         if self._options.migrations == "none":
             return None
         settled = [
@@ -173,7 +173,7 @@ MIN_NAMED_COST: Final = 0.005  # least cost that is named, as a share of the job
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Reasons for the decisions of one plan."""
+    """The reasons for the decisions of one plan."""
 
     partition: Partition
     queue: BackfillQueue
@@ -362,7 +362,7 @@ class Harmony(ImmediatePolicy):
         return search.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds for the stated remaining work; infinite if unknown.
+        """Return the seconds for the stated remaining work, or infinity if unknown.
 
         A waiting job is assumed to be as fast as its family.
         """

@@ -285,7 +285,7 @@ class DrlOptions(Options, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """Facts about a job from the last round, used in the reason for its size."""
+    """The facts about a job from the last round, used in the reason for its size."""
 
     probability: float  # of the action taken, or of the start of a waiting job
     remaining_s: float  # seconds on the job's slots, or on those that it would start with

@@ -222,7 +222,7 @@ class _Alone:
 
 @dataclass(slots=True)
 class ReportedSpeeds:
-    """Reports of speeds, and the reward model that is trained on them.
+    """The reports of speeds, and the reward model that is trained on them.
 
     Reports are in samples per second. Jobs with the same key are equally fast alone. Their speed
     alone is the mean of reports by jobs that were alone. Without such reports it is the mean of all
@@ -366,7 +366,7 @@ class HarmonyDrl(ImmediatePolicy):
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the time for the stated remaining work; infinite if unknown.
+        """Return the time for the stated remaining work, or infinity if unknown.
 
         The speed is the job's present speed, else the speed that similar jobs have alone.
         """

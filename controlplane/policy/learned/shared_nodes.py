@@ -1,4 +1,4 @@
-"""Placed workers by node, and the speed that jobs are expected to lose to each other there.
+"""The placed workers by node, and the speed that jobs are expected to lose to each other there.
 
 `RewardModel` predicts how fast jobs train in their places. It is trained by supervised learning.
 """
@@ -68,7 +68,7 @@ class RewardModel:
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """Return the cost for a job of being on several nodes, as a logarithm; 0 on one node.
+        """Return the cost for a job of being on several nodes, as a logarithm, or 0 on one node.
 
         A negative value is a speed-up, because the job's workers have more of each node.
         """

@@ -207,7 +207,7 @@ class Admissions:
         return used
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
-        """Return the rest of a schedule up to the job's end; None if the job would not end."""
+        """Return the rest of a schedule up to the job's end, or None if the job would not end."""
         work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if work is None:
             return None

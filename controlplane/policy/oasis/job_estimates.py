@@ -1,4 +1,4 @@
-"""Estimates of the speed of jobs by number of slots, and of their remaining work."""
+"""The estimates of the speed of jobs by number of slots, and of their remaining work."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class OasisEstimates:
         return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
 
     def remaining(self, job: JobView, now: float) -> float | None:
-        """Return the remaining samples, extrapolated from the last report; None if unknown."""
+        """Return the remaining samples, extrapolated from the last report, or None if unknown."""
         family, seen = self._families.of(job.family), self._seen.get(job.job)
         done = float(job.samples_done)
         if seen is not None and seen.samples >= job.samples_done:

@@ -1,4 +1,4 @@
-"""Plans of one job for every completion time, at the prices of slots by interval.
+"""The plans of one job for every completion time, at the prices of slots by interval.
 
 `cheapest_schedules` is the dual subproblem: it finds the job's cheapest schedule for every
 completion time. `IntervalGrid` describes the slots that schedules can reserve.
@@ -67,7 +67,7 @@ class PriceBounds:
 
 @dataclass(frozen=True, slots=True)
 class SlotPrices:
-    """Prices of every node in every interval, before one more job is planned.
+    """The prices of every node in every interval, before one more job is planned.
 
     In the paper a job pays the price from before its arrival for all its slots. Here each further
     slot on a node has a higher price, computed as if half of this slot were promised already,
@@ -118,7 +118,7 @@ class SlotPrices:
         return np.where(used + slots <= self.capacity, cost, np.inf)
 
     def _by_level(self) -> tuple[FloatArray, IntArray]:
-        """Return rising prices, (levels,), and slots free at each price, (intervals, levels)."""
+        """Return the prices, rising, (levels,), and the free slots at each, (intervals, levels)."""
         shares: list[float] = []
         free: list[IntArray] = []
         for capacity in sorted({int(each) for each in self.capacity if each}):
@@ -147,7 +147,7 @@ class Schedule:
         return self.first + len(self.spreads)
 
     def size(self, interval: int) -> int:
-        """Return the number of slots in an interval; 0 outside the schedule."""
+        """Return the number of slots in an interval, or 0 outside the schedule."""
         place = interval - self.first
         if not 0 <= place < len(self.spreads):
             return 0
@@ -411,7 +411,7 @@ def plans_of(
 
 
 class _NoBetterEnd:
-    """Test that is True if no later completion time can be better.
+    """A test that is True if no later completion time can be better.
 
     Worth falls with time, and costs have a lower bound.
     """

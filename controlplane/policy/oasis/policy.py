@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Claims:
-    """Jobs that may be changed or started, grouped by their claim to slots."""
+    """The jobs that may be changed or started, grouped by their claim to slots."""
 
     measured: list[JobView] = field(default_factory=list)  # run first, on their minimum
     promised: list[JobView] = field(default_factory=list)  # in order of promised ends

@@ -32,7 +32,7 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Schedule with its layout on slots and its score."""
+    """A schedule with its layout on slots and its score."""
 
     levels: IntArray  # shape (J,)
     owner: IntArray  # shape (S,), the row of the job on each slot; negative: no job
@@ -337,7 +337,7 @@ class EvolutionarySearch(Evolution):
 
     @property
     def diversity(self) -> float:
-        """Share of the jobs whose levels differ between two candidates, averaged over all pairs."""
+        """The share of jobs whose levels differ between two candidates, averaged over all pairs."""
         if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
             return 0.0
         levels = np.array([candidate.levels for candidate in self.population])

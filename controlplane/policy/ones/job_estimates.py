@@ -1,4 +1,4 @@
-"""Estimates of jobs and families, updated by policy events and views.
+"""The estimates of jobs and families, updated by policy events and views.
 
 `GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
 """
@@ -60,14 +60,14 @@ class GainCorrections:
         self._errors.add((event.family,), error)
 
     def factor(self, family: str) -> float:
-        """Return the factor for speeds beyond the measured sizes; 1 without outcomes."""
+        """Return the factor for speeds beyond the measured sizes, or 1 without outcomes."""
         bias, _ = self._errors.of((family,))
         return min(max(math.exp(bias), MIN_FACTOR), MAX_FACTOR)
 
     def corrections(
         self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
     ) -> FloatArray:
-        """Return the factor for each size, shape (L,); nan for sizes that need no correction.
+        """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
 
         A size needs a correction if it has more slots or spans more nodes than all of the family's
         `measured` (nodes, slots) pairs. Size k has `slots[k]` slots on `nodes[k]` nodes.
@@ -99,7 +99,7 @@ class EstimateVersion(NamedTuple):
 
 
 class Estimates:
-    """Estimates of jobs and families, updated by policy events and views."""
+    """The estimates of jobs and families, updated by policy events and views."""
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
@@ -331,7 +331,7 @@ class Estimates:
         return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
-        """Return the slots that a half-migrated job will keep; None for other jobs."""
+        """Return the slots that a half-migrated job will keep, or None for other jobs."""
         history = self._histories.get(job.job)
         move = history.move if history else None
         half_way = move is not None and move.all_slots == job.running_on.keys()

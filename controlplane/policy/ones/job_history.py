@@ -25,7 +25,7 @@ LOSS_THRESHOLD: Final = 0.1  # relative; smaller losses are within the noise
 
 @dataclass(slots=True)
 class GroupPace:
-    """Step time of one group, corrected as if no other job used the cores of its nodes."""
+    """The step time of one group, corrected as if no other job used the cores of its nodes."""
 
     version: int
     slots: int
@@ -51,7 +51,7 @@ class Loss(NamedTuple):
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """Present group of a job and the earlier groups to compare it with; None: no such group."""
+    """The present group of a job and earlier groups to compare it with; a missing one is None."""
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # last group with fewer slots
@@ -137,7 +137,7 @@ class _Cap(NamedTuple):
 
 
 class BatchCaps:
-    """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
+    """The caps on batches of jobs for which a larger batch made less progress on the same slots.
 
     The speed model is linear in the batch, but a device that is full or swaps memory is not.
     """

@@ -159,7 +159,7 @@ def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class SlotSupply:
-    """Slots that the search can distribute."""
+    """The slots that the search can distribute."""
 
     capacity: int  # slots in play: free slots, slots free soon, and those of movable jobs
     idle: int  # free slots and slots free soon

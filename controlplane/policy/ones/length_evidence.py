@@ -147,7 +147,7 @@ NO_DECAY: Final = 1.0  # weigh all reports alike; early ones show the shape too
 
 @dataclass(slots=True)
 class MetricLog:
-    """Reports of a job's stop metric."""
+    """The reports of a job's stop metric."""
 
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
@@ -301,7 +301,7 @@ class JobEvidence:
     # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """Return the samples that remain by a certain rule; None if no length is certain.
+        """Return the samples that remain by a certain rule, or None if no length is certain.
 
         A rule is certain unless scripts of relatives have left before their rules were met.
         """
@@ -368,7 +368,7 @@ class JobEvidence:
 
 
 def _ahead(end: _End) -> float:
-    """Return the distance from the prediction to the end, in e-folds of the work done by then."""
+    """Return the distance from a prediction to the end, in e-folds of the work done before."""
     return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 

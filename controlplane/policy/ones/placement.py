@@ -40,7 +40,7 @@ def lay_out(
     levels: IntArray,
     hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
-    """Return the row of the job on each slot at `levels`, shape (S,); None if slots are too few.
+    """Return the row of the job on each slot at `levels`, shape (S,), or None if slots are too few.
 
     A slot without a movable job is `FREE` or `CLOSED`. The layout starts from `owner`, at the
     levels `before`. Both arrays of levels have shape (J,).
@@ -254,7 +254,7 @@ class _Layout:
     def _choose_nodes(
         self, row: int, free_slots: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
-        """Return (node, slots) pairs for as few nodes as possible; None if slots are too few."""
+        """Return (node, slots) pairs for as few nodes as possible, or None if slots are too few."""
         if int(free_slots.sum()) < size:
             return None
         left = free_slots.astype(np.float64)
@@ -274,7 +274,7 @@ class _Layout:
         return found
 
     def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Return the slots to add on each node, shape (N,); None if slots are too few.
+        """Return the slots to add on each node, shape (N,), or None if slots are too few.
 
         The job's own nodes are filled first.
         """

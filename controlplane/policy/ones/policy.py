@@ -35,7 +35,7 @@ MAX_NAMES: Final = 3  # most names in a sentence
 
 
 class PlanReasons:
-    """Reasons for a schedule: text for users, codes and numbers for programs."""
+    """The reasons for a schedule: text for users, codes and numbers for programs."""
 
     def __init__(self, problem: Problem, best: Candidate) -> None:
         self._problem = problem
@@ -51,7 +51,7 @@ class PlanReasons:
         self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a used slot
 
     def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
-        """Return why a job changes or waits; None if it keeps its slots and batches.
+        """Return why a job changes or waits, or None if it keeps its slots and batches.
 
         `placed` maps the job's slots in the plan to local batches, in samples per step.
         """

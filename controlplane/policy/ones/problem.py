@@ -1,4 +1,4 @@
-"""Search problem of one view: the sizes that jobs may have, their value, and the effects of places.
+"""The search problem of one view: the sizes that jobs may have, their value, effects of places.
 
 `InterferenceModel` predicts slow-downs by neighbours. `trades_between` finds the jobs that would
 trade places.
@@ -82,7 +82,7 @@ class YieldMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Groups of jobs that take each other's slots; jobs are numbered by rows."""
+    """The groups of jobs that take each other's slots; jobs are numbered by rows."""
 
     groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
     yields: Mapping[int, YieldMode] = field(default_factory=dict)  # by row
@@ -154,7 +154,7 @@ def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class FairnessFloors:
-    """Stretch of each job, the limit `max_stretch`, and the size that is due to each job."""
+    """Each job's stretch, the limit `max_stretch`, and the size that is due to each job."""
 
     limit: float  # max_stretch
     expected: FloatArray  # shape (J,), stretch if the job gets just its fair share from now on
@@ -210,7 +210,7 @@ class Problem:
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
-        """Places of the slots of each node."""
+        """The places of the slots of each node."""
         return self.cluster.slots_on
 
     @property
@@ -230,7 +230,7 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """Values minus penalties of `floors`; they decide the choice of sizes; shape (J, 1 + L)."""
+        """The values minus the penalties of `floors`, which decide sizes; shape (J, 1 + L)."""
         return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
@@ -298,7 +298,7 @@ class Problem:
 
     @cached_property
     def _cores_for_all(self) -> FloatArray:
-        """Cores of each node, or the node's share of all jobs' least slots if that is more."""
+        """The cores of each node, or the node's share of all jobs' least slots if that is more."""
         many, closed = self._node_slots
         least = sum(int(sizes[1]) for sizes in self.sizes)
         share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
@@ -307,7 +307,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Factor by which a job's own workers lengthen its steps at each level by sharing cores."""
+        """The factor by which a job's own workers lengthen its steps at each level."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch

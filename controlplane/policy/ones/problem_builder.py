@@ -51,7 +51,7 @@ def remaining_of(job_rows: Sequence[JobRow]) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class InPlay:
-    """Jobs and slots of one view, grouped by what may be done with them now."""
+    """The jobs and slots of one view, grouped by what may be done with them now."""
 
     jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
     kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
@@ -134,7 +134,7 @@ def weights(
 
 @dataclass(frozen=True, slots=True)
 class ValueTable:
-    """Values by job and level; at level 0 a job waits."""
+    """The values by job and level; at level 0 a job waits."""
 
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
@@ -214,7 +214,7 @@ class _FirstSeen:
 
 
 class LoadAverage:
-    """Mean number of active jobs over the life of each job."""
+    """The mean number of active jobs over the life of each job."""
 
     def __init__(self) -> None:
         self._area = 0.0  # integral of active jobs over time, job seconds

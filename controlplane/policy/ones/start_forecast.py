@@ -1,4 +1,4 @@
-"""Forecasts of the start of waiting jobs, with an interval that should contain 80% of the starts.
+"""The forecasts of waiting jobs' starts, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward. Running jobs end when their remaining time is over, and
 waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
@@ -41,7 +41,7 @@ PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Forecast whose job has not started yet."""
+    """A forecast whose job has not started yet."""
 
     at: Seconds
     wait_s: float  # wait found by rolling the schedule forward
@@ -59,7 +59,7 @@ class _Pending:
 
 
 class StartForecasts:
-    """Forecasts of starts, corrected by the outcomes of earlier forecasts."""
+    """The forecasts of starts, corrected by the outcomes of earlier forecasts."""
 
     def __init__(self) -> None:
         self._pending: dict[JobId, _Pending] = {}

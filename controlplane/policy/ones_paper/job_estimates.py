@@ -161,7 +161,7 @@ def after_epoch(
 
 
 class PaperEstimates:
-    """Estimates of speeds, lengths, progress and limits, updated by policy events and views."""
+    """The estimates of speeds, lengths, progress and limits, updated by policy events and views."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options

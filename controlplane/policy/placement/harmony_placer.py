@@ -90,7 +90,7 @@ Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU t
 
 @dataclass(slots=True)
 class _Family:
-    """Step times of jobs with one script and model."""
+    """The step times of jobs with one script and model."""
 
     steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
     odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
@@ -179,7 +179,7 @@ class NeighbourCosts:
         return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Return the seconds of a step without neighbours, on one node; None if not measured."""
+        """Return the seconds of a step without neighbours, on one node, or None if not measured."""
         self._fit_stale()
         known = self._families.get(family)
         base = known.parts.base.get((slots, local_batch)) if known is not None else None

@@ -1,9 +1,9 @@
 """The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
 
-Gangs by rank pre-empt others; a gang that fits may overtake one that does not. `RoundRobin` orders
-jobs if not all of them can have their minimum. `backfill_queue` starts gangs in order of arrival;
-with backfill, later gangs overtake if that does not delay the first. `Rounds` serve policies that
-decide sizes once per round.
+Gangs with a better rank pre-empt others; a gang that fits may overtake one that does not.
+`RoundRobin` orders jobs if not all of them can have their minimum. `backfill_queue` starts gangs in
+order of arrival; with backfill, later gangs overtake if that does not delay the first. `Rounds`
+serve policies that decide sizes once per round.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def gang_plan(
 
 
 class RoundRobin:
-    """Turns between jobs: after a quantum, a running job queues behind the waiting jobs.
+    """Turns between jobs. After a quantum, a running job queues behind the waiting jobs.
 
     Thus no job starves. With a quantum of 0 there are no turns: the oldest jobs run to their end.
     """
@@ -148,7 +148,7 @@ class RoundRobin:
         return [*in_quantum, *waiting, *over_quantum]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
-        """Return when the first turn of a job in `served` ends; None if no job waits."""
+        """Return when the first turn of a job in `served` ends, or None if no job waits."""
         jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
         names = [job.job for job in jobs]
         if not self._quantum_s or all(name in served for name in names):
@@ -263,7 +263,7 @@ class Rounds:
         self._begun_at = now
 
     def next_at(self, partition: Partition) -> Seconds | None:
-        """Return when the next round is due; None if there are no jobs or a round is due now."""
+        """Return when the next round is due, or None if there are no jobs or a round is due now."""
         at = self._ends_at(partition)
         return at if partition.view.jobs and at > partition.now else None
 

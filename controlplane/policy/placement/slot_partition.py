@@ -68,7 +68,7 @@ class Partition:
     wake_at: Seconds | None = None  # when one of `refused` or `pinned` can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Mark the slots that a job leaves as free."""
+        """Mark slots as free because their job gives them up."""
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 

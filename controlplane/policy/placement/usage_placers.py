@@ -40,7 +40,7 @@ USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """Mean resource usage of one worker."""
+    """The mean resource usage of one worker."""
 
     cores: float = 0.0
     bytes_per_s: float = 0.0  # bytes of gradients that the worker sends

@@ -223,7 +223,7 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
 
 
 class FamilyHistories:
-    """Records of all families, with the priors that they share."""
+    """The records of all families, with the priors that they share."""
 
     def __init__(self) -> None:
         self.priors = Priors()

@@ -19,7 +19,7 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
-    """Bounds of R, which is the largest batch that a job may have now; in samples per step."""
+    """The bounds, in samples per step, of R, the largest batch that a job may have now."""
 
     first: int  # first batch of the job
     least: int  # lower bound of R
@@ -62,7 +62,7 @@ class _Family:
 
 
 class StepTimesByFamily:
-    """Step times by number of slots and family; a job without a family is its own family.
+    """The step times by number of slots and family; a job without a family is its own family.
 
     Args:
         drift: relative change of a measured step time at which models are fitted again.

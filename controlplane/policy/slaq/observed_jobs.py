@@ -149,7 +149,7 @@ MAX_LOSS: Final = 1e30  # larger losses are not measurements
 
 
 class LossReports:
-    """Mean losses of the last `kept` stretches of training, each at the middle of its stretch.
+    """The mean losses of the last `kept` stretches of training, each at the middle of its stretch.
 
     An epoch's report is the mean over the epoch. Telemetry has the mean over the running epoch so
     far. Two such means, multiplied by their samples and subtracted, give the mean over the stretch
@@ -209,7 +209,7 @@ class LossReports:
 
 
 class FittedLosses:
-    """Loss reports of all jobs, and the curves fitted to them."""
+    """The loss reports of all jobs, and the curves fitted to them."""
 
     def __init__(self, kept: int, decay: float) -> None:
         self._kept, self._decay = kept, decay
@@ -267,7 +267,7 @@ class _Pace:
 
 
 class ObservedJobs:
-    """Progress, speeds and loss curves of jobs, learnt from epochs and telemetry."""
+    """The progress, speeds and loss curves of jobs, learnt from epochs and telemetry."""
 
     def __init__(self, options: SlaqOptions) -> None:
         self._options = options

@@ -132,7 +132,7 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class SlaqDecision:
-    """Sizes of jobs, and the facts that explain them."""
+    """The sizes of jobs, and the facts that explain them."""
 
     sizes: dict[JobId, int]  # sizes of jobs that have slots, in the order of the queue
     room: int  # number of slots for all jobs
