@@ -331,7 +331,7 @@ def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> Convergence
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Reports of several jobs, scaled to coordinates from 0 to 1."""
+    """The reports of several jobs, scaled to coordinates from 0 to 1."""
 
     times: FloatArray  # shape (J, N)
     losses: FloatArray  # shape (J, N)

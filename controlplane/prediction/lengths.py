@@ -219,7 +219,7 @@ class LossCurve:
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:
-    """Return the curve closest to the reports; None if the reports do not determine a curve.
+    """Return the curve closest to the reports, or None if the reports do not determine a curve.
 
     The fit tries several floors b2 below the smallest loss. For each floor, non-negative least
     squares on 1 / (loss - b2) finds b0 and b1, weighted so that errors count as errors of the loss.

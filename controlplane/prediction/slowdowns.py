@@ -19,7 +19,7 @@ ITERATIONS: Final = 4  # rounds of the fit; each fixes negative slow-downs at 0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Mean step time of a job at one size, on one GPU type, next to a given set of neighbours."""
+    """A job's mean step time at one size, on one GPU type, next to a given set of neighbours."""
 
     size: Hashable
     gpu_type: str

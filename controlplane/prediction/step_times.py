@@ -18,7 +18,7 @@ PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes at which the prior is fitted
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Mean step time measured at one size."""
+    """The mean step time measured at one size."""
 
     slots: int
     batch: int  # global, samples per step
@@ -89,7 +89,7 @@ MAX_WEIGHT: Final = 10.0  # largest weight of a size, in measurements
 
 @dataclass(slots=True)
 class MeanStepTime:
-    """Mean of the measurements at one size."""
+    """The mean of the measurements at one size."""
 
     step_s: float
     fitted: float  # value of `step_s` when the model was last fitted

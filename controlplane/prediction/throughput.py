@@ -1,4 +1,4 @@
-"""Step time on r slots of n nodes: a closed form per job family, fitted to measurements.
+"""The step time on r slots of n nodes: a closed form per job family, fitted to measurements.
 
 The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11). Computation is linear in the local
 batch. Communication is linear in the slots, with different coefficients within a node and across
@@ -24,7 +24,7 @@ from controlplane.prediction import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PassLimits:
-    """Largest number of samples in one pass of a worker; infinite if one pass was always enough.
+    """Largest number of samples in one pass of a worker, or infinity if one pass was always enough.
 
     A single worker can take more passes than a worker of a group, to measure gradient noise.
     """
@@ -69,7 +69,7 @@ class SeenPasses:
 
     @property
     def limits(self) -> PassLimits:
-        """Limits estimated from steps; if any step was split, the limit is the largest pass."""
+        """The limits estimated from steps; if any step was split, the limit is the largest pass."""
         return PassLimits(
             alone=float(self.alone) if self.alone_splits else math.inf,
             several=float(self.several) if self.several_splits else math.inf,
@@ -97,7 +97,7 @@ PRIOR_SCALING: Final = Scaling()  # of a cluster without measurements
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Mean step time measured at one size."""
+    """The mean step time measured at one size."""
 
     nodes: int
     slots: int
