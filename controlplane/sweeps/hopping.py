@@ -22,7 +22,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model that hops between partitions, with its remaining work."""
+    """A model that hops between partitions, with its remaining work."""
 
     unit_s: float  # seconds for a partition of size 1 at slowness 1, above 0
     todo: Partitions  # left in this epoch, including a running visit; empty: the model waits
@@ -88,7 +88,7 @@ def partitions(some: Sequence[int]) -> Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of models and slots, by which their remaining work is multiplied."""
+    """The weights of models and slots, by which their remaining work is multiplied."""
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
@@ -209,7 +209,7 @@ class GreedyOrder:
 
 
 class _SizesOfSets:
-    """Cache for the total sizes of partition sets; many models share the same remaining set."""
+    """A cache for the total sizes of partition sets; many models share the same remaining set."""
 
     def __init__(self, problem: HopProblem) -> None:
         self._sizes = problem.sizes

@@ -98,7 +98,7 @@ class ModelState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """Record of the nodes that store each state."""
+    """A record of the nodes that store each state."""
 
     _nodes: dict[StateName, list[NodeId]] = field(default_factory=dict)
     _versions: dict[int, set[int]] = field(default_factory=dict)  # by trial

@@ -267,7 +267,7 @@ class Sweep:
 
     @property
     def deadline(self) -> Seconds | None:
-        """Earliest time at which `deadline_passed` has to be called; None without deadlines."""
+        """Earliest time at which `deadline_passed` has to be called, or None without deadlines."""
         leases = [lease.deadline for lease in self.state.leases.values()]
         places = [record.must_leave_by for record in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)

@@ -18,7 +18,7 @@ MIN_UNIT_S: Final = 1e-3
 
 @dataclass(slots=True)
 class UnitTimes:
-    """Model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
+    """A model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
 
     A measurement first updates the slowness, then the cost.
     """
@@ -37,7 +37,7 @@ class UnitTimes:
 
     @property
     def usual(self) -> float:
-        """Mean seconds per unit over the measured trials; `FIRST_S` if none was measured."""
+        """The mean seconds per unit over the measured trials; `FIRST_S` if none was measured."""
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:
@@ -79,7 +79,7 @@ class SweepWorker:
 
     @property
     def must_leave_by(self) -> Seconds | None:
-        """Time when a revoked worker's unit is given up; None if the worker is not revoked."""
+        """Time when a revoked worker's unit is given up, or None if the worker is not revoked."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
@@ -103,7 +103,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """Weights of trials and workers in the order of visits, chosen by rollouts."""
+    """The weights of trials and workers in the order of visits, chosen by rollouts."""
 
     attempts: int  # attempts so far when the weights were chosen
     models: dict[int, float]  # by trial
@@ -113,7 +113,7 @@ class ChosenWeights:
 
 @dataclass(slots=True)
 class DataFaults:
-    """Sizes of partitions, and partitions that nodes could not provide."""
+    """The sizes of partitions, and partitions that nodes could not provide."""
 
     sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first reporter
     failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition -> times

@@ -1,4 +1,4 @@
-"""Orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
+"""The orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
 
 A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
 is the order of the paper (Cerebro, Algorithm 1). A rollout simulates the greedy order to its end.
