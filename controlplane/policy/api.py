@@ -32,7 +32,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotId
     node: NodeId
     kind: str  # "gpu" or "cpu"
-    model: str = ""  # of GPU, as named by the driver
+    model: str = ""  # GPU model, as named by the driver
     usable: bool  # its node is up and no process runs on the slot
     up: bool = True  # its node is up; if False, the job on the slot cannot hand the slot over
     leaving: bool = False  # its process is exiting, and the slot is not reserved for a job
@@ -99,7 +99,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
-    """A job finished an epoch; replayed from the journal when the search process restarts."""
+    """A job finished an epoch; the journal replays this event when the search process restarts."""
 
     job: JobId
     family: str
@@ -118,7 +118,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
-    """Telemetry of a job, about once per second; some reports may be missing."""
+    """Telemetry of a job, sent about once per second; some reports may be missing."""
 
     job: JobId
     family: str
@@ -150,7 +150,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class GainSeen(msgspec.Struct, frozen=True, kw_only=True, tag="gain"):
-    """The first whole epoch of a changed group ended; compares predicted and measured speed-up."""
+    """Predicted and measured speed-up of a changed group, after its first whole epoch."""
 
     job: JobId
     family: str
@@ -258,11 +258,11 @@ class Oracle(Protocol):
         layouts: Mapping[JobId, Mapping[NodeId, int]],
         on: Mapping[NodeId, Mapping[JobId, int]],
     ) -> float:
-        """Return a job's speed in these layouts over its speed alone and close together, in (0, 1].
+        """Return a job's speed in these layouts over its speed alone on close slots, in (0, 1].
 
         Args:
             layouts: assumed workers of every job on each of its nodes.
-            on: for each node of the job, the assumed workers of every job there, also of this job.
+            on: for each node of the job, the assumed workers of every job there, this job too.
         """
         ...
 
@@ -285,7 +285,7 @@ class Policy(Protocol):
         ...
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best complete plan so far for `view`; must not change the policy's state.
+        """Return the best complete plan so far for `view`, without changing the policy's state.
 
         The plan names every job that should run and is `based_on` the version of `view`.
         """
@@ -294,9 +294,9 @@ class Policy(Protocol):
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
         """Return a plan with new batch sizes on the slots that jobs already have.
 
-        For planners that request complete plans rarely or in rounds: a new batch alone does
-        not stall a job. The method must not change state, except for the record of what was already
-        learnt. Jobs that the plan does not name continue unchanged.
+        Planners that request complete plans rarely or in rounds use this method, because a new
+        batch alone does not stall a job. The method must not change state, except for the record of
+        what was already learnt. Jobs that the plan does not name continue unchanged.
         """
         return Plan(based_on=view.version)
 
@@ -312,9 +312,9 @@ class ImmediatePolicy(Policy):
         """Ignore the event; a subclass that learns from events overrides this."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Return False: there is nothing to search for."""
+        """Return False, because there is nothing to search for."""
         return False
 
     def stats(self) -> SearchStats:
-        """Return zeros: there is no search."""
+        """Return zeros, because there is no search."""
         return SearchStats()

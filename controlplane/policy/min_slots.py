@@ -107,7 +107,7 @@ def _restored_size(job: JobView, due: int, free: int) -> int:
 
 
 def _nearby_slots(job: JobView, free: list[SlotView], many: int) -> list[SlotId]:
-    """Return free slots on the nodes of the job first, then on as few other nodes as possible."""
+    """Return `many` free slots: first on the job's nodes, then on as few others as possible."""
     nodes = {node_of(slot) for slot in job.running_on}
     near = [slot for slot in free if slot.node in nodes][:many]
     far = [slot for slot in free if slot.node not in nodes]

@@ -101,12 +101,12 @@ class OnesOptions(Options, frozen=True):
     settle_s: NotNegative = 3.0
     rescale_stall_s: NotNegative = 1.0  # assumed stall of a running job at a change
     start_stall_s: NotNegative = 10.0  # assumed stall of a start, until some starts were measured
-    change_margin: NotNegative = 0.1  # minimum benefit beyond the stall, share of a job's value
+    change_margin: NotNegative = 0.1  # minimum benefit beyond the stall, a share of a job's value
     # Extra cost of stopping a job beyond the stall, in multiples of its worth on one slot.
     pause_margin: NotNegative = 1.5
     # Minimum gain in goodput of a new batch on the same slots, as a share.
     batch_margin: NotNegative = 0.03
-    rebatch: bool = True  # True: on the same slots at any time; False: at plans with an open gate
+    rebatch: bool = True  # True: rebatch at any time on the same slots; False: with an open gate
     # Steps that a job trains with a batch before that batch can double.
     growth_steps: Annotated[int, Within(0)] = 10
     batch_caps: bool = True  # for a while, stay below a batch that lost progress on its slots
@@ -169,7 +169,7 @@ class OnesPaperOptions(Options, frozen=True):
     scale_down: ScaleDown = "contended"
     limit_floor: Literal["one", "first"] = "first"  # minimum of R: one sample, first batch
     keep_least: bool = True  # False: scaling down can take a job's last slot
-    gate: Literal["all", "job", "off"] = "job"  # epoch before a change: of all jobs, of it, none
+    gate: Literal["all", "job", "off"] = "job"  # epoch needed first: of all jobs, the job, none
     reorder: Literal["flat", "aligned"] = "aligned"
     charge: bool = True  # False: changes are assumed to be free
 

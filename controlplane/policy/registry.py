@@ -24,7 +24,7 @@ Need = Literal["losses", "utility"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a policy is defined, and its properties."""
+    """Location of a policy's code, and the properties of the policy."""
 
     factory: str  # module:class in this package, called with its options
     options: str  # module:struct in this package
@@ -34,7 +34,7 @@ class Entry:
     batch: Literal["fixed", "elastic"] = "fixed"  # elastic: may differ from the user's batch
     oracle: Literal["no", "may", "must"] = "no"  # use of an oracle; "must": simulation only
     gangs: bool = False  # True: gives a job exactly its wanted slots or none
-    needs: tuple[Need, ...] = ()  # needs of jobs; `job_notes` explains unmet ones
+    needs: tuple[Need, ...] = ()  # what it needs of jobs; see `job_notes`
 
     @property
     def admits(self) -> bool:
@@ -110,8 +110,8 @@ def make(
         oracle: ground truth of a simulation; None in a cluster.
 
     Raises:
-        SettingsError: if there is no such policy, it needs an oracle, or an option is unknown or
-            out of its range.
+        SettingsError: if there is no such policy, if the policy needs an oracle, or if an option is
+            unknown or out of its range.
     """
     found = entry(name)
     if oracle is None:
@@ -127,7 +127,7 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
     """Refuse a policy or options that work only in a simulation.
 
     Raises:
-        SettingsError: if there is no such policy, or it needs an oracle.
+        SettingsError: if there is no such policy, or if the policy needs an oracle.
     """
     if entry(name).oracle == "must":
         problem = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
@@ -195,7 +195,7 @@ def job_notes(
 
 
 def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:
-    """Return the note on missing losses; before the first epoch, losses might still be reported."""
+    """Return a note if a job reports no usable loss; before the first epoch, it still might."""
     if train_loss is None and not epochs:
         until = "it has at least a fair share until it reports some"
         return f"{policy} shares slots by training losses: {until}"

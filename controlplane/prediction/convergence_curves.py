@@ -228,7 +228,7 @@ class ConvergenceCurves:
         return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
 
     def reaches(self, losses: FloatArray) -> FloatArray:
-        """Return the positions where the curves reach `losses`, shape (J,); infinite if never.
+        """Return the positions, shape (J,), where the curves reach `losses`; infinite where never.
 
         No position is before the first report.
         """
@@ -261,11 +261,11 @@ def fit_curves(
 ) -> ConvergenceCurves:
     """Return the curves closest to the latest reports, sublinear or exponential.
 
-    Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2). No
-    losses raise an error: losses that are not finite are ignored, and if the remaining losses do
-    not determine a curve, `forms` shows this. A single report above both its neighbours is lowered
-    to the higher neighbour, which leaves falling losses unchanged. If all losses of a job are at
-    least 0, its curve stays at least 0.
+    Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2).
+    Losses never raise an error: those that are not finite are ignored, and if the others do not
+    determine a curve, `forms` shows this. A single report above both its neighbours is lowered to
+    the higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least
+    0, its curve stays at least 0.
 
     Args:
         positions: positions of the reports in samples, iterations or epochs, rising; shape (J, N).
@@ -331,7 +331,7 @@ def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> Convergence
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Reports of several jobs, scaled to coordinates from 0 to 1."""
+    """The reports of several jobs, scaled to coordinates from 0 to 1."""
 
     times: FloatArray  # shape (J, N)
     losses: FloatArray  # shape (J, N)

@@ -57,7 +57,7 @@ class LengthDistribution:
     def mean_left(self, done: float) -> float:
         """Return the mean residual life: the expected samples that remain after `done`, above 0.
 
-        If the job outlived all plausible totals, the rest is a share of `done` set by the spread.
+        If the job outlived all plausible totals, the result is a share of `done` set by the spread.
         """
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
@@ -123,9 +123,9 @@ def of_relatives(
     Args:
         finished: totals of finished jobs, samples; at least one.
         outlived: samples done by jobs that were given up or still run.
-        spread: standard deviation of log totals within a family. More components are narrower
-            (Silverman 1986: by the fifth root of their number). A few components are wider,
-            because they also have to represent the lengths between them.
+        spread: standard deviation of log totals within a family. If there are many components,
+            they are narrower (Silverman 1986: by the fifth root of their number). If there are few,
+            they are wider, because they also have to represent the lengths between them.
     """
     valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
     totals, counts = np.unique(valid, return_counts=True)
@@ -138,7 +138,7 @@ def of_relatives(
         weights[place] = survived * count / at_risk
         survived -= weights[place]
         before += count
-    weights[-1] += max(survived, 0.0)  # jobs that outlived all get the longest total
+    weights[-1] += max(survived, 0.0)  # the longest total gets the weight of jobs that outlived it
     number = len(finished)
     width = max(MIN_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
     return LengthDistribution(np.log(totals), weights / weights.sum(), width)
@@ -166,8 +166,8 @@ def remaining_samples(
 ) -> float:
     """Return the samples that a job will still process.
 
-    The estimate is the mean residual life of the finished jobs of the family. Before a job has
-    finished beyond `done`, a job is expected to reach 2 `done` or `largest`, the larger. In a live
+    The estimate is the mean residual life of the finished jobs of the family. If none of them went
+    beyond `done`, the job is expected to reach the larger of 2 `done` and `largest`. In a live
     cluster a stated number of epochs or samples *is* the end of a job, so nothing is averaged.
 
     Args:
@@ -207,7 +207,7 @@ class LossCurve:
         return (loss - self.at(epoch + 1)) / loss
 
     def converged_at(self, convergence: float) -> int:
-        """Return the first epoch whose next epoch removes less than this share of the loss."""
+        """Return the first epoch whose next epoch removes less than the share `convergence`."""
         low, high = 0, MAX_LOSS_EPOCHS  # the share falls from epoch to epoch
         while low < high:
             middle = (low + high) // 2
@@ -219,7 +219,7 @@ class LossCurve:
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:
-    """Return the curve closest to the reports; None if the reports do not determine a curve.
+    """Return the curve closest to the reports, or None if the reports do not determine a curve.
 
     The fit tries several floors b2 below the smallest loss. For each floor, non-negative least
     squares on 1 / (loss - b2) finds b0 and b1, weighted so that errors count as errors of the loss.

@@ -1,4 +1,4 @@
-"""Progress of a job as a Beta distribution learnt from finished jobs (ONES section 3.2.1)."""
+"""The progress of a job as a Beta distribution learnt from finished jobs (ONES section 3.2.1)."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
 
 @dataclass(frozen=True)
 class ProgressModel:
-    """rho ~ Be(alpha, beta); alpha = processed epochs, beta = A x + b, both at least 1 (eq. 6).
+    """The model rho ~ Be(alpha, beta) of the progress of a job (eq. 6).
 
-    Features are standardised. This changes the values of A and b, but not the set of functions that
-    the model can express.
+    Here alpha is the number of processed epochs and beta = A x + b; both are at least 1. Features
+    are standardised, which changes A and b, but not the set of functions that can be expressed.
     """
 
     weights: FloatArray  # A, shape (5,), epochs per standard deviation
@@ -109,7 +109,7 @@ def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
 
 
 def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | None:
-    """Return the maximum likelihood model (A and b); None if there are no valid points.
+    """Return the maximum likelihood model (A and b), or None if there are no valid points.
 
     The search starts at the earlier model `start` if `start` fits the points better than least
     squares do.
@@ -203,7 +203,7 @@ class Reservoir:
         self.seen = 0
 
     def offer(self, points: Points, rng: Generator) -> None:
-        """Offer points; all points ever offered are kept with the same probability."""
+        """Offer points; each point ever offered is in the sample with the same probability."""
         table = np.column_stack([points.features, points.epochs, points.progress])
         capacity = len(self._rows)
         free = table[: max(0, capacity - self.seen)]
@@ -213,11 +213,11 @@ class Reservoir:
             numbers = self.seen + len(free) + np.arange(len(rest))
             places = rng.integers(0, numbers + 1)
             kept = places < capacity
-            self._rows[places[kept]] = rest[kept]  # at one place, the last point stays
+            self._rows[places[kept]] = rest[kept]  # the last point at a place stays
         self.seen += len(table)
 
     @property
     def points(self) -> Points:
-        """Points that are currently in the sample."""
+        """The points that are currently in the sample."""
         rows = self._rows[: min(self.seen, len(self._rows))]
         return Points(rows[:, :FEATURES].copy(), rows[:, -2].copy(), rows[:, -1].copy())

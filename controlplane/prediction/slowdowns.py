@@ -19,7 +19,7 @@ ITERATIONS: Final = 4  # rounds of the fit; each fixes negative slow-downs at 0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Mean step time of a job at one size, on one GPU type, next to a given set of neighbours."""
+    """A job's mean step time at one size, on one GPU type, next to a given set of neighbours."""
 
     size: Hashable
     gpu_type: str
@@ -99,7 +99,7 @@ def _ridge(
     trust: FloatArray,
     signed: int,
 ) -> FloatArray:
-    """Solve weighted least squares with priors; unknowns from `signed` on are at least 0."""
+    """Solve weighted least squares with priors; unknowns from index `signed` on are at least 0."""
     free = np.ones(len(prior), dtype=np.bool_)
     found = prior.copy()
     for _ in range(ITERATIONS):
@@ -187,7 +187,7 @@ def stretch(busy: int, cores: float) -> float:
 
 
 def stretch_alone(slots: IntArray, nodes: IntArray, cores: float) -> FloatArray:
-    """Return the `stretch` of a job without neighbours, evenly spread; shape (L,)."""
+    """Return the `stretch` of a job that is evenly spread and has no neighbours; shape (L,)."""
     if not math.isfinite(cores):
         return np.ones(len(slots))
     return np.maximum(1.0, np.ceil(slots / nodes) / cores)

@@ -18,7 +18,7 @@ PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes at which the prior is fitted
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Mean step time measured at one size."""
+    """The mean step time measured at one size."""
 
     slots: int
     batch: int  # global, samples per step
@@ -55,13 +55,13 @@ def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> Fl
 
 
 def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -> StepModel:
-    """Return the model closest to `samples`: relative least squares, no coefficient below 0.
+    """Return the model closest to `samples` by relative least squares; no coefficient is below 0.
 
     A few sizes do not determine four coefficients. The fit therefore includes a prior: r slots are
     r^0.9 times as fast as one slot. The weight of the prior falls with the number of measured
     sizes. `alone_s` is the step time on one slot that is assumed if there are no samples.
     """
-    if samples:  # scaled to one slot and to `batch`
+    if samples:  # scale the step time to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
         alone_s = float(np.exp(np.mean(np.log(alone))))
     priors = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in PRIOR_SLOTS]
@@ -89,7 +89,7 @@ MAX_WEIGHT: Final = 10.0  # largest weight of a size, in measurements
 
 @dataclass(slots=True)
 class MeanStepTime:
-    """Mean of the measurements at one size."""
+    """The mean of the measurements at one size."""
 
     step_s: float
     fitted: float  # value of `step_s` when the model was last fitted

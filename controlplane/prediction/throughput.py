@@ -1,4 +1,4 @@
-"""Step time on r slots of n nodes: a closed form per job family, fitted to measurements.
+"""The step time on r slots of n nodes: a closed form per job family, fitted to measurements.
 
 The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11). Computation is linear in the local
 batch. Communication is linear in the slots, with different coefficients within a node and across
@@ -24,7 +24,7 @@ from controlplane.prediction import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PassLimits:
-    """Largest number of samples in one pass of a worker; infinite if one pass was always enough.
+    """Largest number of samples in one pass of a worker, or infinity if one pass was always enough.
 
     A single worker can take more passes than a worker of a group, to measure gradient noise.
     """
@@ -36,7 +36,7 @@ class PassLimits:
         """Return the passes of each step; gradients accumulate until the reduction.
 
         As in the training library, passes are as few as the limit allows and nearly equal in size.
-        Shapes (...).
+        All shapes are (...).
         """
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
@@ -69,7 +69,7 @@ class SeenPasses:
 
     @property
     def limits(self) -> PassLimits:
-        """Limits estimated from steps: if any step was split, its largest pass is the limit."""
+        """The limits estimated from steps; if any step was split, the limit is the largest pass."""
         return PassLimits(
             alone=float(self.alone) if self.alone_splits else math.inf,
             several=float(self.several) if self.several_splits else math.inf,
@@ -78,7 +78,8 @@ class SeenPasses:
 
 FIXED_SHARE: Final = 0.3  # prior: share of a step that is independent of the batch
 FAR: Final = 1.1  # prior: a step across nodes takes 1.1 times as long as within a node
-# Larger corrections extend to other sizes. A limit of 1.25 cost 1.5% on two measured workloads.
+# Corrections above this factor also apply to other sizes. A factor of 1.25 cost 1.5% on two
+# measured workloads.
 MIN_MISFIT: Final = 2.0
 MIN_COST_S: Final = 1e-300  # avoids a division by 0
 
@@ -96,7 +97,7 @@ PRIOR_SCALING: Final = Scaling()  # of a cluster without measurements
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Mean step time measured at one size."""
+    """The mean step time measured at one size."""
 
     nodes: int
     slots: int
@@ -126,7 +127,7 @@ class SpeedModel:
     limits: PassLimits = NO_LIMITS  # a share above the limit takes several passes
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the seconds of a step with all passes; only the last includes the reduction.
+        """Return the seconds of a step with all passes; only the last pass includes the reduction.
 
         Args:
             nodes: shape (...), nodes that the group spans.
@@ -215,7 +216,7 @@ MIN_START_SHARE: Final = 0.01  # start values keep this share of `WIDTH` from it
 MAX_LOGARITHM: Final = 60.0  # exp(60) is beyond any measured coefficient
 MAX_EVALUATIONS: Final = 100  # limit per fit; most fits need about 15
 
-# One prior per row: its factors of the fitted x of (a, b, c, d, far c, far d, g).
+# Each row is one prior: factors by which to multiply the x of (a, b, c, d, far c, far d, g).
 PRIORS: Final = np.array([
     [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # a over b: a is 0.3 of a step at the middle batch
     [0.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.0],  # d over c: a further slot adds a small share
@@ -225,7 +226,7 @@ PRIORS: Final = np.array([
     [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # b: the part that depends on the batch is most of a step
     [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # c: communication takes a tenth of a step
 ])  # fmt: skip
-TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weights, in samples
+TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of prior weights, samples
 
 
 def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
@@ -339,7 +340,7 @@ def _values(x: FloatArray) -> list[float]:
 
 
 def _x_of(overlap: float) -> float:
-    """Return the x of a g (1 to 10); a g at a limit is moved inside, where it can change."""
+    """Return the x of an overlap g (1 to 10); a g at a limit is moved inside to be changeable."""
     share = (overlap - MIN_OVERLAP) / WIDTH
     share = min(max(share, MIN_START_SHARE), 1.0 - MIN_START_SHARE)
     return float(np.log(share / (1.0 - share)))

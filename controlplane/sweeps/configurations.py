@@ -40,7 +40,7 @@ def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
 def grid(space: Space) -> list[dict[str, Value]]:
     """Return every combination of values; the last parameter changes fastest.
 
-    Combinations that differ only in values that do not apply are listed once.
+    If combinations differ only in values that do not apply, only one of them is listed.
     """
     names = list(space)
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
@@ -52,7 +52,7 @@ def grid(space: Space) -> list[dict[str, Value]]:
 
 
 def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[str, Value]:
-    """Return `values` with each value redrawn with probability `resample`, else mutated."""
+    """Return `values`, with each value either redrawn (probability `resample`) or mutated."""
 
     def near(name: str) -> Value:
         parameter = space[name]
@@ -90,7 +90,7 @@ def _draw(parameter: Parameter, rng: Random) -> Value:
             return rng.uniform(least, most)
         case "log_uniform":
             return _within(math.exp(rng.uniform(math.log(least), math.log(most))), least, most)
-        case "log_integer":  # k from [k, k + 1), so that both ends have the full probability
+        case "log_integer":  # [k, k + 1) becomes k, so that both ends have the full probability
             drawn_log = rng.uniform(math.log(least), math.log(most + 1))
             return int(_within(int(math.exp(drawn_log)), least, most))
         case "choice":
@@ -105,7 +105,7 @@ def _listed(parameter: Parameter) -> Sequence[Value]:
 
 
 def _mutated(parameter: Parameter, value: Value, rng: Random) -> Value:
-    """Return a value that is a fifth larger or smaller; for a choice, return a neighbour."""
+    """Return a value that is a fifth larger or smaller, or the next or previous choice."""
     up = rng.randrange(2) == 1
     least, most = parameter.bounds
     if parameter.choice is not None:

@@ -22,12 +22,12 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model that hops between partitions, with its remaining work."""
+    """A model that hops between partitions, with its remaining work."""
 
     unit_s: float  # seconds for a partition of size 1 at slowness 1, above 0
-    todo: Partitions  # left in this epoch, with a running visit; empty: the model waits
+    todo: Partitions  # left in this epoch, including a running visit; empty: the model waits
     epochs_left: int = 0  # granted epochs after the current one
-    at: int | None = None  # slot that has the state; None: none yet
+    at: int | None = None  # slot that has the state; None: no state yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ def partitions(some: Sequence[int]) -> Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of models and slots, by which their remaining work is multiplied."""
+    """The weights of models and slots, by which their remaining work is multiplied."""
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
-    visit_exponent: float = 0.0  # another factor: remaining visits to this power
+    visit_exponent: float = 0.0  # a further factor is the number of remaining visits to this power
 
 
 class GreedyOrder:
@@ -165,7 +165,7 @@ class GreedyOrder:
         return self._todo[model]
 
     def _rank(self, model: int) -> float:
-        work = max(0.0, self._remaining[model])  # rounding of subtractions may end below 0
+        work = max(0.0, self._remaining[model])  # rounding errors can make it negative
         visits: float = (work / self.problem.models[model].unit_s) ** self._visit_exponent
         return work * self._model_weights[model] * visits
 
@@ -209,7 +209,7 @@ class GreedyOrder:
 
 
 class _SizesOfSets:
-    """Cache for the total sizes of partition sets; many models share the same remaining set."""
+    """A cache for the total sizes of partition sets; many models share the same remaining set."""
 
     def __init__(self, problem: HopProblem) -> None:
         self._sizes = problem.sizes
@@ -224,7 +224,7 @@ class _SizesOfSets:
 
 
 def _unit_seconds(problem: HopProblem) -> list[float]:
-    """Return the seconds of all remaining visits to each partition, as if its size were 1."""
+    """Return, for each partition, the total seconds of its remaining visits if its size were 1."""
     later = sum(model.unit_s * model.epochs_left for model in problem.models)
     now: dict[Partitions, float] = {}
     for model in problem.models:

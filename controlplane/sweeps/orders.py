@@ -1,4 +1,4 @@
-"""Orders and notifications that a sweep returns."""
+"""The orders and notifications that a sweep returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Attempt = NewType("Attempt", int)  # number that increases, so that old results 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """Name of a trial's state after `version` visits; version 0 is newly built and never stored."""
+    """The name of a trial's state after `version` visits; version 0 is new and never stored."""
 
     trial: int
     version: int
@@ -108,7 +108,7 @@ class Graduate:
     trial: int
     values: Values
     state: StateName  # initial state of the job
-    digest: str  # of that state
+    digest: str  # digest of the initial state
     epochs: int  # finished epochs
 
 

@@ -14,7 +14,7 @@ from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId
 
 MIN_REPLICAS = 2  # nodes that have a state before its predecessor is dropped
-MAX_COPY_TRIES = 3  # failed copies of a state; then only a later state is copied
+MAX_COPY_TRIES = 3  # after so many failed copies of a state, only later states are copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
@@ -73,7 +73,7 @@ def _keep_newest(
 
 
 def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
-    """Return the versions up to the current state that some node has, newest first."""
+    """Return the versions up to the current one that some node stores, newest first."""
     found = {version for version in state.stored.versions(model.trial) if version <= model.at}
     for one in model.parents:
         most = min(one.version, model.at)
@@ -82,7 +82,7 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
 
 
 def _use_newest_stored(state: SweepState, model: ModelState) -> None:
-    """Let the model continue from its newest stored state, which a returned node may have."""
+    """Let the model continue from its newest stored state, which may be on a returned node."""
     for version in range(len(model.finished_units), model.at, -1):
         if state.stored.nodes(model.names(version)):
             model.at = version
@@ -131,7 +131,7 @@ def partition_holders(
 
     Args:
         workers: nodes with workers, and their number.
-        replicas: number of nodes for each partition; if it exceeds all nodes, every node.
+        replicas: number of nodes that get each partition; if there are fewer, all nodes get it.
         before: partitions that each node holds now.
         can_hold: False if the node could not provide the partition.
 
@@ -166,7 +166,7 @@ def _better(
     held: Mapping[NodeId, set[int]],
     can_hold: Callable[[NodeId, int], bool],
 ) -> tuple[NodeId, NodeId, int] | None:
-    """Return source, target and partition of a move that evens out the loads, or None."""
+    """Return source, target and partition of a move that evens out the loads; None without one."""
     by_load = sorted(held, key=lambda node: len(held[node]) / workers[node])
     for target in by_load:
         for source in reversed(by_load):

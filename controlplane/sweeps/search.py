@@ -73,11 +73,11 @@ def asynchronous(
 ) -> list[Decision]:
     """Promote trials among the best 1 / eta of a rung without waiting for the whole rung.
 
-    ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: if no trial can be
-    promoted, a new configuration begins. Here all configurations exist from the start, and waiting
-    ones cost nothing. If no trial trains and none is among the best, the best waiting trial of the
-    highest rung is promoted, until a trial is trained to the end or graduates. Then the other
-    trials stop.
+    The algorithm is ASHA (Li et al., MLSys '20, algorithm 2), from the highest rung down. Paper: if
+    no trial can be promoted, a new configuration begins. Here all configurations exist from the
+    start, and waiting ones cost nothing. If no trial trains and none is among the best, the best
+    waiting trial of the highest rung is promoted. Once a trial has trained to the end or graduates,
+    the other trials stop.
 
     Paper: scores are compared as they arrive (`on_arrival`), so the winners of a search depend on
     the slots. Here `in_order` compares scores in a fixed order: by number in the first rung, by
@@ -160,10 +160,10 @@ def exploit_and_explore(
 ) -> list[Decision]:
     """Replace the worst quarter by mutated copies of the best quarter, at every interval.
 
-    Jaderberg et al. 2017, section 4, truncation selection. All trials wait for the slowest trial of
-    the interval, so that the result does not depend on the order of arrival. A copy is a new trial
-    with a parent, so that the ledger shows the descent of the copy. Trials that joined later catch
-    up without being compared.
+    This is truncation selection (Jaderberg et al. 2017, section 4). All trials wait for the slowest
+    one in the interval, so that the result does not depend on the order of arrival. A copy is a new
+    trial with a parent, so that the ledger shows its descent. Trials that joined later catch up
+    without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]
     level = max((trial.granted for trial in alive), default=0)
@@ -197,13 +197,13 @@ def exploit_and_explore(
 def next_decisions(
     spec: SearchSpec, trials: Sequence[Trial], paused: Container[int] = ()
 ) -> list[Decision]:
-    """Return the decisions of the search; empty while it waits for trials, or when it is over.
+    """Return the decisions of the search; the list is empty while it waits for trials or is over.
 
     The result depends on the arguments alone, so equal trials lead to equal decisions, also after a
     restart. The caller must carry out all returned decisions.
 
     Args:
-        trials: in order of their numbers; may include trials added by users.
+        trials: all trials in order of their numbers, including those that users added.
         paused: numbers of trials that do not train at the moment.
     """
     if not trials:
@@ -272,7 +272,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
     begin = 0
     sizes = brackets(most, eta)
     for at, (many, least) in enumerate(sizes):
-        end = begin + many if at < len(sizes) - 1 else len(trials)  # added ones join the last
+        end = begin + many if at < len(sizes) - 1 else len(trials)  # added trials join the last
         found += synchronous(trials[begin:end], rungs(least, most, eta), eta)
         begin = end
     return found
@@ -281,7 +281,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
     """Stop trials whose best score is below the median of the other trials' mean scores.
 
-    Golovin, section 3.2.2.
+    The rule is from Golovin, section 3.2.2.
     """
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
@@ -316,7 +316,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def expected_epochs(spec: SearchSpec) -> int:
-    """Return the expected total epochs of all trials; 0 if only the granted epochs are known.
+    """Return the expected total epochs of all trials, or 0 if only the granted epochs are known.
 
     The number is exact for successive halving and Hyperband. ASHA promotes some more trials,
     depending on the order of arrival.

@@ -35,7 +35,7 @@ class ModelState:
     # Initial states of the trial and its parents, first parent first.
     parents: tuple[StateName, ...] = ()
     at: int = 0  # version from which training continues, up to len(finished_units)
-    metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
+    metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # this epoch's
 
     @property
     def everything(self) -> Partitions:
@@ -80,7 +80,7 @@ class ModelState:
         return left
 
     def digest(self, version: int) -> str:
-        """Return the last reported digest of the state after `version` visits, at least 1."""
+        """Return the last reported digest of the state after `version` visits (at least one)."""
         return self.finished_units[version - 1].digest
 
     def finish_unit(self, partition: int, digest: str = "") -> bool:
@@ -98,7 +98,7 @@ class ModelState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """Record of the nodes that store each state."""
+    """A record of the nodes that store each state."""
 
     _nodes: dict[StateName, list[NodeId]] = field(default_factory=dict)
     _versions: dict[int, set[int]] = field(default_factory=dict)  # by trial

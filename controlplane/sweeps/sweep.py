@@ -45,8 +45,8 @@ from schemas.sweeps import SearchSpec, Values, VisitOrder
 
 PATIENCE_FACTOR: Final = 5.0  # time limit of a unit, as a multiple of its expected seconds
 MIN_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE_FACTOR: Final = 20.0  # the same for trials without a measured unit
-MIN_FIRST_PATIENCE_S: Final = 3600.0  # least time limit for such trials
+FIRST_PATIENCE_FACTOR: Final = 20.0  # the same multiple for trials without a measured unit
+MIN_FIRST_PATIENCE_S: Final = 3600.0  # least time limit for trials without a measured unit
 STAGING_TIMEOUT_S: Final = 3600.0  # time limit for the arrival of state and data
 
 
@@ -267,7 +267,7 @@ class Sweep:
 
     @property
     def deadline(self) -> Seconds | None:
-        """Earliest time at which `deadline_passed` has to be called; None without deadlines."""
+        """Earliest time at which `deadline_passed` has to be called, or None without deadlines."""
         leases = [lease.deadline for lease in self.state.leases.values()]
         places = [record.must_leave_by for record in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)
@@ -299,9 +299,9 @@ class Sweep:
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
         """Revoke a worker; the worker finishes its unit first if the unit ends in time.
 
-        The worker has to be gone within `within_s` seconds; 0: at once. A unit that is expected to
-        take longer is given up now. A unit that takes longer than expected is given up when the
-        time is over.
+        The worker has to be gone within `within_s` seconds (0 means at once). A unit that is
+        expected to take longer is given up now. Any other unit is given up if it is still running
+        at the end of this time.
         """
         record = self.state.workers.get(worker)
         if record is None:
@@ -322,7 +322,7 @@ class Sweep:
     def share_partitions(
         self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
     ) -> list[Order]:
-        """Distribute the partitions over nodes with workers, each to `replicas` nodes."""
+        """Distribute the partitions over nodes with workers; each goes to `replicas` nodes."""
         state = self.state
         for partition in range(state.partitions):
             if not any(can_hold(state, node, partition) for node in workers):
@@ -454,7 +454,7 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a trial with these values; with `parent`, it continues from the parent's state."""
+        """Add a trial with these values; it continues from the state of `parent` if given."""
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)

@@ -18,7 +18,7 @@ MIN_UNIT_S: Final = 1e-3
 
 @dataclass(slots=True)
 class UnitTimes:
-    """Model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
+    """A model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
 
     A measurement first updates the slowness, then the cost.
     """
@@ -31,17 +31,17 @@ class UnitTimes:
         return trial in self._cost
 
     def cost(self, trial: int) -> float:
-        """Return a trial's seconds per unit at slowness 1; `usual` without a measurement."""
+        """Return a trial's seconds per unit at slowness 1, or `usual` if no unit was measured."""
         found = self._cost.get(trial)
         return self.usual if found is None else found
 
     @property
     def usual(self) -> float:
-        """Mean seconds per unit over the measured trials; `FIRST_S` if none was measured."""
+        """The mean seconds per unit over the measured trials; `FIRST_S` if none was measured."""
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:
-        """Return the slowness of a worker relative to the others, 1 if not measured."""
+        """Return the slowness of a worker relative to the others, or 1 without a measurement."""
         return self._slowness.get(worker, 1.0)
 
     def expected(self, trial: int, worker: WorkerId) -> float:
@@ -79,7 +79,7 @@ class SweepWorker:
 
     @property
     def must_leave_by(self) -> Seconds | None:
-        """Time when a revoked worker's unit is given up; None if the worker is not revoked."""
+        """Time when a revoked worker's unit is given up, or None if the worker is not revoked."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
@@ -103,7 +103,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """Weights of trials and workers in the order of visits, chosen by rollouts."""
+    """The weights of trials and workers in the order of visits, chosen by rollouts."""
 
     attempts: int  # attempts so far when the weights were chosen
     models: dict[int, float]  # by trial
@@ -113,9 +113,9 @@ class ChosenWeights:
 
 @dataclass(slots=True)
 class DataFaults:
-    """Sizes of partitions, and partitions that nodes could not provide."""
+    """The sizes of partitions, and partitions that nodes could not provide."""
 
-    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first node
+    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first reporter
     failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition -> times
 
 
@@ -139,11 +139,11 @@ class SweepState:
         default_factory=dict
     )  # by lost node: digests
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
-    failed_copies: dict[StateName, int] = field(default_factory=dict)  # times
+    failed_copies: dict[StateName, int] = field(default_factory=dict)  # number of failures
     times: UnitTimes = field(default_factory=UnitTimes)
     data: DataFaults = field(default_factory=DataFaults)
     hung_units: dict[int, int] = field(default_factory=dict)
-    crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults, kills in a row
+    crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults and kills in a row
     unreadable: dict[StateName, int] = field(default_factory=dict)  # consecutive failed reads
     full_disks: int = 0  # consecutive units that could not store their state
     attempts: int = 0

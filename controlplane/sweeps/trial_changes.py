@@ -79,7 +79,7 @@ def fail(state: SweepState, number: int, reason: str) -> list[Order]:
 
 
 def _void_lease(state: SweepState, trial: int) -> None:
-    """Ignore the result of the trial's unit, which still runs to its end: a kill costs more."""
+    """Ignore the result of the trial's unit, which runs to its end because a kill costs more."""
     lease = state.lease_of(trial)
     if lease is not None:
         lease.ignored = True
@@ -233,7 +233,7 @@ def score_graduate(state: SweepState, number: int, score: float) -> None:
 
 
 def _last_trials(state: SweepState) -> set[int]:
-    """Return the last trials, which may graduate; empty while too many trials still train.
+    """Return the last trials, which may graduate; none while too many trials still train.
 
     The result is empty until every trial that trains is granted the last epoch. Then a trial that
     waits for a promotion waits in vain, because no future score is compared with its score.
@@ -250,7 +250,7 @@ def _last_trials(state: SweepState) -> set[int]:
 
 
 def _has_own_state(state: SweepState, number: int) -> bool:
-    """True if the trial itself has finished a unit; before, its state has the parent's name."""
+    """True if the trial has finished a unit; until then its state has the parent's name."""
     model = state.models[number]
     return not model.parents or len(model.finished_units) > model.parents[-1].version
 

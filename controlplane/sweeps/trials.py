@@ -70,7 +70,7 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """Return the trial's number and the epoch of the best score, or None without scores.
+    """Return trial number and epoch of the best score, or None if no trial has a score.
 
     Among equal scores the earliest epoch is the best, then the lowest number.
     """
@@ -86,7 +86,7 @@ def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
 
 
 def ranked(trials: Sequence[Trial], epochs: int) -> list[Trial]:
-    """Return the trials with a score after `epochs` epochs, best first; equal ones by number."""
+    """Return the trials with a score after `epochs` epochs, best first; lower numbers win ties."""
     scored = [(trial.score_after(epochs), trial) for trial in trials]
     known = [(score, trial) for score, trial in scored if score is not None]
     return [trial for _, trial in sorted(known, key=lambda one: (-one[0], one[1].number))]
@@ -163,7 +163,7 @@ def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]
 
 
 def _mean(having: Sequence[tuple[float, int]]) -> float:
-    """Return the weighted mean without overflow; NaN for no samples or opposite infinities."""
+    """Return the weighted mean without overflow, or NaN for no samples or opposite infinities."""
     weight = sum(samples for _, samples in having)
     if not weight:
         return math.nan

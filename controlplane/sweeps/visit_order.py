@@ -1,4 +1,4 @@
-"""Orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
+"""The orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
 
 A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
 is the order of the paper (Cerebro, Algorithm 1). A rollout simulates the greedy order to its end.
@@ -35,7 +35,7 @@ class FixedOrder(GreedyOrder):
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """Start from the problem's state; `turns` has i + e for the current epoch of each model."""
+        """Start from the problem's state; `turns` has i + e for each model i in epoch e."""
         self._turns = list(turns)
         super().__init__(problem)
 
@@ -78,7 +78,7 @@ class RandomOrder(GreedyOrder):
 
 
 WEIGHT_SPREAD: Final = 0.3  # standard deviation of the logarithms of weights
-MAX_ROLLOUT_VISITS: Final = 2.0  # largest exponent; 0 ranks by work alone, best if slots differ
+MAX_ROLLOUT_VISITS: Final = 2.0  # largest exponent; best if slots differ: 0 (work alone)
 STOP_RATIO: Final = 1.0005  # the search stops at this multiple of the bound
 
 

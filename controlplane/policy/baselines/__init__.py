@@ -1,1 +1,1 @@
-"""Baseline schedulers, each after its paper."""
+"""Baseline schedulers, each modelled on its paper."""

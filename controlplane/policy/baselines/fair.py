@@ -23,10 +23,10 @@ class FairOptions(Options, frozen=True):
 class Fair(ImmediatePolicy):
     """Policy with max-min fair shares of all slots; batches stay as the users set them.
 
-    Every job gets its minimum, then the smallest shares are raised together. Slots that are left
-    over go to jobs that already have them, then to the oldest jobs.
+    Every job gets its minimum, then the smallest shares are raised together. Remaining slots stay
+    with the jobs that already have them, or else go to the oldest jobs.
 
-    If not all jobs can have their minimum, the oldest jobs have it. Each job then waits only until
+    If not all jobs can have their minimum, the oldest jobs get it. Each job then waits only until
     older jobs have ended. With `quantum_s`, jobs take turns: a job that ran this long queues behind
     the waiting jobs, so that no job starves even if others never end.
     """

@@ -1,4 +1,4 @@
-"""Gittins index: jobs that will probably end soon come first, by the service of ended jobs."""
+"""Gittins index: jobs that will probably end soon, judged by ended jobs, come first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServiceHistory:
         return len(self._sorted)
 
     def add(self, service: float) -> None:
-        """Add the service of a job that ended, in slot seconds; forget the oldest entry if full."""
+        """Add the slot seconds of a job that ended; a full history forgets its oldest entry."""
         if len(self._recent) == self._kept:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(service)
@@ -60,9 +60,9 @@ class ServiceHistory:
     def index(self, attained: float, quantum: float) -> float:
         """Return P / E of a job with this attained service (Tiresias section 3.3).
 
-        P is the probability that the job ends within the next quantum, by the jobs that took more
-        service than `attained`. E is the mean service until then, at most the quantum. Return 0 if
-        no job took more. Arguments are in slot seconds.
+        Both are estimated from the jobs that took more service than `attained`. P is the
+        probability that the job ends within the next quantum. E is its mean service in that
+        quantum. Return 0 if no job ended in it. Arguments are in slot seconds.
         """
         first = bisect_right(self._sorted, attained)
         last = bisect_right(self._sorted, attained + quantum)
@@ -74,9 +74,9 @@ class ServiceHistory:
 class Gittins(ImmediatePolicy):
     """Pre-emptive gangs of the wanted size by Gittins index, greatest first, with backfill.
 
-    The index is that at the start of a job's current quantum, so that ranks change only when a
-    quantum is over or a job ends. Quanta of service, then arrival, decide ties. They also order all
-    jobs until a few jobs have ended. A long job may starve.
+    A job's index is computed at the start of its current quantum, so that ranks change only when a
+    quantum is over or a job ends. Ties are decided by quanta of service, then by arrival. Until a
+    few jobs have ended, this order applies to all jobs. A long job may starve.
     """
 
     def __init__(self, options: GittinsOptions | None = None) -> None:
@@ -91,7 +91,7 @@ class Gittins(ImmediatePolicy):
             self._history.add(event.slot_s)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return a plan that serves jobs by falling index, each that fits."""
+        """Return a plan that goes through jobs by falling index and runs each job that fits."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         ranks = {job.job: self._rank(job, now) for job in jobs}

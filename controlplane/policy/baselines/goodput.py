@@ -41,7 +41,7 @@ PRICE_STEPS: Final = 60  # bisection steps in the search for the price of a slot
 
 @dataclass(frozen=True, slots=True)
 class JobBounds:
-    """Limits of a job's slots and batches."""
+    """The limits of a job's slots and batches."""
 
     first_batch: int  # global, samples per step
     batch_limit: int
@@ -59,12 +59,12 @@ class GoodputTable:
 
     @property
     def fewest(self) -> int:
-        """Smallest number of slots with a valid batch; 1 if there is none."""
+        """Smallest number of slots with a valid batch, or 1 if there is none."""
         return 1 + int(np.argmax(self.goodputs > 0))
 
     @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to that on the fewest slots, shape (N,); 0 without a valid batch."""
+        """Goodput relative to that on the fewest slots, shape (N,), or 0 without a valid batch."""
         least = float(self.goodputs[self.fewest - 1])
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
@@ -72,7 +72,7 @@ class GoodputTable:
 def goodput_table(
     model: SpeedModel, bounds: JobBounds, noise_scale: float, per_doubling: int
 ) -> GoodputTable:
-    """Return the batch with the greatest goodput at each size, on a grid (Pollux eq. 6-8)."""
+    """Return, for each size, the batch of a grid with the greatest goodput (Pollux eq. 6-8)."""
     batches = _grid(bounds.first_batch, bounds.batch_limit, per_doubling)
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
@@ -109,7 +109,7 @@ def utilities(speedups: FloatArray, power: float) -> FloatArray:
     """Return terms whose sum has the same maximum as the power mean of the speed-ups.
 
     Pollux eq. 17 is (1/J sum s^p)^(1/p), the geometric mean for p = 0. Speed-ups below
-    `MIN_SPEEDUP` are raised to it.
+    `MIN_SPEEDUP` are raised to this value.
     """
     bounded = np.maximum(speedups, MIN_SPEEDUP)
     if power == 0:
@@ -229,7 +229,7 @@ class Goodput(ImmediatePolicy):
     # --- the policy's methods
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
+        """Learn speeds and, while epochs run, noise scales, as Pollux' agents do."""
         self._placer.observe(event, now)
         match event:
             case EpochSeen():
@@ -247,7 +247,7 @@ class Goodput(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return sizes and batches of the last round, as far as there is room for them now.
 
-        Start a new round first if it is due.
+        If a new round is due, start it first.
         """
         partition = partition_of(view, now)
         self._follow(view)
@@ -386,7 +386,7 @@ class Goodput(ImmediatePolicy):
     def _value(
         self, job: JobView, bounds: JobBounds, table: GoodputTable, now: Seconds
     ) -> FloatArray:
-        """Return the value of 0, 1, ... slots, minus the cost of changing them (Pollux eq. 16)."""
+        """Return the value of 0, 1, ... slots, minus the cost of the change (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
         if have:
@@ -420,7 +420,7 @@ class Goodput(ImmediatePolicy):
     def _target(
         self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
     ) -> _Target:
-        """Return the target at this size; keep the current batch if another gains too little."""
+        """Return the target at this size; keep the batch if another batch gains too little."""
         if not size:
             return _Target(0, 0, 0.0)
         batch = int(table.batches[size - 1])

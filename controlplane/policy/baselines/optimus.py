@@ -1,6 +1,6 @@
 """Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18).
 
-`LengthEstimates` is what Optimus can know in a cluster: remaining steps, and step times.
+`LengthEstimates` has what Optimus can know in a cluster: remaining steps, and step times.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Optimus(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the sizes of the last round, as far as there is room for them now.
 
-        Start a new round first if it is due.
+        If a new round is due, start it first.
         """
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
@@ -165,7 +165,7 @@ def share(
     lengths: LengthEstimates | Oracle,
     most: int | None,
 ) -> dict[JobId, int]:
-    """Return the number of slots of each job in one round; 0 if the job has to wait.
+    """Return the number of slots of each job in one round, or 0 if the job has to wait.
 
     `jobs` are in order of arrival, which decides ties. `most` limits the slots of each job.
     """

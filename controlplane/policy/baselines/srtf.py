@@ -32,7 +32,7 @@ class Srtf(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return a plan that serves jobs by rising remaining time, each that fits."""
+        """Return a plan that goes through jobs by rising remaining time and runs all that fit."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         left = {job.job: self._oracle.remaining_s(job, gang_size(job, partition)) for job in jobs}

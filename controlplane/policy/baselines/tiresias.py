@@ -37,7 +37,7 @@ class TiresiasOptions(Options, frozen=True):
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """Queue of a job, with its service and times at its last promotion.
+    """The queue of a job, with its service and times at its last promotion.
 
     Service and times since the promotion decide the next change of queue.
     """
@@ -49,13 +49,13 @@ class _QueuePosition:
 
 
 class Tiresias(ImmediatePolicy):
-    """Discretised two-dimensional LAS (section 3.3): order by attained service, slots times time.
+    """Discretised two-dimensional LAS (section 3.3): least attained service (slots x time) first.
 
     A job starts in the first queue. When its attained service reaches the limit of its queue, it
     falls into the next queue. The first queue is in order of arrival, and the others in the order
     in which jobs fell; jobs that fall in the same plan keep their order. Jobs are scanned queue by
-    queue. Each job that fits in what is left runs; any other job waits, and is pre-empted if it
-    runs.
+    queue. A job runs if it fits in the slots that are left. Otherwise it waits, and is pre-empted
+    if it was running.
 
     The order of falling is not stored. After a restart, the controller orders the jobs of a queue
     by arrival.
@@ -72,7 +72,7 @@ class Tiresias(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return a plan that serves jobs queue by queue, each that fits."""
+        """Return a plan that goes through jobs queue by queue and runs each job that fits."""
         self._sort(view, now)
         partition = partition_of(view, now)
         able = {job.job: job for job in (*partition.running, *partition.waiting)}
@@ -141,7 +141,7 @@ class Tiresias(ImmediatePolicy):
     def _next_fall(
         self, view: ClusterView, sizes: dict[JobId, int], now: Seconds
     ) -> Seconds | None:
-        """Return when the first running job reaches its limit or waiting job is promoted."""
+        """Return when the next running job reaches its limit or a waiting job is promoted."""
         first = math.inf
         limits = self.options.limits
         for name, size in sizes.items():

@@ -1,7 +1,7 @@
 """Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
 
-The module also searches for the migration that gains most, words the reasons for a job's place, and
-has an oracle that replaces the learnt costs in simulations.
+The module also searches for the migration that gains most, formulates the reasons for a job's
+place, and has an oracle that replaces the learnt costs in simulations.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Migration:
 
 
 class Migrations:
-    """Search for the best migration of `jobs` in one plan, with its occupancy and free slots."""
+    """The search for the best migration of `jobs`, given a plan's occupancy and free slots."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Migrations:
         self._speeds = all_shares(occupancy, shares)
 
     def best(self) -> Migration | None:
-        """Return the migration with the greatest benefit; None if no migration pays."""
+        """Return the migration with the greatest benefit, or None if no migration pays."""
         if self._options.migrations == "none":
             return None
         settled = [
@@ -148,7 +148,7 @@ class Migrations:
 
 
 def _trades(one: JobId, other: JobId, occupancy: Occupancy) -> Iterator[dict[JobId, Layout]]:
-    """Yield each way to exchange an equal number of workers between two nodes of two jobs."""
+    """Yield the new layouts for each way in which two jobs can exchange equally many workers."""
     own, theirs = occupancy.nodes[one], occupancy.nodes[other]
     for own_node, many in own.items():
         for their_node, as_many in theirs.items():
@@ -173,7 +173,7 @@ MIN_NAMED_COST: Final = 0.005  # least cost that is named, as a share of the job
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Reasons for the decisions of one plan."""
+    """The reasons for the decisions of one plan."""
 
     partition: Partition
     queue: BackfillQueue
@@ -321,8 +321,8 @@ class Harmony(ImmediatePolicy):
     ) -> dict[JobId, list[SlotId]]:
         """Return the slots that half-moved jobs keep, which are the better of the two places.
 
-        A job that moves first grows to its old and new places and trains meanwhile. This is the
-        second half of its move.
+        To move, a job first grows to its old and new places and continues to train. This is the
+        second half of the move.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
@@ -346,7 +346,7 @@ class Harmony(ImmediatePolicy):
         jobs = {
             job.job: job
             for job in partition.running
-            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # for both places
+            if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # both places fit
         }
         free = {node: len(left) for node, left in partition.free.items()}
         if waits:  # a moving job has both places for a while
@@ -362,7 +362,7 @@ class Harmony(ImmediatePolicy):
         return search.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds for the stated remaining work; infinite if unknown.
+        """Return the seconds for the stated remaining work, or infinity if unknown.
 
         A waiting job is assumed to be as fast as its family.
         """
@@ -382,7 +382,7 @@ class Harmony(ImmediatePolicy):
 
 
 def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occupancy:
-    """Return the occupancy after this plan; jobs that may not move are where the view has them."""
+    """Return the occupancy after this plan; jobs that cannot move stay as they are in the view."""
     occupancy = Occupancy.of(view)
     for name, placed in slots.items():
         occupancy.put(name, Counter(map(node_of, placed)))

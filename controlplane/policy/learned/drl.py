@@ -1,4 +1,4 @@
-"""Sizes by a policy network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
+"""Sizes chosen by a network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
 
 In a round, actions change the sizes one by one until the round ends. The actor scores every job
 with one small network, and the end of the round with another. Their inputs describe each job and
@@ -173,7 +173,7 @@ class Actor:
 
 
 def read_actor_model(file: str | None) -> LearnedModel:
-    """Return the checked model of policy `drl` from `file`; for None, the shipped model.
+    """Return the checked `drl` model in `file`, or the shipped model if `file` is None.
 
     Raises:
         SettingsError: if the model cannot be used.
@@ -285,10 +285,10 @@ class DrlOptions(Options, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """Facts about a job from the last round, used in the reason for its size."""
+    """The facts about a job from the last round, used in the reason for its size."""
 
-    probability: float  # probability of the action taken; of its start for a waiting job
-    remaining_s: float  # seconds on its slots, or on those that it would start with
+    probability: float  # of the action taken, or of the start of a waiting job
+    remaining_s: float  # seconds on the job's slots, or on those that it would start with
     known: bool  # False: `remaining_s` is a guess
 
 
@@ -326,7 +326,7 @@ class Drl(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the sizes of the last round, as far as there is room for them now.
 
-        Start a new round first if it is due.
+        If a new round is due, start it first.
         """
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
@@ -415,7 +415,7 @@ def job_table(
 ) -> JobTable:
     """Return the table of the N jobs that may change in a round.
 
-    For jobs whose slots are being freed, their last `targets` stay reserved.
+    The last `targets` of jobs whose slots are being freed stay reserved.
     """
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]

@@ -27,7 +27,7 @@ STRUCTURE: Final = 12  # number of features of a node, without those of classes
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """pi(s, a): scores of nodes, from one network for all nodes.
+    """The actor pi(s, a), which scores every node with the same network.
 
     In the paper the network has one output for each server, so that a policy fits one number of
     servers. Here one network scores any node, so that the cluster may grow. The score starts from
@@ -114,9 +114,9 @@ def features_of(
 ) -> FloatArray:
     """Return the actor's inputs for each candidate, shape (M, 12 + 2 classes).
 
-    They are s = (x, r, w, p, v, d) of the paper, for each node. Slots are the only resource of a
-    node here (r, v), and parameter servers use none. `own` and `neighbours` are the losses that one
-    more worker would cause for the job and for the jobs there, shape (M,).
+    They are the paper's state s = (x, r, w, p, v, d) for each node. Slots are the only resource of
+    a node here (r, v), and parameter servers use none. `own` and `neighbours` are the losses that
+    one more worker would cause for the job itself and for the jobs on the node, shape (M,).
     """
     job, classes = shared.jobs[name], shared.model.classes
     placed = sum(job.workers.values())
@@ -178,7 +178,7 @@ class TrainedModel:
 
 
 def load(file: str | None) -> TrainedModel:
-    """Return the model in `file`; for None, the shipped model.
+    """Return the model in `file`, or the shipped model if `file` is None.
 
     Raises:
         SettingsError: if the file is no model, or one of another version, policy or shape, or
@@ -195,7 +195,7 @@ def load(file: str | None) -> TrainedModel:
 
 
 def read(file: str | None) -> LearnedModel:
-    """Return the arrays and the card of the model in `file`; for None, of the shipped model.
+    """Return arrays and card of the model in `file`, or of the shipped model if `file` is None.
 
     Raises:
         SettingsError: if the file is no model, or a model of another version, policy or shape.

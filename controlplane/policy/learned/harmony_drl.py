@@ -1,7 +1,7 @@
 """Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
 
-The module also converts views for the networks, words the reasons for a job's place, and trains the
-reward model online on the speeds that jobs report beside their neighbours.
+The module also converts views for the networks, formulates the reasons for a job's place, and
+trains the reward model online on the speeds that jobs report beside their neighbours.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class _Alone:
 
 @dataclass(slots=True)
 class ReportedSpeeds:
-    """Reports of speeds, and the reward model that is trained on them.
+    """The reports of speeds, and the reward model that is trained on them.
 
     Reports are in samples per second. Jobs with the same key are equally fast alone. Their speed
     alone is the mean of reports by jobs that were alone. Without such reports it is the mean of all
@@ -264,7 +264,7 @@ class ReportedSpeeds:
         return math.exp(known.log_speed) if known is not None else 0.0
 
     def learn(self) -> RewardModel:
-        """Train the reward model on the reports, if there are new ones, and return it."""
+        """Train the reward model if there are new reports, and return the model."""
         if self._new and len(self._reports) >= BATCH // 4:
             self._new = 0
             rng = default_rng((self._learnt, len(self._reports)))
@@ -342,7 +342,7 @@ class HarmonyDrl(ImmediatePolicy):
         current = situation(view, self._reports.model, self._classes)
         room = int(current.shared.free.sum())
         placed = {job.job: list(job.running_on) for job in partition.running}
-        partition.room = room + sum(map(len, placed.values()))  # without slots being left
+        partition.room = room + sum(map(len, placed.values()))  # excludes slots being left
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         explained: dict[JobId, tuple[str, dict[str, float]]] = {}
         for name, size in queue.sizes.items():
@@ -366,9 +366,9 @@ class HarmonyDrl(ImmediatePolicy):
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the time for the stated remaining work; infinite if unknown.
+        """Return the time for the stated remaining work, or infinity if unknown.
 
-        The speed is the job's present speed, else the speed alone of similar jobs.
+        The speed is the job's present speed, else the speed that similar jobs have alone.
         """
         if job.stop_samples is None:
             return math.inf

@@ -78,10 +78,10 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
 def read_model(
     file: str | None, shipped: str, *, policy: str, features: int, shapes: Shapes
 ) -> LearnedModel:
-    """Return a checked model from a user's file; for None, from the file shipped in this package.
+    """Return the checked model in `file`, or in the package's file `shipped` if `file` is None.
 
     Raises:
-        SettingsError: if the model cannot be used; names the option, the file and the problem.
+        SettingsError: if the model cannot be used. It names the option, the file and the problem.
     """
     path = resources.files(__package__).joinpath(shipped) if file is None else Path(file)
     try:
@@ -197,7 +197,7 @@ def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
 
 
 def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's arrays; `widths` are of input, hidden layers and output."""
+    """Return the shapes of a network's arrays; `widths` has input, hidden and output layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for place, (before, after) in enumerate(pairwise(widths)):
         shapes[f"{name}.{place}.weight"] = (after, before)

@@ -1,4 +1,4 @@
-"""Placed workers by node, and the speed that jobs are expected to lose to each other there.
+"""The placed workers by node, and the speed that jobs are expected to lose to each other there.
 
 `RewardModel` predicts how fast jobs train in their places. It is trained by supervised learning.
 """
@@ -61,14 +61,14 @@ class RewardModel:
     def beside(self, rows: NodeNeighbours) -> FloatArray:
         """Return the cost that neighbours cause each job on its node, shape (P,).
 
-        Costs are logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN]; 0 without
-        neighbours.
+        Costs are logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN]. A job without
+        neighbours has cost 0.
         """
         found = np.logaddexp(0.0, self.beside_net(rows.inputs())[:, 0])
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """Return the cost for a job of being on several nodes, as a logarithm; 0 on one node.
+        """Return the cost for a job of being on several nodes, as a logarithm, or 0 on one node.
 
         A negative value is a speed-up, because the job's workers have more of each node.
         """

@@ -1,6 +1,6 @@
 """Admission of jobs with schedules and promises, and the revision of promises that slip.
 
-The module also words the reason of a rejection, with a deadline or value that would be admitted.
+The module also formulates why a job is rejected, with a deadline or value that would be admitted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
     """Return the least deadline with which the job would be admitted if it were submitted now.
 
     For each end t, value / (1 + exp(decay (t - deadline))) > cost is solved for the deadline. The
-    result is in whole seconds; None if no deadline suffices.
+    result is in whole seconds. Return None if no deadline suffices.
     """
     pays = (plans.cost < utility.value) & np.isfinite(plans.cost)
     if not pays.any() or utility.decay == 0.0:
@@ -138,7 +138,7 @@ class Decisions:
 
 
 class Admissions:
-    """Schedules of admitted jobs; new decisions are made from the old ones and a view.
+    """The schedules of admitted jobs; new decisions follow from old ones and a view.
 
     A policy that restarts has no schedules. It makes new ones from the promises in the view.
     """
@@ -207,7 +207,7 @@ class Admissions:
         return used
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
-        """Return the rest of a schedule up to the job's end; None if the job would not end."""
+        """Return the rest of a schedule up to the job's end, or None if the job would not end."""
         work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if work is None:
             return None
@@ -310,7 +310,7 @@ class Admissions:
             decided.measured[job.job] = job.family
 
     def _count(self, job: JobView, utility: Utility, remaining: float) -> None:
-        """Include the job in U and L, once, by its value per slot second on its minimum slots."""
+        """Include the job's value per slot second, on its minimum slots, in U and L once."""
         if job.job in self._counted:
             return
         self._counted.add(job.job)
@@ -321,7 +321,7 @@ class Admissions:
     # --- plans
 
     def _was_tried(self, job: JobView, grid: IntervalGrid) -> bool:
-        """True if planning the job failed recently; it is not repeated at every request."""
+        """True if planning the job failed so recently that it should not be tried again yet."""
         return grid.first < self._tried.get(job.job, -RETRY_INTERVALS) + RETRY_INTERVALS
 
     def _plans(

@@ -1,4 +1,4 @@
-"""Estimates of the speed of jobs by number of slots, and of their remaining work."""
+"""The estimates of the speed of jobs by number of slots, and of their remaining work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Seen:
 
 
 class OasisEstimates:
-    """Speeds by family, from epochs and telemetry; work as stated, else from the family.
+    """The speeds of families by epochs and telemetry, and the work of jobs, stated or by family.
 
     If workers share the cores of their host, measured speeds are converted to those of a job alone.
     Predictions assume that every slot of the host is busy, because a promise must be kept in this
@@ -121,7 +121,7 @@ class OasisEstimates:
         return bool(self._families.of(job.family).means)
 
     def largest(self, job: JobView) -> int:
-        """Return the most slots on which a job of this family was measured; 1 before that."""
+        """Return the most slots on which a job of this family was measured, or 1 if none was."""
         return self._families.of(job.family).largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
@@ -134,7 +134,7 @@ class OasisEstimates:
         return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
 
     def remaining(self, job: JobView, now: float) -> float | None:
-        """Return the remaining samples, extrapolated from the last report; None if unknown."""
+        """Return the remaining samples, extrapolated from the last report, or None if unknown."""
         family, seen = self._families.of(job.family), self._seen.get(job.job)
         done = float(job.samples_done)
         if seen is not None and seen.samples >= job.samples_done:

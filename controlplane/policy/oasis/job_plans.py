@@ -1,4 +1,4 @@
-"""Plans of one job for every completion time, at the prices of slots by interval.
+"""The plans of one job for every completion time, at the prices of slots by interval.
 
 `cheapest_schedules` is the dual subproblem: it finds the job's cheapest schedule for every
 completion time. `IntervalGrid` describes the slots that schedules can reserve.
@@ -67,10 +67,10 @@ class PriceBounds:
 
 @dataclass(frozen=True, slots=True)
 class SlotPrices:
-    """Prices of every node in every interval, before one more job is planned.
+    """The prices of every node in every interval, before one more job is planned.
 
     In the paper a job pays the price from before its arrival for all its slots. Here each further
-    slot on a node costs the price that the slots before it cause, at the middle of the step,
+    slot on a node has a higher price, computed as if half of this slot were promised already,
     because one job may need a whole node and not just a small part.
     """
 
@@ -82,14 +82,14 @@ class SlotPrices:
     def on_one_node(self, slots: int) -> FloatArray:
         """Return the cost of `slots` on the cheapest node with enough room, in each interval.
 
-        The cost is value per second, shape (intervals,); infinite if no node has room.
+        The cost is value per second, shape (intervals,), and is infinite if no node has room.
         """
         return np.asarray(self._of_each_node(self.used, slots).min(axis=1))
 
     def on_any(self, slots: int) -> FloatArray:
         """Return the cost of the cheapest `slots` on any nodes, in each interval.
 
-        The cost is value per second, shape (intervals,); infinite if too few slots are free.
+        The cost is value per second, shape (intervals,), and infinite if too few slots are free.
         """
         costs, free = self._by_level()
         before = np.cumsum(free, axis=1) - free
@@ -118,7 +118,7 @@ class SlotPrices:
         return np.where(used + slots <= self.capacity, cost, np.inf)
 
     def _by_level(self) -> tuple[FloatArray, IntArray]:
-        """Return rising prices, shape (levels,), and free slots at each, (intervals, levels)."""
+        """Return the prices, rising, (levels,), and the free slots at each, (intervals, levels)."""
         shares: list[float] = []
         free: list[IntArray] = []
         for capacity in sorted({int(each) for each in self.capacity if each}):
@@ -136,7 +136,7 @@ Spread = tuple[tuple[NodeId, int], ...]  # slots of each node
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Slots reserved for one job by interval; intervals are numbered from time 0."""
+    """The slots reserved for one job, by interval; intervals are numbered from time 0."""
 
     first: int  # interval of the first entry of `spreads`
     spreads: tuple[Spread, ...]  # slots in each interval; empty: no slots
@@ -147,14 +147,14 @@ class Schedule:
         return self.first + len(self.spreads)
 
     def size(self, interval: int) -> int:
-        """Return the number of slots in an interval; 0 outside the schedule."""
+        """Return the number of slots in an interval, or 0 outside the schedule."""
         place = interval - self.first
         if not 0 <= place < len(self.spreads):
             return 0
         return sum(slots for _, slots in self.spreads[place])
 
     def next_size(self, interval: int) -> int:
-        """Return the number of slots in the first non-empty interval from `interval` on.
+        """Return the number of slots in the first interval with slots, from `interval` on.
 
         Return 0 if there is none.
         """
@@ -204,8 +204,7 @@ class IntervalGrid:
     def take(self, used: IntArray, schedule: Schedule) -> bool:
         """Add a schedule to `used` if all of it fits; otherwise add nothing and return False.
 
-        A schedule does not fit either if one of its nodes is gone. Intervals beyond the horizon are
-        ignored.
+        A schedule with a node that is gone does not fit. Intervals beyond the horizon are ignored.
         """
         number = {node: place for place, node in enumerate(self.nodes)}
         added = self.nothing_used()
@@ -259,7 +258,7 @@ class CheapestSchedules:
     def options(self, last: int) -> list[int]:
         """Return the options of the cheapest schedule that is done in interval `last`.
 
-        There is one option for each interval up to `last`, `IDLE` if the job has no slots then.
+        There is one option for each interval up to `last`. It is `IDLE` if the job has no slots.
         """
         units, runs = self._option.shape[1] - 1, True
         found: list[int] = []
@@ -412,7 +411,7 @@ def plans_of(
 
 
 class _NoBetterEnd:
-    """Test that is True if no later completion time can be better.
+    """A test that is True if no later completion time can be better.
 
     Worth falls with time, and costs have a lower bound.
     """

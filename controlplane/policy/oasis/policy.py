@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Claims:
-    """Jobs that may be changed or started, grouped by their claim to slots."""
+    """The jobs that may be changed or started, grouped by their claim to slots."""
 
     measured: list[JobView] = field(default_factory=list)  # run first, on their minimum
     promised: list[JobView] = field(default_factory=list)  # in order of promised ends
@@ -101,14 +101,14 @@ def sizes_now(
 
 JOBS_PER_STEP: Final = 8  # number of jobs to decide about per step of a budget
 MIN_GAIN: Final = 0.5  # least gain of one more slot, as a share of the speed of one slot
-MIN_GAIN_UNTRIED: Final = 0.25  # the same for sizes that the family never had; measures them
+MIN_GAIN_UNTRIED: Final = 0.25  # the same for untried sizes, so that they are measured
 
 
 class Oasis(Policy):
     """Online primal-dual admission (OASiS: Bao, Peng, Wu, Li, INFOCOM '18).
 
-    `improve` makes decisions: it checks promises against the current state, plans again what no
-    longer suffices, and admits or rejects new jobs. `plan` turns the decisions into sizes for the
+    `improve` makes decisions: it checks promises against the current state, plans jobs again if
+    necessary, and admits or rejects new jobs. `plan` turns the decisions into sizes for the
     current interval.
     """
 
@@ -139,7 +139,7 @@ class Oasis(Policy):
         return self._decided.more
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return sizes: slots promised for this interval, and remaining slots for other jobs."""
+        """Return a plan with the slots promised for this interval; other jobs get the rest."""
         partition, decided = partition_of(view, now), self._decided
         grid = grid_of(view, now, self.options.interval_s, self.options.horizon)
         rejected = {
@@ -215,7 +215,7 @@ class Oasis(Policy):
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
         """Return the current promises: the first promise, or the expected end if that is later.
 
-        The former expectation is kept if it moved by less than an interval.
+        If the expected end has moved by less than an interval, the previous one is kept.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

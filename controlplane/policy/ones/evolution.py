@@ -32,7 +32,7 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Schedule with its layout on slots and its score."""
+    """A schedule with its layout on slots and its score."""
 
     levels: IntArray  # shape (J,)
     owner: IntArray  # shape (S,), the row of the job on each slot; negative: no job
@@ -175,7 +175,7 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
 
 
 def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Reorder and migration: choose a job to move at the same size; None if no job may move.
+    """Reorder and migration: choose a job to move at the same size, or None if none may move.
 
     Choose among the jobs that are on more nodes than they need. If GPU types or neighbours matter,
     sometimes choose among all movable jobs instead.
@@ -189,7 +189,7 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
 
 
 def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Choose two or three jobs that redistribute their slots among themselves; None if impossible.
+    """Choose two or three jobs that exchange slots among themselves, or None if there are none.
 
     Jobs trade only where GPU types differ.
     """
@@ -263,7 +263,7 @@ def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> l
     return [int(other) for other in others[order][:PARTNERS]]
 
 
-KINDS = 4  # crossed, mutated, resized and moved children; trades are a fifth kind
+KINDS = 4  # of children: crossed, mutated, resized, moved; trades are a fifth kind
 MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
@@ -273,7 +273,7 @@ _Genes = dict[JobId, int]  # slots of each job, independent of the numbering of 
 
 
 class EvolutionarySearch(Evolution):
-    """Population of K candidates; its best is never worse than the greedy or the present one.
+    """Population of K candidates; the best is never worse than the greedy or present schedule.
 
     `update` must be called with a problem before the first step.
     """
@@ -286,7 +286,7 @@ class EvolutionarySearch(Evolution):
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
         self._former: list[_Former] = []  # candidates of earlier problems, to be refreshed
-        self._baselines: list[IntArray] | None = []  # chosen by baselines; None: not computed yet
+        self._baselines: list[IntArray] | None = []  # levels that baselines choose; None: unknown
         self._children: list[Candidate | None] = []  # children of the unfinished generation
         self._bred_count = 0
         self._seen: dict[bytes, Candidate | None] = {}  # cached layouts for the present problem
@@ -297,11 +297,11 @@ class EvolutionarySearch(Evolution):
         return self.population[0] if self.population else None
 
     def update(self, problem: Problem) -> None:
-        """Replace the problem and form a population of the present, greedy and former schedules."""
+        """Replace the problem; form the population from present, greedy and former schedules."""
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
-        if how == "auto":  # evolution gains nothing elsewhere (docs/evolution.md)
+        if how == "auto":  # evolution gains nothing if GPUs are alike (docs/evolution.md)
             how = "evolution" if problem.slow is not None else "greedy"
         calm = how == "greedy" or (
             self.converged and self._searched is not None and _alike(self._searched, problem)
@@ -337,7 +337,7 @@ class EvolutionarySearch(Evolution):
 
     @property
     def diversity(self) -> float:
-        """Share of the jobs whose levels differ between two candidates, averaged over all pairs."""
+        """The share of jobs whose levels differ between two candidates, averaged over all pairs."""
         if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
             return 0.0
         levels = np.array([candidate.levels for candidate in self.population])

@@ -24,7 +24,7 @@ def filled(
     noise: FloatArray | None = None,
     capacity: int | None = None,
 ) -> IntArray:
-    """Return `levels` after giving the slots that are left to the jobs with most value per slot.
+    """Return `levels` after giving the remaining slots to the jobs with the most value per slot.
 
     `noise`, shape (J,), multiplies the values of each job for a random draw. Without `capacity`,
     all slots in play are given out.
@@ -92,7 +92,7 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
 
 
 def core_limited(problem: Problem) -> IntArray:
-    """Return the least allowed level for each job, and larger ones only while cores are left."""
+    """Return the least allowed level of each job, raised by greedy filling while cores are left."""
     least = np.maximum(problem.lowest, np.where(problem.allowed[:, 1], 1, problem.lowest))
     order = np.argsort([row.job.submitted_at for row in problem.job_rows], kind="stable")
     return filled(problem, repaired(problem, least, order), capacity=problem.cores)
@@ -131,7 +131,7 @@ def exchanged(problem: Problem, levels: IntArray) -> IntArray:
 
 
 class _Trades:
-    """Best gains of jobs by up to k more slots, and least losses by at least k fewer slots."""
+    """The best gains from up to k more slots, and the least losses from k or more fewer slots."""
 
     def __init__(self, problem: Problem, levels: IntArray) -> None:
         self._problem = problem

@@ -1,4 +1,4 @@
-"""Estimates of jobs and families, updated by policy events and views.
+"""The estimates of jobs and families, updated by policy events and views.
 
 `GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
 """
@@ -60,16 +60,16 @@ class GainCorrections:
         self._errors.add((event.family,), error)
 
     def factor(self, family: str) -> float:
-        """Return the factor for speeds beyond the measured sizes; 1 without outcomes."""
+        """Return the factor for speeds beyond the measured sizes, or 1 without outcomes."""
         bias, _ = self._errors.of((family,))
         return min(max(math.exp(bias), MIN_FACTOR), MAX_FACTOR)
 
     def corrections(
         self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
     ) -> FloatArray:
-        """Return the factor for each size, shape (L,); nan for sizes that need no correction.
+        """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
 
-        A size needs one if it has more slots or spans more nodes than all of the family's
+        A size needs a correction if it has more slots or spans more nodes than all of the family's
         `measured` (nodes, slots) pairs. Size k has `slots[k]` slots on `nodes[k]` nodes.
         """
         seen = list(measured)
@@ -99,7 +99,7 @@ class EstimateVersion(NamedTuple):
 
 
 class Estimates:
-    """Estimates of jobs and families, updated by policy events and views."""
+    """The estimates of jobs and families, updated by policy events and views."""
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
@@ -149,7 +149,7 @@ class Estimates:
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen) -> None:
-        """Record an epoch. The speed is used if the group stayed the same and alone on its nodes.
+        """Record an epoch; use its speed if the group did not change and was alone on its nodes.
 
         Neighbours may have changed during an epoch, whereas telemetry covers only a moment.
         """
@@ -222,7 +222,7 @@ class Estimates:
             self.family(family).observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Update placements and limits from a view. `contended`: some waiting job would fit."""
+        """Update placements and limits from a view; `contended` is True if a waiting job fits."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
@@ -237,7 +237,7 @@ class Estimates:
     # --- estimates
 
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
-        """Return the version of a job's estimates; None if it cannot cover all their inputs."""
+        """Return the version of a job's estimates, or None if no version covers all inputs."""
         history, options = self._histories.get(job.job), self._options
         if history is None or job.job in self._caps:
             return None
@@ -315,7 +315,7 @@ class Estimates:
         return now < self.gate(job)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
-        """Return (progress now over progress before, slots before) if the last growth lost.
+        """Return (progress now / progress before, slots before) if the last growth lost progress.
 
         A move to more nodes is treated as growth too; the number of slots before is then the same.
         Return None if the job did not grow, if nothing was lost, or if too little was measured.
@@ -331,7 +331,7 @@ class Estimates:
         return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
-        """Return the slots that a half-migrated job will keep; None for other jobs."""
+        """Return the slots that a half-migrated job will keep, or None for other jobs."""
         history = self._histories.get(job.job)
         move = history.move if history else None
         half_way = move is not None and move.all_slots == job.running_on.keys()
@@ -352,9 +352,10 @@ class Estimates:
         return history.slots_before_return - 1
 
     def noise_scale(self, job: JobView) -> float:
-        """Return phi in samples: the job's latest value, its relatives' at this stage, or a prior.
+        """Return the noise scale phi, in samples: the job's, its relatives', or a prior.
 
-        Workers smooth their measurements. The result is rounded to an eighth of a doubling.
+        Relatives are measured at the same stage of training. Workers smooth their measurements. The
+        result is rounded to an eighth of a doubling.
         """
         history = self._histories.get(job.job)
         own = history.last_noise if history is not None else None

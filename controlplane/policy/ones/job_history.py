@@ -1,7 +1,7 @@
 """History of single jobs: batch limit, noise scale, migration, and trials by telemetry.
 
 A trial compares the groups before and after a job's last change. It shows whether the growth, the
-larger batch or the new place pays. `BatchCaps` keeps lost batches from being tried again too soon.
+larger batch or the new place pays. `BatchCaps` keeps a batch that lost from returning too soon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOSS_THRESHOLD: Final = 0.1  # relative; smaller losses are within the noise
 
 @dataclass(slots=True)
 class GroupPace:
-    """Step time of one group, corrected as if no other job used the cores of its nodes."""
+    """The step time of one group, corrected as if no other job used the cores of its nodes."""
 
     version: int
     slots: int
@@ -45,13 +45,13 @@ class Loss(NamedTuple):
     """Result of a change that lost progress."""
 
     ratio: float  # progress now over progress before
-    slots: int  # before the change; the present number if a batch or place lost
+    slots: int  # number before the change; unchanged if a batch or place lost
     batch: int | None = None  # global batch before, if a larger one lost; otherwise None
 
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """Present group of a job and the earlier groups to compare it with; None: no such group."""
+    """The present group of a job and earlier groups to compare it with; a missing one is None."""
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # last group with fewer slots
@@ -102,7 +102,7 @@ class GrowthTrial:
         return Loss(ratio, previous.slots, previous.batch if now.batch > previous.batch else None)
 
     def job_loss(self, job: JobView, noise_scale: float) -> Loss | None:
-        """Return the `loss` of a job; None also if the trial measured another group of the job."""
+        """Return the `loss` of a job; return None, too, if the trial measured another group."""
         present = (len(job.running_on), sum(job.running_on.values()))
         if self.now is None or (self.now.slots, self.now.batch) != present:
             return None
@@ -137,7 +137,7 @@ class _Cap(NamedTuple):
 
 
 class BatchCaps:
-    """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
+    """The caps on batches of jobs for which a larger batch made less progress on the same slots.
 
     The speed model is linear in the batch, but a device that is full or swaps memory is not.
     """
@@ -199,7 +199,7 @@ class OnesJobHistory(JobHistory):
 
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
     group_step: int = 0  # step of the job at which this group started with this batch
-    slots: int = 0  # number in the last view
+    slots: int = 0  # number of slots in the last view
     slots_before_return: int = 0  # slots before the job last returned some while no job waited
     returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
@@ -212,8 +212,8 @@ class OnesJobHistory(JobHistory):
     def observe_steps(self, event: StepsSeen) -> bool:
         """Record the steps of a group; return True if the speed belongs to this group alone.
 
-        That is so if the event says it, or if the group has reported before and has trained samples
-        since.
+        The speed does so if the event says it, or if the group has reported before and has trained
+        samples since.
         """
         group = (event.group, event.global_batch)
         again, trained = self.group == group, event.samples_done - self.samples
@@ -228,7 +228,7 @@ class OnesJobHistory(JobHistory):
             self.limit = self.bounds.clip(max(self.limit, 2 * self.group[1]))
 
     def follow(self, job: JobView, now: Seconds, *, contended: bool) -> None:
-        """Update bounds, R and returned slots from a view. `contended`: some waiting job would fit.
+        """Update bounds, R and returned slots; `contended` is True if some waiting job would fit.
 
         R stays between the present batch and twice that batch. However often plans are made, no
         batch more than doubles before some steps were trained with it.

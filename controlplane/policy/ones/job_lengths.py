@@ -55,11 +55,11 @@ from controlplane.prediction.progress_distribution import (
 from schemas.ids import JobId
 
 MIN_OTHER_JOBS: Final = 3  # finished jobs needed before other families are used
-MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
+MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of log epochs over these jobs
 
 
 class ResidualLife:
-    """Mean residual life of finished relatives; base class of the other models."""
+    """The mean residual life of finished relatives; base class of the other models."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
         """Record a finished epoch."""
@@ -73,7 +73,7 @@ class ResidualLife:
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the remaining work of a job without a certain end; None if nothing is known.
+        """Return the remaining work of a job without a certain end, or None if nothing is known.
 
         With `bounds`, the result has quantiles too; computing them may take ten times as long.
         """
@@ -191,7 +191,7 @@ class _Regression:
 
 
 class BetaProgress(ResidualLife):
-    """Model in which the progress after some epochs is distributed as Be(epochs, A x + b)."""
+    """A model in which the progress after some epochs is distributed as Be(epochs, A x + b)."""
 
     def __init__(self) -> None:
         self._logs: dict[JobId, _Log] = {}
@@ -275,7 +275,7 @@ class _Predictions:
 
 
 class LengthCalibration:
-    """Predictions for active jobs, and their outcomes for the jobs that finished last."""
+    """The predictions for active jobs, and their outcomes for the jobs that finished last."""
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
@@ -310,7 +310,7 @@ class LengthCalibration:
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def added_to(self, stats: SearchStats) -> SearchStats:
-        """Return `stats` with the accuracy of predictions; unchanged without outcomes."""
+        """Return `stats` with the accuracy of predictions, or unchanged if none has an outcome."""
         seen = self._outcomes
         if not seen:
             return stats
@@ -341,7 +341,7 @@ class _Cached(NamedTuple):
 
 
 class JobLengths:
-    """Predictions of the remaining work of jobs, updated by policy events."""
+    """The predictions of the remaining work of jobs, updated by policy events."""
 
     def __init__(self, model: LengthModelName) -> None:
         self._model = MODELS[model]()
@@ -390,7 +390,7 @@ class JobLengths:
         return found
 
     def _left(self, job: JobView) -> WorkLeft | None:
-        """Return the remaining work of a job; None if nothing is known."""
+        """Return the remaining work of a job, or None if nothing is known."""
         family = self.family(job.family)
         if job.epoch_samples:
             family.epoch_samples = job.epoch_samples
@@ -410,7 +410,7 @@ class JobLengths:
         return found
 
     def remaining(self, job: JobView) -> float | None:
-        """Return the mean of the remaining work, in samples; None if nothing is known."""
+        """Return the mean of the remaining work, in samples, or None if nothing is known."""
         found = self._left(job)
         return None if found is None else found.mean
 

@@ -1,4 +1,4 @@
-"""Rows of jobs: batch, speed and speed-up at each size that a job may have, and costs of changes.
+"""The rows of jobs: batch, speed and speed-up at each size, and the costs of changes.
 
 `JobRowBuilder` builds the row of a job, and caches the rows and tables of unchanged jobs.
 """
@@ -27,7 +27,7 @@ ROUNDING: Final = 1e-9  # tolerance of logarithms, so that the limit itself is o
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """Sizes that a job may have now, with speeds and batches; arrays have shape (L,)."""
+    """The sizes that a job may have now, with speeds and batches; arrays have shape (L,)."""
 
     sizes: IntArray  # slots, ascending
     nodes: IntArray  # fewest nodes for each size; the actual number at the present size
@@ -138,8 +138,8 @@ def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: floa
     goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
 
 
-# Without these and `change_margin`, i.e. with free changes, jobs take 16% longer on average
-# (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
+# Without the numbers below and `change_margin`, i.e. with free changes, jobs take 16% longer on
+# average (docs/evolution.md, "Each term"). The three numbers are the prototype's, not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
 MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves; keeps values above 0
@@ -159,7 +159,7 @@ def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class SlotSupply:
-    """Slots that the search can distribute."""
+    """The slots that the search can distribute."""
 
     capacity: int  # slots in play: free slots, slots free soon, and those of movable jobs
     idle: int  # free slots and slots free soon
@@ -358,7 +358,7 @@ class JobRowBuilder:
         return change, move, float(stall_share(length, start_s, options.change_margin))
 
     def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
-        """Return the allowed sizes: up to 4 or a node's width, whole nodes, and the present one."""
+        """Return the allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))

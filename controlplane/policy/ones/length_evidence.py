@@ -63,7 +63,7 @@ class FamilyLengths:
 
 
 class SpreadOfLengths:
-    """Spread of lengths within families; drawn towards the common spread if jobs are few."""
+    """The spread of lengths in each family; if jobs are few, it is close to the common spread."""
 
     def __init__(self) -> None:
         self._common = PRIOR_SPREAD
@@ -100,7 +100,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class ErrorStatistics:
-    """Bias and spread of errors by scope; drawn towards the next wider scope if errors are few."""
+    """Bias and spread of errors by scope; if errors are few, the next wider scope weighs more."""
 
     prior_spread: float  # spread before the first error
     trust: float = SCOPE_WEIGHT
@@ -147,7 +147,7 @@ NO_DECAY: Final = 1.0  # weigh all reports alike; early ones show the shape too
 
 @dataclass(slots=True)
 class MetricLog:
-    """Reports of a job's stop metric."""
+    """The reports of a job's stop metric."""
 
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
@@ -190,7 +190,7 @@ class MetricLog:
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """Return the epoch at which the curve is expected to meet the rule; None if it is not."""
+        """Return the epoch at which the curve is expected to meet the rule, or None if never."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]
@@ -262,7 +262,7 @@ class JobEvidence:
         self._jobs: dict[JobId, _JobRecord] = {}
         self._stated = ErrorStatistics(STATED_PRIOR)
         self._ends = {False: ErrorStatistics(CURVE_PRIOR), True: ErrorStatistics(HELD_PRIOR)}
-        self._left_early = ErrorStatistics(0.0)  # 1: the job left before its rule
+        self._left_early = ErrorStatistics(0.0)  # 1: the job left before its rule was met
         self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
@@ -301,7 +301,7 @@ class JobEvidence:
     # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """Return the samples that remain by a certain rule; None if no length is certain.
+        """Return the samples that remain by a certain rule, or None if no length is certain.
 
         A rule is certain unless scripts of relatives have left before their rules were met.
         """
@@ -350,7 +350,7 @@ class JobEvidence:
         return found
 
     def _end(self, job: JobView, own: _JobRecord) -> _End | None:
-        """Return the job's total as predicted by its metric after the last epoch, if any."""
+        """Return the total that the metric predicts after the last epoch, or None if it cannot."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
             return None
@@ -368,7 +368,7 @@ class JobEvidence:
 
 
 def _ahead(end: _End) -> float:
-    """Return the distance from the prediction to the end, in e-folds of the work done by then."""
+    """Return the distance from a prediction to the end, in e-folds of the work done before."""
     return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 

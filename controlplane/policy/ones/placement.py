@@ -16,7 +16,7 @@ from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
 COST_WEIGHT: Final = 1e6  # weight of a node's cost; dominates the fit
-FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the slots that a job has there
+FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the job's own slots on the node
 MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
@@ -40,7 +40,7 @@ def lay_out(
     levels: IntArray,
     hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
-    """Return the row of the job on each slot at `levels`, shape (S,); None if slots are too few.
+    """Return the row of the job on each slot at `levels`, shape (S,), or None if slots are too few.
 
     A slot without a movable job is `FREE` or `CLOSED`. The layout starts from `owner`, at the
     levels `before`. Both arrays of levels have shape (J,).
@@ -142,7 +142,7 @@ class _Layout:
         return True
 
     def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose anew among the slots of all of them, one job after the other.
+        """Let these jobs choose again, one after the other, among all the slots that they have.
 
         A job that stays on a node keeps its slots there. Return False if a job finds too few slots.
         """
@@ -254,7 +254,7 @@ class _Layout:
     def _choose_nodes(
         self, row: int, free_slots: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
-        """Return (node, slots) pairs for as few nodes as possible; None if slots are too few."""
+        """Return (node, slots) pairs for as few nodes as possible, or None if slots are too few."""
         if int(free_slots.sum()) < size:
             return None
         left = free_slots.astype(np.float64)
@@ -274,7 +274,7 @@ class _Layout:
         return found
 
     def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Return the slots to add on each node, shape (N,); None if slots are too few.
+        """Return the slots to add on each node, shape (N,), or None if slots are too few.
 
         The job's own nodes are filled first.
         """

@@ -35,13 +35,13 @@ MAX_NAMES: Final = 3  # most names in a sentence
 
 
 class PlanReasons:
-    """Reasons for a schedule: text for users, codes and numbers for programs."""
+    """The reasons for a schedule: text for users, codes and numbers for programs."""
 
     def __init__(self, problem: Problem, best: Candidate) -> None:
         self._problem = problem
         self._best = best
         plans = ((problem.present, problem.owner), (best.levels, best.owner))
-        # Shares of speed that jobs keep by their places and neighbours, before and after the plan.
+        # The shares of speed that places and neighbours leave to jobs, before and after the plan.
         self._pace = [_place_share(problem, *plan) for plan in plans]
         self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
         self._trades = problem.trades(best.owner)
@@ -51,7 +51,7 @@ class PlanReasons:
         self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a used slot
 
     def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
-        """Return why a job changes or waits; None if it keeps its slots and batches.
+        """Return why a job changes or waits, or None if it keeps its slots and batches.
 
         `placed` maps the job's slots in the plan to local batches, in samples per step.
         """
@@ -325,7 +325,7 @@ class Ones(SearchPolicy[Problem]):
         return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best batch, on the present slots, of each job that reported since last time.
+        """Return the best batch, on present slots, of each job that reported since the last call.
 
         Batches come from the same table as those of a full plan, with the same limits and margins.
         """

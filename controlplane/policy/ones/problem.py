@@ -1,4 +1,4 @@
-"""Search problem of one view: the sizes that jobs may have, their value, and the effects of places.
+"""The search problem of one view: the sizes that jobs may have, their value, effects of places.
 
 `InterferenceModel` predicts slow-downs by neighbours. `trades_between` finds the jobs that would
 trade places.
@@ -27,7 +27,7 @@ from schemas.ids import JobId, Seconds, SlotId
 
 @dataclass(frozen=True, slots=True)
 class InterferenceModel:
-    """Slow-downs between classes: a family on one node (2 f) or on several nodes (2 f + 1).
+    """The slow-downs between classes; family f is class 2 f on one node, 2 f + 1 on several.
 
     log(step / step alone) is the greatest theta[own class, other job's class] on any shared node.
     """
@@ -55,8 +55,8 @@ class InterferenceModel:
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
         """Return the costs that `row` and the jobs on each node would cause each other, shape (N,).
 
-        The job `row` would be on that node alone. Costs are logarithms of factors on step times, at
-        least 0. `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
+        The job `row` is assumed to be on that node only. Costs are logarithms of factors on step
+        times, at least 0. `rows` and `nodes` are the schedule's (job, node) pairs, shape (P,).
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
@@ -82,7 +82,7 @@ class YieldMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Groups of jobs that take each other's slots; jobs are numbered by rows."""
+    """The groups of jobs that take each other's slots; jobs are numbered by rows."""
 
     groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
     yields: Mapping[int, YieldMode] = field(default_factory=dict)  # by row
@@ -102,9 +102,9 @@ def trades_between(
 ) -> Trades:
     """Return the trades that are needed to change one layout into another.
 
-    `before` and `after` are the row on each slot, shape (S,), or negative. `spare` slots are free
-    in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields, and the
-    cost.
+    `before` and `after` have the row on each slot, or a negative number; shape (S,). `spare` slots
+    are free in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields,
+    and the cost of yielding.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -154,7 +154,7 @@ def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class FairnessFloors:
-    """Stretch of each job, the limit `max_stretch`, and the size that is due to each job."""
+    """Each job's stretch, the limit `max_stretch`, and the size that is due to each job."""
 
     limit: float  # max_stretch
     expected: FloatArray  # shape (J,), stretch if the job gets just its fair share from now on
@@ -210,7 +210,7 @@ class Problem:
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
-        """Places of the slots of each node."""
+        """The places of the slots of each node."""
         return self.cluster.slots_on
 
     @property
@@ -230,7 +230,7 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """Values less the penalties of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
+        """The values minus the penalties of `floors`, which decide sizes; shape (J, 1 + L)."""
         return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
@@ -298,7 +298,7 @@ class Problem:
 
     @cached_property
     def _cores_for_all(self) -> FloatArray:
-        """Cores of each node, or the node's share of all jobs' least slots if that is more."""
+        """The cores of each node, or the node's share of all jobs' least slots if that is more."""
         many, closed = self._node_slots
         least = sum(int(sizes[1]) for sizes in self.sizes)
         share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
@@ -307,7 +307,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Factor of step times at each level because the job's own workers share cores."""
+        """The factor by which a job's own workers lengthen its steps at each level."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
@@ -338,7 +338,7 @@ class Problem:
 
     @cached_property
     def spare(self) -> IntArray:
-        """Number of slots that each job may add before it leaves others, shape (J,).
+        """Number of slots that each job may add before it leaves its old ones, shape (J,).
 
         During a move a job trains on its old and new slots and needs a sample for each slot. The
         number is 0 for a job that may not be moved.

@@ -1,11 +1,11 @@
 """Problem of a view: jobs and slots in play, the value of each size, and what is due to jobs.
 
-V = weight (x c)^0.8. Candidates are scored with these values. With option `max_stretch`, each job
-is to end within this multiple of its time on its fair share. The fair share is 1 / n of the
-cluster, with n the mean number of jobs over the job's life (Themis, NSDI '20; Shockwave, NSDI '23).
-If a job would exceed the limit with just its share from now on, it is due the smallest size that is
-as fast as its share. A smaller size is penalised by more than any other use of its slots is worth,
-both in greedy filling and in the fitness.
+Candidates are scored by V = weight (x c)^0.8, with speed-up x and the share c that a change leaves.
+With option `max_stretch`, each job is to end within this multiple of its time on its fair share.
+The fair share is 1 / n of the cluster, with n the mean number of jobs over the job's life (Themis,
+NSDI '20; Shockwave, NSDI '23). If a job would exceed the limit with just its share from now on, its
+due size is the smallest that is as fast as its share. A smaller size is penalised by more than any
+other use of its slots is worth, both in greedy filling and in the fitness.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def remaining_of(job_rows: Sequence[JobRow]) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class InPlay:
-    """Jobs and slots of one view, grouped by what may be done with them now."""
+    """The jobs and slots of one view, grouped by what may be done with them now."""
 
     jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
     kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
@@ -134,7 +134,7 @@ def weights(
 
 @dataclass(frozen=True, slots=True)
 class ValueTable:
-    """Values by job and level; at level 0 a job waits."""
+    """The values by job and level; at level 0 a job waits."""
 
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
@@ -214,7 +214,7 @@ class _FirstSeen:
 
 
 class LoadAverage:
-    """Mean number of active jobs over the life of each job."""
+    """The mean number of active jobs over the life of each job."""
 
     def __init__(self) -> None:
         self._area = 0.0  # integral of active jobs over time, job seconds
@@ -381,7 +381,7 @@ class ProblemBuilder:
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
-        """Return the rows of the running, changeable jobs among `jobs`, without a problem."""
+        """Return the rows of the running, changeable jobs among `jobs`; build no problem."""
         _, found = self._update(view, now)
         chosen = [found.jobs[name] for name in jobs if name in found.jobs]
         return [self._rows.row(job, found.supply) for job in chosen if job.running_on]

@@ -61,7 +61,7 @@ class LearnedSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Return `InterferenceModel.log_slowdowns`, shape (2 F, 2 F); None if all are about 0.
+        """Return `InterferenceModel.log_slowdowns`, shape (2 F, 2 F), or None if all are about 0.
 
         The order of `families` numbers the classes.
         """
@@ -140,7 +140,7 @@ BUSY_SHARE: Final = 0.85  # share of all cores; if more are used, demand is unkn
 
 
 class CoreDemand:
-    """Estimate of the cores that workers really need; scales the cores shown to the search.
+    """An estimate of the cores that workers really need, by which the search's view is scaled.
 
     A worker of one thread is assumed to need one core. If all jobs' workers use much less, because
     they wait for a device, for data or for each other, a host has room for more workers.
@@ -199,7 +199,7 @@ class CoreDemand:
         return demand
 
     def _of(self, job: JobView) -> float:
-        """Return the cores of a job's worker: measured, its family's, the mean, or one core."""
+        """Return the cores that a job's worker uses: measured, its family's, the mean, or one."""
         known = self._jobs.get(job.job, self._families.get(job.family))
         if known is not None:
             return known

@@ -1,11 +1,11 @@
-"""Forecasts of the start of waiting jobs, with an interval that should contain 80% of the starts.
+"""The forecasts of waiting jobs' starts, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward. Running jobs end when their remaining time is over, and
 waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
 changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
 expected wait and length) show the error, and yield the median and the ends of the interval. A job
 that has waited longer than forecast is treated as if it started now. If such jobs were left out,
-the forecast waits would be too short.
+the predicted waits would be too short.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Forecast whose job has not started yet."""
+    """A forecast whose job has not started yet."""
 
     at: Seconds
-    wait_s: float  # wait by rolling the schedule forward
+    wait_s: float  # wait found by rolling the schedule forward
     length_s: float  # length of the job on one slot
     median_s: float  # published wait
 
@@ -59,7 +59,7 @@ class _Pending:
 
 
 class StartForecasts:
-    """Forecasts of starts, corrected by the outcomes of earlier forecasts."""
+    """The forecasts of starts, corrected by the outcomes of earlier forecasts."""
 
     def __init__(self) -> None:
         self._pending: dict[JobId, _Pending] = {}

@@ -64,7 +64,7 @@ def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
 
 
 def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
-    """Return Y, samples, shape (J, M): Y_processed (1 / rho - 1) by eq. 7, or the known value."""
+    """Return the remaining samples Y, (J, M): as known, or Y_processed (1 / rho - 1) by eq. 7."""
     forecast = problem.done[:, None] * (1.0 / progress - 1.0)
     exact = problem.exact[:, None]
     return np.where(np.isfinite(exact), exact, forecast)
@@ -75,10 +75,10 @@ def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores as a sum over jobs: a part that depends on slots times a part that depends on work.
+    """The scores of candidates, each a sum over jobs of a part for slots times a part for work.
 
-    `parts` is indexed by job, slots and placement. Placement 0 is on few nodes, 1 is on more. 2 and
-    3 are the same for a job that loses some of its present slots.
+    `parts` is indexed by job, slots and placement. Placement 0 is on few nodes, and 1 on more.
+    Placements 2 and 3 are the same for a job that loses some of its present slots.
     """
 
     parts: FloatArray  # shape (J, C + 1, 4)
@@ -122,9 +122,9 @@ def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
 
 
 def one_slot_rates(problem: PaperProblem) -> FloatArray:
-    """Return X on one slot, samples/s, shape (J,).
+    """Return the speed X on one slot, samples/s, shape (J,).
 
-    For a job that needs several slots, return X on its least slots divided by their number.
+    For a job that needs several slots, it is X on the least slots divided by their number.
     """
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
@@ -184,7 +184,7 @@ def selected(
 ) -> tuple[IntArray, FloatArray]:
     """Return the rows of the survivors, best first, and the scores of all candidates.
 
-    The scores are by mean progress.
+    The scores are computed with the mean progress.
     """
     options, problem = scorer.options, scorer.problem
     matrix = scorer.matrix(genes)
@@ -246,7 +246,7 @@ def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
 
 
 def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
-    """Draw Y for every job in `many` candidates, shape (K, J), as the costs of a fill.
+    """Draw the remaining work Y of each job in `many` candidates, (K, J), as costs of a fill.
 
     Random costs keep the candidates different.
     """
@@ -256,8 +256,8 @@ def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left`, shape (K,
-    J), is Y.
+    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left` is the
+    remaining work Y, shape (K, J).
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
@@ -278,7 +278,7 @@ def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
-    """Give every new job its least slots: idle slots, then those of jobs with most T_processed.
+    """Give each new job its least slots: first idle ones, then slots of jobs with most T_processed.
 
     In the paper this preferential allocation avoids starvation of new jobs.
     """
@@ -319,8 +319,8 @@ def filled(
 
     Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X.
     This gain is the change of eq. 8 when the job's batch is raised to R. A running job grows to
-    floor(R c / B) slots. A waiting job, for which this is 0 / 0, gets its least slots. `genes` are
-    within limits. `left` is Y, and `barred` jobs get nothing; both have shape (K, J).
+    floor(R c / B) slots. A waiting job, for which this is 0 / 0, gets its least slots. `genes` must
+    be within limits. `left` is Y, and `barred` jobs get nothing; both have shape (K, J).
     """
     idle = genes == IDLE
     room = idle.sum(axis=1)
@@ -359,7 +359,7 @@ def _phi(problem: PaperProblem) -> FloatArray:
 
 
 def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArray:
-    """Return the sizes to which jobs would grow with `free` slots; the present size if none."""
+    """Return the sizes to which jobs would grow with `free` slots, or else their present sizes."""
     wanted = np.where(counts > 0, problem.most, problem.least)
     target = np.minimum(wanted, counts + free[:, None])
     fits = (target >= problem.least) & (target <= problem.most)
@@ -389,8 +389,8 @@ def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
 def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatArray) -> Genes:
     """Uniform mutation (figure 9): fill the slots of pre-empted (`struck`) jobs with other jobs.
 
-    Slots that the other jobs cannot use return to the pre-empted jobs (eq. 4). `genes` are within
-    limits. `left` is Y, shape (K, J).
+    Slots that the other jobs cannot use return to the pre-empted jobs (eq. 4). `genes` must be
+    within limits. `left` is the remaining work Y, shape (K, J).
     """
     if not len(problem.jobs):
         return genes

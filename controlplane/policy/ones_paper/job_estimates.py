@@ -1,4 +1,4 @@
-"""Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
+"""The estimates from events: speeds and lengths by family, R and progress by job, arrival rate.
 
 X, the speed of a job, is measured. For sizes that were not tried, a fitted model predicts X. The
 start rule needs no formula: until a few warm-up steps are done, a job has its least slots and at
@@ -161,7 +161,7 @@ def after_epoch(
 
 
 class PaperEstimates:
-    """Estimates of speeds, lengths, progress and limits, updated by policy events and views."""
+    """The estimates of speeds, lengths, progress and limits, updated by policy events and views."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
@@ -263,7 +263,7 @@ class PaperEstimates:
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again if jobs have finished; too slow to be called by `plan`."""
+        """Fit the progress model again if jobs have finished; this is too slow for `plan`."""
         if not self._finished:
             return
         for points in self._finished:

@@ -176,7 +176,7 @@ class OnesPaper(SearchPolicy[PaperProblem]):
         return super().improve(view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return S* as a plan for ungated jobs, with reasons for jobs that change or wait."""
+        """Return the best candidate as a plan for ungated jobs, and reasons to change or wait."""
         problem = self._current_problem(view, now)
         partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}

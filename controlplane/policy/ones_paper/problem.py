@@ -1,4 +1,4 @@
-"""Search problem of one view: columns of slots, rows of jobs, and the batch and speed of each size.
+"""The search problem of one view: columns of slots, rows of jobs, batch and speed of each size.
 
 `ProblemBuilder` decides which jobs and slots are in play and which jobs are gated. `size_table`
 chooses the batch of a job on 1, 2, ... slots.
@@ -59,7 +59,7 @@ class PaperProblem:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a job, and the options for its speed and batch."""
+    """The limits of a job, and the options for its speed and batch."""
 
     limit: int  # min(R, user's limit), samples per step
     local_limit: int
@@ -288,9 +288,9 @@ class ProblemBuilder:
         return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return `fields` with unknown speeds scaled.
+        """Return `fields` with scaled rates for jobs of unknown speed.
 
-        Jobs with such speeds then last half as long as the median job.
+        With these rates such a job lasts half as long as the median job.
         """
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:

@@ -1,1 +1,1 @@
-"""Steps from a policy's decisions to a plan: free slots, placement and reasons."""
+"""The steps from a policy's decisions to a plan: free slots, placement and reasons."""

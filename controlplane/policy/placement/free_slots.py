@@ -15,10 +15,10 @@ Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
 
 
 class FreeSlots(Protocol):
-    """Free slots while one plan is made; every method removes the slots that it returns."""
+    """The slots that are free while one plan is made; each method removes the slots it returns."""
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Return `size` slots by node: `own`, which are not free, and further free slots."""
+        """Return `own`, which are not free, and further free slots: `size` in all, by node."""
         ...
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
@@ -31,10 +31,10 @@ class FreeSlots(Protocol):
 
 
 class NodeFreeSlots:
-    """Free slots; nodes are chosen by their number of free slots, ties by the view's order.
+    """The free slots by node; the number of free slots decides which node is used next.
 
-    There is a heap of nodes for each number of free slots. These numbers only fall. An entry with
-    an outdated number is dropped when it reaches the top of its heap.
+    The view's order decides ties. There is a heap of nodes for each number of free slots. These
+    numbers only fall. An entry with an outdated number is dropped at the top of its heap.
     """
 
     def __init__(self, partition: Partition, mode: Mode) -> None:
@@ -131,7 +131,7 @@ class NodeFreeSlots:
             used: list[int] = []
             for _ in range(min(size - len(taken), sum(1 for slots in self._free if slots))):
                 place = self._roomiest()
-                taken.append(self._free[place].pop(0))  # no valid heap entry until below
+                taken.append(self._free[place].pop(0))  # until put back: no valid heap entry
                 used.append(place)
             for place in used:
                 self._put_back(place)
@@ -159,12 +159,12 @@ class Placer:
 
     Args:
         mode: nodes that are used first.
-            consolidate: as few nodes as possible; the node with the least sufficient room.
+            consolidate: as few nodes as possible, the last one with the least sufficient room.
             roomiest: the same, but a job that fits on no node takes the nodes with most room in
-                turn, to its last slot.
+                turn until it has all its slots.
             tetris: the same as consolidate, but nodes in use are filled first.
             spread: one slot of each node, those with most room first.
-            emptiest: repeatedly all that is needed of the node with most room, as the published
+            emptiest: always the node with most room, filled as far as needed, as the published
                 simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.
     """
 
@@ -182,15 +182,15 @@ class Placer:
         """Return the slots of each job, in order of rank, node by node.
 
         Args:
-            sizes: slots of `running` and `waiting` jobs, at most `room` in total; missing: 0.
-                Jobs that do not keep their slots are placed in this order.
-            packed: running jobs that exchange their slots for slots on fewer nodes, or keep them.
+            sizes: slots of `running` and `waiting` jobs, at most `room` in total; a missing job
+                has 0. Jobs that do not keep their slots are placed in this order.
+            packed: running jobs that move to fewer nodes as a whole, or else keep their slots.
         """
         placed = self._stay(partition, sizes, packed)
         jobs = partition.view.jobs
         elastic = self.moves == "elastic"
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
-        if elastic:  # starts first, because only they need slots that are free now
+        if elastic:  # new jobs first, because only they need slots that are free now
             todo.sort(key=lambda entry: bool(entry[0].running_on))
         free_slots = self.free_slots(partition, placed)
         placed |= self._keep_promises(partition, todo, free_slots, packed)
@@ -207,10 +207,10 @@ class Placer:
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> FreeSlots:
-        """Return the free slots, which include the rule for choosing nodes.
+        """Return the free slots, together with the rule for choosing nodes.
 
         `placed` are the slots of the `running` jobs that keep some slots. A subclass may override
-        this.
+        this method.
         """
         return NodeFreeSlots(partition, self.mode)
 

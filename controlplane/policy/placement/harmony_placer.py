@@ -1,4 +1,4 @@
-"""The placer `harmony`: puts a job of fixed size where interference costs the least speed.
+"""The placer `harmony`, which puts a gang where interference costs the least speed.
 
 `Occupancy` maps nodes to the workers on them. `NeighbourCosts` learns the costs of neighbours from
 the speeds that jobs report, and `ReportedSpeeds` matches each speed with the neighbours at that
@@ -90,7 +90,7 @@ Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU t
 
 @dataclass(slots=True)
 class _Family:
-    """Step times of jobs with one script and model."""
+    """The step times of jobs with one script and model."""
 
     steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
     odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
@@ -98,7 +98,7 @@ class _Family:
 
 
 class NeighbourCosts:
-    """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
+    """Theta in log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
 
     The sum is over the other jobs on a node, and over the job's own further workers there. Theta,
     which is not negative, comes from a ridge regression for each family (`prediction/slowdowns`).
@@ -128,7 +128,7 @@ class NeighbourCosts:
     # --- learning
 
     def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
-        """Add a measured speed with a global batch; drop an implausible one."""
+        """Add a measured speed with a global batch; drop an implausible speed."""
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
         if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
@@ -140,7 +140,7 @@ class NeighbourCosts:
             self._stale[family] = None
 
     def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
-        """True if the step time is far from the mean at this place and is not a repeated value."""
+        """True if the step time is far from the mean at this place and from the last odd value."""
         mean = known.steps.means.get(place)
         if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD_LOG:
             return False
@@ -179,7 +179,7 @@ class NeighbourCosts:
         return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Return the seconds of a step without neighbours, on one node; None if not measured."""
+        """Return the seconds of a step without neighbours, on one node, or None if not measured."""
         self._fit_stale()
         known = self._families.get(family)
         base = known.parts.base.get((slots, local_batch)) if known is not None else None
@@ -356,7 +356,7 @@ class LayoutSearch:
         return len(layout), sum(self._free.get(node, 0) for node in layout)
 
     def _distinct(self, kept: Layout) -> list[NodeId]:
-        """Return the nodes to try; among equal empty nodes, no more than could be needed."""
+        """Return the nodes to try, with no more equal empty nodes than could be needed."""
         found: list[NodeId] = []
         empty: Counter[int] = Counter()
         for node, room in self._free.items():
@@ -406,7 +406,7 @@ class ReportedSpeeds:
             case StepsSeen():
                 again = self._groups.get(event.job) == event.group
                 self._groups[event.job] = event.group
-                if again and event.samples_per_s:  # the first may come from a forming group
+                if again and event.samples_per_s:  # a first report may be of a forming group
                     self._measured(event, now)
             case EpochSeen(beside=beside) if beside is not None and event.whole and event.slots:
                 local = max(1, round(event.global_batch / event.slots))
@@ -458,13 +458,13 @@ class HarmonyPlacer(Placer):
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> InterferenceFreeSlots:
-        """Return the free slots, chosen by interference with the jobs that are placed already."""
+        """Return the free slots, which are assigned by interference with the placed jobs."""
         self.reports.update(partition.view, partition.now)
         return InterferenceFreeSlots(partition, placed, self.shares)
 
 
 class InterferenceFreeSlots:
-    """Free slots by node, and the workers of all jobs placed so far."""
+    """The free slots by node, and the workers of all jobs placed so far."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class ScoredPlacer(Placer):
 
 
 class ScoredFreeSlots:
-    """Free slots, assigned worker by worker on the node with the least score."""
+    """The free slots, which are assigned one by one on the node with the least score."""
 
     def __init__(self, loads: Sequence[NodeLoad], scorer: NodeScorer) -> None:
         self._loads = loads

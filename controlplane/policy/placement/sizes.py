@@ -1,9 +1,9 @@
-"""Sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
+"""The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
 
-Gangs by rank pre-empt others; a gang that fits may overtake one that does not. `RoundRobin` orders
-jobs if not all of them can have their minimum. `backfill_queue` starts gangs in order of arrival;
-with backfill, later gangs overtake if that does not delay the first. `Rounds` serve policies that
-decide sizes once per round.
+Gangs with a better rank pre-empt others; a gang that fits may overtake one that does not.
+`RoundRobin` orders jobs if not all of them can have their minimum. `backfill_queue` starts gangs in
+order of arrival; with backfill, later gangs overtake if that does not delay the first. `Rounds`
+serve policies that decide sizes once per round.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def gang_plan(
 
 
 class RoundRobin:
-    """Turns between jobs: after a quantum, a running job queues behind the waiting jobs.
+    """Turns between jobs. After a quantum, a running job queues behind the waiting jobs.
 
     Thus no job starves. With a quantum of 0 there are no turns: the oldest jobs run to their end.
     """
@@ -117,9 +117,9 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when each job runs or waits; a change of size is no new start.
+        """Record since when each job runs or waits.
 
-        In contrast, `moved_at` changes with the size.
+        A change of size is no new start here, whereas it changes `moved_at`.
         """
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
@@ -148,7 +148,7 @@ class RoundRobin:
         return [*in_quantum, *waiting, *over_quantum]
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
-        """Return when the first turn of a job in `served` ends; None if no job waits."""
+        """Return when the first turn of a job in `served` ends, or None if no job waits."""
         jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
         names = [job.job for job in jobs]
         if not self._quantum_s or all(name in served for name in names):
@@ -164,7 +164,7 @@ class RoundRobin:
 
 @dataclass(slots=True)
 class BackfillQueue:
-    """Sizes of the jobs that get slots, and the queue of the jobs that do not."""
+    """The sizes of the jobs that get slots, and the queue of the jobs that do not."""
 
     sizes: dict[JobId, int] = field(default_factory=dict)
     left: int = 0  # number of slots that stay free
@@ -263,7 +263,7 @@ class Rounds:
         self._begun_at = now
 
     def next_at(self, partition: Partition) -> Seconds | None:
-        """Return when the next round is due; None if there are no jobs or it is due already."""
+        """Return when the next round is due, or None if there are no jobs or a round is due now."""
         at = self._ends_at(partition)
         return at if partition.view.jobs and at > partition.now else None
 
@@ -285,8 +285,8 @@ def fill_idle_slots(
 ) -> dict[JobId, int]:
     """Return sizes for jobs that wait between rounds and fit on idle, unassigned slots.
 
-    Jobs start in order of arrival, each on the `fewest` slots on which it can train (0: none). The
-    next round can give them more slots.
+    Jobs start in order of arrival, each on the `fewest` slots on which it can train (0 if it cannot
+    train). The next round can give them more slots.
     """
     left = partition.room
     for job in (*partition.running, *partition.waiting, *partition.leaving):
@@ -303,8 +303,8 @@ def fill_idle_slots(
 def reschedulable(partition: Partition) -> list[JobView]:
     """Return the jobs that a round decides about, in the order of the view.
 
-    Jobs whose slots are being freed are included, because they restart on what the round gives
-    them.
+    Jobs whose slots are being freed are included, because they restart on the slots that the round
+    gives them.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]
@@ -315,9 +315,9 @@ def fit_targets(
 ) -> dict[JobId, int]:
     """Return the sizes of the jobs that run now, which are the targets as far as there is room.
 
-    The order is the view's. A job shrinks at once; it grows or starts when its whole target fits. A
-    running job without a target keeps its size. With `fixed_batches`, a changed size has at most
-    one slot for each sample of the user's batch.
+    Jobs come in the view's order. A job shrinks at once; it grows or starts if all of its target
+    fits. A running job without a target keeps its size. With `fixed_batches`, a changed size has at
+    most one slot for each sample of the user's batch.
     """
     if fixed_batches:
         jobs = partition.view.jobs

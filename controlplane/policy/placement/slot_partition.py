@@ -1,7 +1,7 @@
 """Sorting of a view by what a plan may change, and composition of a plan from placed jobs.
 
-The module also packs slots on few nodes, splits batches, and words the reasons to wait that all
-policies share.
+The module also packs slots on few nodes, splits batches, and formulates the reasons to wait that
+all policies share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
 
 
 def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """Return a global batch split over `slots`; the first slots get the remaining samples."""
+    """Return the local batches of `slots`, equal except that the first slots get the remainder."""
     share, rest = divmod(batch, len(slots))
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
@@ -54,7 +54,7 @@ Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # (job, slots) -> 
 
 @dataclass(slots=True)
 class Partition:
-    """View sorted by what a plan may change; valid for one plan, because placers use up `free`."""
+    """The view, sorted by what a plan may change; used for one plan, as placers use up `free`."""
 
     view: ClusterView
     now: Seconds
@@ -68,7 +68,7 @@ class Partition:
     wake_at: Seconds | None = None  # when one of `refused` or `pinned` can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Mark the slots that a job leaves as free."""
+        """Mark slots as free because their job gives them up."""
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 

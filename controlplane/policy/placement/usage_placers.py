@@ -7,7 +7,7 @@ The model does not know what the jobs train.
 
 `tetris-resources` is multi-resource packing (Tetris: Grandl et al., SIGCOMM '14, section 3.2). A
 task goes to a machine with room for its peak demands. Among these, the machine with the greatest
-dot product of demand and free resources wins, both as shares of the machine. Harmony compares
+dot product of demand and free resources wins (both are shares of its capacity). Harmony compares
 itself with Tetris ("to avoid resource fragmentation"). Here demands are the usage that workers
 report. Tetris knows every capacity. Here slots and cores of a node are known, and the bandwidth of
 a node is assumed to be the most that was ever used on one node. Unlike Tetris, nodes in use are
@@ -40,7 +40,7 @@ USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """Mean resource usage of one worker."""
+    """The mean resource usage of one worker."""
 
     cores: float = 0.0
     bytes_per_s: float = 0.0  # bytes of gradients that the worker sends
@@ -163,7 +163,7 @@ class LeastInterference:
     # --- learning
 
     def _update_neighbourhoods(self) -> None:
-        """Update each job's neighbours in the last plan, and since when they are the same."""
+        """Update each job's neighbours in the last plan, and the time of their last change."""
         if self._planned_at is None:
             return
         at, before, self._planned_at = self._planned_at, self._neighbourhoods, None

@@ -18,7 +18,7 @@ EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class ClusterIndex:
-    """Numbers of slots, nodes and GPU types; valid as long as the cluster has the same slots."""
+    """An index of slots, nodes and GPU types, which is valid while the slots stay the same."""
 
     slots: tuple[SlotId, ...]
     node_of: IntArray  # shape (S,)
@@ -86,7 +86,7 @@ NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)
 
 
 class ClusterIndexCache:
-    """Cache of the last index; builds a new index only if the slots have changed."""
+    """A cache of the last index; builds a new index only if the slots have changed."""
 
     def __init__(self) -> None:
         self._slots: tuple[SlotView, ...] = ()

@@ -27,10 +27,10 @@ MAX_STEP_S: Final = 1e7  # longer steps are implausible
 MAX_RELATIVES: Final = 200  # kept totals of finished jobs; bounds memory
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale
 MIN_NOISE, MAX_NOISE = 1e-9, 1e15  # samples; plausible range
-FINE_EPOCHS: Final = 16  # each of the first epochs is a stage of its own
+FINE_EPOCHS: Final = 16  # each of the first 16 epochs is a separate stage
 NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # stages to try, as offsets; up to a quarter of a doubling
 MAX_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
-# Own group is on several nodes, other job's family, other job's group is on several nodes.
+# (own group is on several nodes?, other job's family, other job's group is on several nodes?)
 Colocation = tuple[bool, str, bool]
 # Nodes, slots, local batch, GPU type, worst neighbour.
 Place = tuple[int, int, int, str, Colocation | None]
@@ -57,7 +57,7 @@ class SmoothedNoise:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Add a measurement of phi, in samples; it must be above 0."""
+        """Add a measured noise scale phi, in samples, above 0."""
         self.count += 1
         share = max(NOISE_SMOOTHING, 1.0 / self.count)
         self.value = value if self.count == 1 else self.value * (value / self.value) ** share
@@ -99,14 +99,14 @@ class FamilyRecord:
         return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
-        """Record phi, in samples, after `epoch` epochs of a job; ignore implausible values."""
+        """Record the noise scale phi (samples) after `epoch` epochs; ignore implausible values."""
         if is_plausible_noise(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
             self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
-        """Return the relatives' phi near this stage of training; None if none was measured."""
+        """Return the relatives' noise scale near this stage of training; None if not measured."""
         at = stage(epoch)
         for off in NEAR_STAGES:
             found = self.noise.get(at + off)
@@ -159,7 +159,7 @@ class FamilyRecord:
         return self.model
 
     def scaling(self) -> tuple[float | None, float | None]:
-        """Return two exponents of the speed-up within a node, each 0 to 1; None: not measured.
+        """Return two exponents of the speed-up within a node, each 0 to 1, or None if not measured.
 
         The first is for growth from one slot to two, and the second for growth from two slots to
         the largest measured size.
@@ -223,7 +223,7 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
 
 
 class FamilyHistories:
-    """Records of all families, with the priors that they share."""
+    """The records of all families, with the priors that they share."""
 
     def __init__(self) -> None:
         self.priors = Priors()

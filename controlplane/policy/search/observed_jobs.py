@@ -19,7 +19,7 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
-    """Bounds of R, which is the largest batch that a job may have now; in samples per step."""
+    """The bounds, in samples per step, of R, the largest batch that a job may have now."""
 
     first: int  # first batch of the job
     least: int  # lower bound of R
@@ -31,7 +31,7 @@ class LimitBounds:
 
 
 def resumed(limit: int, bounds: LimitBounds) -> int:
-    """Return half of R, for a job that the next schedule leaves waiting (Resume)."""
+    """Return half of R, for a job that the next schedule leaves waiting (the Resume rule)."""
     return bounds.clip(limit // 2)
 
 
@@ -62,7 +62,7 @@ class _Family:
 
 
 class StepTimesByFamily:
-    """Step times by number of slots and family; a job without a family is its own family.
+    """The step times by number of slots and family; a job without a family is its own family.
 
     Args:
         drift: relative change of a measured step time at which models are fitted again.
@@ -153,11 +153,11 @@ class ObservedJobs:
                 self._speeds.forget(event.job)
 
     def model(self, job: JobView) -> StepModel:
-        """Return the model of step times at the user's batch; relative before a measurement."""
+        """Return the model of step times at the user's batch; times are relative if unmeasured."""
         return self._speeds.model(job)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step with the user's batch; relative before a measurement."""
+        """Return the seconds of a step with the user's batch, or a relative time if unmeasured."""
         return self._speeds.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:

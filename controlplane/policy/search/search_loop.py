@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Versioned)
 
 
 class Learner(Protocol):
-    """Estimates that a search learns from policy events."""
+    """The estimates that a search learns from policy events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`; `now` is in seconds on the controller's clock."""
@@ -50,7 +50,7 @@ class Evolution(ABC):
         return self._idle_generations >= self._patience
 
     def evolve(self, rng: Generator) -> bool:
-        """Run a generation, or the rest of one; return True if it found a better candidate."""
+        """Run or finish a generation; return True if the generation found a better candidate."""
         before = self.generations
         while self.generations == before and not self.converged:
             self.advance(rng)

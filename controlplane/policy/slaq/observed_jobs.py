@@ -1,4 +1,4 @@
-"""Losses of jobs with their curves, and speeds, in the form that SLAQ needs.
+"""The losses, loss curves and speeds of jobs, in the form that SLAQ needs.
 
 A curve is fitted to one loss per stretch of training, and fitted again after its job has reported.
 `SizeGains` predicts the effect of each number of slots on the loss in the next scheduling epoch.
@@ -27,7 +27,7 @@ from controlplane.prediction.convergence_curves import (
 from controlplane.prediction.step_times import StepModel, steps_at
 from schemas.ids import JobId, Seconds
 
-EAGER_SIZES: Final = 16  # sizes of every job computed at once
+EAGER_SIZES: Final = 16  # sizes of every job that are computed at once
 # gain of a speed that is e times as high; slots that lower no loss go to the slowest job
 SPEED_WEIGHT: Final = 1e-6
 BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
@@ -149,11 +149,12 @@ MAX_LOSS: Final = 1e30  # larger losses are not measurements
 
 
 class LossReports:
-    """Mean losses of the last `kept` stretches of training, each at the middle of its stretch.
+    """The mean losses of the last `kept` stretches of training, each at the middle of its stretch.
 
     An epoch's report is the mean over the epoch. Telemetry has the mean over the running epoch so
-    far. The difference of two such sums gives the mean over the stretch between them. So a job with
-    long epochs has a curve before its first epoch ends, and no sample is used twice.
+    far. Two such means, multiplied by their samples and subtracted, give the mean over the stretch
+    between them. So a job with long epochs has a curve before its first epoch ends, and no sample
+    is used twice.
     """
 
     def __init__(self, kept: int) -> None:
@@ -208,7 +209,7 @@ class LossReports:
 
 
 class FittedLosses:
-    """Loss reports of all jobs, and the curves fitted to them."""
+    """The loss reports of all jobs, and the curves fitted to them."""
 
     def __init__(self, kept: int, decay: float) -> None:
         self._kept, self._decay = kept, decay
@@ -266,7 +267,7 @@ class _Pace:
 
 
 class ObservedJobs:
-    """Progress, speeds and loss curves of jobs, learnt from epochs and telemetry."""
+    """The progress, speeds and loss curves of jobs, learnt from epochs and telemetry."""
 
     def __init__(self, options: SlaqOptions) -> None:
         self._options = options
@@ -275,7 +276,7 @@ class ObservedJobs:
         self._paces: dict[JobId, _Pace] = {}
 
     def observe(self, event: EpochSeen | StepsSeen, now: Seconds) -> None:
-        """Learn a loss and a speed; without a number of samples, an epoch has only a speed."""
+        """Learn a loss and a speed; from an epoch without a number of samples, learn the speed."""
         self._speeds.observe(event)
         pace = self._paces.setdefault(event.job, _Pace(now))
         rate = event.samples_per_s

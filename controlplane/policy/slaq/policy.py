@@ -79,7 +79,7 @@ def allocate(
 
 
 class _Exchange:
-    """Heaps of the gains by one more slot and of the losses by one slot less, over all jobs."""
+    """The heaps of all jobs' gains from one more slot, and of their losses from one slot fewer."""
 
     def __init__(
         self, gains: SizeGains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
@@ -97,12 +97,12 @@ class _Exchange:
         heapify(self._givers)
 
     def taker(self) -> tuple[float, int]:
-        """Return the largest gain by one more slot, and its row; (0, -1) if there is none."""
+        """Return the largest gain from one more slot, and its row; (0, -1) if there is none."""
         loss, row = self._first(self._takers)
         return (-loss, row) if row >= 0 else (0.0, -1)
 
     def giver(self) -> tuple[float, int]:
-        """Return the least loss by one slot less, and its row; (infinity, -1) if there is none."""
+        """Return the least loss from one slot fewer, and its row; (inf, -1) if there is none."""
         return self._first(self._givers)
 
     def change(self, row: int, by: int) -> None:
@@ -132,7 +132,7 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class SlaqDecision:
-    """Sizes of jobs, and the facts that explain them."""
+    """The sizes of jobs, and the facts that explain them."""
 
     sizes: dict[JobId, int]  # sizes of jobs that have slots, in the order of the queue
     room: int  # number of slots for all jobs
@@ -154,7 +154,7 @@ class SlaqDecision:
 
 
 class Forecast:
-    """Expected effect on losses of chosen sizes, and of one more slot for each job."""
+    """Expected effect of chosen sizes, and of one more slot for each job, on losses."""
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
