@@ -22,7 +22,7 @@ from schemas.errors import OnesError, SettingsError
 from schemas.host.files import open_regular, try_lock
 from schemas.host.logging import Audit
 from schemas.ids import JobId, WorkerId
-from schemas.wire.agent import EpochReported, ScriptReport
+from schemas.wire.agent import ScriptReport, bounded_report
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
@@ -169,13 +169,9 @@ class WorkerFolder:
             if end > len(data):
                 break
             with contextlib.suppress(OnesError):  # the script may have damaged the file
-                found.append(_limit_metrics(REPORT.decode(data[start + FRAME.size : end])))
+                found.append(bounded_report(REPORT.decode(data[start + FRAME.size : end])))
             start = end
         return found, position + start
-
-
-def _limit_metrics(report: ScriptReport) -> ScriptReport:
-    return report.without_excess_metrics() if isinstance(report, EpochReported) else report
 
 
 def _is_truncated(data: bytes) -> bool:

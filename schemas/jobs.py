@@ -134,6 +134,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "stop": "{ epochs = 30 }, { samples = 1000000 }, "
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
         "retries": "1",
+        "max_run_s": "3600",
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
@@ -155,6 +156,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     priority: float = 1.0  # weight of the job's time relative to other jobs
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
+    max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots; default: no limit
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -207,6 +209,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def fails_on_loss(self) -> bool:
         """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
+
+    @property
+    def run_limit_s(self) -> float | None:
+        """Seconds with slots after which the job is stopped; None: no limit."""
+        return None if self.max_run_s is msgspec.UNSET else self.max_run_s
 
     @property
     def stated_seed(self) -> int | None:
@@ -414,6 +421,9 @@ def _run(spec: JobSpec) -> Iterator[JobProblem]:
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
         what = f"{spec.retries} is not 0 to 100"
         yield JobProblem("retries", what, "choose a value in this range")
+    if spec.run_limit_s is not None and not 0 < spec.run_limit_s < math.inf:
+        what = f"{spec.run_limit_s} is not a positive number of seconds"
+        yield JobProblem("max_run_s", what, "give one, or leave it out for no limit")
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
         yield JobProblem("seed", f"{spec.seed} is out of range", remedy)

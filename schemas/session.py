@@ -56,6 +56,7 @@ class SessionTimings:
     lost_s: float = 30.0
     missed_s: float = 5.0  # replaces `lost_s` if workers of other nodes wait for this node's
     retry_s: float = 2.0
+    forget_s: float = 30 * 86400.0  # a node that was lost for so long is removed
 
 
 def equivalent_hellos(one: Hello, other: Hello) -> bool:

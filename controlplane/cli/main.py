@@ -103,6 +103,7 @@ def build() -> App:
     node.command(operators.template)
     node.command(operators.drain)
     node.command(operators.undrain)
+    node.command(operators.forget)
     settings = App(name="config", help="Check settings files.", group=cluster)
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
     for part in (node, settings):

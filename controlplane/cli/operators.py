@@ -225,6 +225,14 @@ def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
         return _say(client.undrain(node), common)
 
 
+def forget(node: NodeName, /, *, common: Common = COMMON) -> int:
+    """Remove NODE, which is lost and will not come back; a new agent may use its name."""
+    with BlockingClient(common.home) as client:
+        gone = client.forget_node(node)
+    say(common, gone, f"{gone.node} forgotten", quiet=[gone.node])
+    return Exit.OK
+
+
 def _say(node: NodeInfo, common: Common) -> int:
     left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
     say(common, node, f"{node.node} {node.state}{left}", quiet=[node.node])

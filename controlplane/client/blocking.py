@@ -165,6 +165,7 @@ class BlockingClient(Blocking[Client]):
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)
     undrain = _blocking(Client.undrain)
+    forget_node = _blocking(Client.forget_node)
 
     keys = _blocking(Client.keys)
     add_key = _blocking(Client.add_key)

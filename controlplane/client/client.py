@@ -28,6 +28,7 @@ from schemas.wire.client import (
     DrainNode,
     ExplainJob,
     Explanation,
+    ForgetNode,
     GetLedger,
     GetSearch,
     GetSweep,
@@ -230,6 +231,10 @@ class Client(FileTransfers):
     async def undrain(self, node: str) -> NodeInfo:
         """Return a drained node to service. Only operators and admins may call this."""
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
+
+    async def forget_node(self, node: str) -> NodeInfo:
+        """Remove a lost node, which will not come back. Only operators and admins may call this."""
+        return (await self._call(ForgetNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def keys(self) -> tuple[KeyInfo, ...]:
         """Return all keys, including expired and revoked ones. Only admins may call this."""

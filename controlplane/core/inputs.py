@@ -139,6 +139,12 @@ class OverrideDue(Message, tag="core.override_due.1"):
     job: JobId
 
 
+class RunExpired(Message, tag="core.run_expired.1"):
+    """A job had slots for as long as its `max_run_s` allows."""
+
+    job: JobId
+
+
 class UnitExpired(Message, tag="core.unit_expired.1"):
     """A unit of a sweep took too long."""
 
@@ -168,6 +174,13 @@ class DrainRequested(Message, tag="core.drain_requested.1"):
 
 class UndrainRequested(Message, tag="core.undrain_requested.1"):
     """An operator returns a drained node to service."""
+
+    node: NodeId
+    user: str
+
+
+class NodeForgotten(Message, tag="core.node_forgotten.1"):
+    """A lost node is removed: an operator says that it is gone, or it was lost for too long."""
 
     node: NodeId
     user: str
@@ -227,10 +240,12 @@ Input = (
     | PauseRequested
     | ResumeRequested
     | OverrideDue
+    | RunExpired
     | UnitExpired
     | SweepChangeRequested
     | DrainRequested
     | UndrainRequested
+    | NodeForgotten
     | DrainExpired
     | DrainDue
     | InputSkipped

@@ -30,6 +30,7 @@ from controlplane.core.inputs import (
     Input,
     InputSkipped,
     JobSubmitted,
+    NodeForgotten,
     NodeGreeted,
     NodeHeard,
     NodeLost,
@@ -42,6 +43,7 @@ from controlplane.core.inputs import (
     RescaleExpired,
     ResizeRequested,
     ResumeRequested,
+    RunExpired,
     StartExpired,
     SweepChangeRequested,
     UndrainRequested,
@@ -58,6 +60,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     NodeHeard: nodes.on_node_heard,
     NodeSuspected: nodes.on_node_suspected,
     NodeLost: nodes.on_node_lost,
+    NodeForgotten: nodes.on_node_forgotten,
     InputSkipped: nodes.on_input_skipped,
     CommitsResumed: nodes.on_commits_resumed,
     NodeReported: reports.on_node_reported,
@@ -76,6 +79,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     DrainExpired: drains.on_drain_expired,
     DrainDue: drains.on_drain_due,
     UnitExpired: sweeps.on_unit_expired,
+    RunExpired: lifecycle.on_run_expired,
     SweepChangeRequested: submission.on_sweep_change_requested,
 }
 
@@ -146,4 +150,5 @@ class Reactor:
             for name in state.overrides
             if overrides.is_due(state.jobs[name], now)
         ]
-        return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]
+        runs = lifecycle.expired_runs(state, now)
+        return [*passed, *runs, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

@@ -225,7 +225,12 @@ class SlotIndex:
     def _update_nodes(self) -> None:
         for name in self._nodes:
             node = self._all_nodes.get(name)
-            if node is None:
+            if node is None:  # it was removed
+                for slot in self._slots_of.pop(name, {}):
+                    del self._slots[slot]
+                self._specs.pop(name, None)
+                self._foreign_of.pop(name, None)
+                self.touch_all()
                 continue
             slots = {slot_id(name, slot.index): node for slot in node.spec.slots}
             for removed in self._slots_of.get(name, {}).keys() - slots.keys():

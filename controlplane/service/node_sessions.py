@@ -15,6 +15,7 @@ import structlog
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.inputs import (
+    NodeForgotten,
     NodeGreeted,
     NodeHeard,
     NodeLost,
@@ -24,7 +25,6 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.model.report_bounds import drop_excess_metrics
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
@@ -54,6 +54,7 @@ from schemas.wire.agent import (
     StepsReported,
     Telemetry,
     ToSession,
+    bounded_report,
 )
 from schemas.wire.sweeps import SweepDelta
 
@@ -197,16 +198,11 @@ class NodeSessions:
         """Handle what agents publish until cancelled."""
         async for incoming in self.events:
             try:
-                message = PUBLISHED.decode(incoming.frames[-1])
+                self._receive_published(incoming)
             except OnesError as error:
                 self._refuse(incoming, error)
-                continue
-            if not self._is_node(incoming, message.node):
-                continue
-            if isinstance(message, Telemetry):
-                self.on_steps(message.steps)
-            else:
-                self._receive_event(message)
+            except Exception:  # one message, or a policy that it reaches, must not stop the others
+                log.exception("message dropped", peer=str(incoming.identity))
 
     async def watch_silence(self) -> None:
         """Resend unacknowledged messages and detect silent nodes, until cancelled."""
@@ -222,6 +218,15 @@ class NodeSessions:
                 self._check_silence(node, session, now)
 
     # --- received messages
+
+    def _receive_published(self, incoming: Incoming) -> None:
+        message = PUBLISHED.decode(incoming.frames[-1])
+        if not self._is_node(incoming, message.node):
+            return
+        if isinstance(message, Telemetry):
+            self.on_steps(message.steps)
+        else:
+            self._receive_event(message)
 
     def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:
@@ -354,7 +359,7 @@ class NodeSessions:
             node=numbered.node,
             boot=numbered.boot,
             seq=numbered.seq,
-            event=drop_excess_metrics(numbered.event),
+            event=bounded_report(numbered.event),
         )
 
         def committed() -> None:
@@ -388,6 +393,8 @@ class NodeSessions:
             self.commit_loop.handle(NodeSuspected(node=node, silent_s=silent_s))
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
             self.commit_loop.handle(NodeHeard(node=node))
+        elif known.phase is NodePhase.LOST and self._was_lost_for_s(known) > self.timings.forget_s:
+            self.commit_loop.handle(NodeForgotten(node=node, user=""))
         elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
             session.session = None  # the reply to its next heartbeat requests a hello
 
@@ -404,6 +411,9 @@ class NodeSessions:
     @property
     def _state(self) -> State:
         return self.commit_loop.reactor.state
+
+    def _was_lost_for_s(self, node: Node) -> float:
+        return self.commit_loop.now() - node.since
 
     def _session(self, node: NodeId) -> ControllerSession:
         session = self._sessions.get(node)

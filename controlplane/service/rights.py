@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from controlplane.core.model.job import JobOwner
+from controlplane.core.model.job import JobOwner, stated_number
 from controlplane.service.commit_loop import CommitLoop
 from schemas.errors import DeniedError, UnknownJobError
 from schemas.ids import JobId
@@ -176,6 +176,8 @@ class JobOwners:
         job = loop.reactor.state.jobs.get(name) or loop.committed.state.jobs.get(name)
         if job is not None:
             return job.owner
+        if not 0 < stated_number(name) <= loop.reactor.state.jobs_accepted:
+            return None  # a word of some text
         known = self._departed.get(name)
         if known is None and (known := loop.reader.ended.owner(name)) is not None:
             if len(self._departed) >= MAX_DEPARTED:

@@ -51,6 +51,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     suspect_s: Interval = 6.0
     lost_s: Interval = 30.0
     missed_s: Interval = 5.0  # lost this early if workers on other nodes wait only for its workers
+    forget_s: Interval = 30 * DAY_S  # a node that was lost for so long is removed
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):

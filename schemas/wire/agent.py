@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import fields, replace
 
 from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
@@ -121,13 +124,6 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
     def epoch(self) -> int:
         """Number of the finished epoch."""
         return self.facts.epoch
-
-    def without_excess_metrics(self) -> EpochReported:
-        """Return the report without infinite metrics, and without metrics beyond the limit."""
-        if are_bounded(self.facts.metrics):
-            return self
-        facts = replace(self.facts, metrics=bounded_metrics(self.facts.metrics))
-        return replace(self, facts=facts)
 
 
 class TrainingFinished(ScriptReport, tag="worker.training_finished.2"):
@@ -253,6 +249,37 @@ AgentEvent = (
     | StateNotCopied
     | NodeHealth
 )
+
+
+MAX_TEXT: Final = 2000  # characters of an error or a reason in a report
+_Report = TypeVar("_Report", bound=Message)
+
+
+@cache
+def _text_fields(kind: type[Message]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.type is str)
+
+
+def bounded_report(report: _Report) -> _Report:
+    """Return a report with long texts shortened, and without excess or infinite metrics.
+
+    The agent calls this for what its workers write, and the controller for what agents send.
+    """
+    texts = {name: getattr(report, name) for name in _text_fields(type(report))}
+    changed: dict[str, Any] = {
+        name: shortened(text) for name, text in texts.items() if len(text) > MAX_TEXT
+    }
+    if isinstance(report, EpochReported) and not are_bounded(report.facts.metrics):
+        metrics = bounded_metrics(report.facts.metrics)
+        changed["facts"] = replace(report.facts, metrics=metrics)
+    return replace(report, **changed) if changed else report
+
+
+def shortened(text: str) -> str:
+    """Return the beginning and the end of a long text, with the number of characters left out."""
+    keep = MAX_TEXT // 2 - 50
+    left_out = len(text) - 2 * keep
+    return f"{text[:keep]} ... ({left_out:,} characters left out) ... {text[-keep:]}"
 
 
 class Numbered(Message, tag="agent.numbered.1"):

@@ -187,6 +187,12 @@ class UndrainNode(Message, tag="client.undrain_node.1"):
     node: NodeId
 
 
+class ForgetNode(Message, tag="client.forget_node.1"):
+    """Remove a node that is lost and will not come back. Reply: `Nodes`, as it was before."""
+
+    node: NodeId
+
+
 class GetSweep(Message, tag="client.get_sweep.1"):
     """Request the state of a sweep, with a page of its trials."""
 
@@ -582,6 +588,7 @@ Request = (
     | ListNodes
     | DrainNode
     | UndrainNode
+    | ForgetNode
     | GetSweep
     | ChangeSweep
     | GetLedger

@@ -54,7 +54,7 @@ SPEC: Final = JobSpec(
     name="digits", script="train.py", batch_size=64, args=("--width", "64"),
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
-    record_samples=True, stop=STOP, retries=1, seed=11,
+    record_samples=True, stop=STOP, retries=1, max_run_s=3600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL,
 )  # fmt: skip
@@ -274,6 +274,7 @@ _OF_CLIENTS: Final = (
     client.ListNodes(cursor="nodes.9"),
     client.DrainNode(node=NODE, reason="new kernel", within_s=600.0),
     client.UndrainNode(node=NODE),
+    client.ForgetNode(node=NODE),
     client.GetSweep(job=JOB, from_trial=500, limit=100),
     client.ChangeSweep(job=JOB, change="add", trial=3, values=VALUES, parent=4, key="once"),
     client.GetLedger(job=JOB, from_unit=2000, limit=100),

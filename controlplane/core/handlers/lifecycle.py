@@ -13,8 +13,8 @@ from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
-from controlplane.core.inputs import OrderTooLarge
-from controlplane.core.model.job import Accounting, Job, lower_local_limit
+from controlplane.core.inputs import Input, OrderTooLarge, RunExpired
+from controlplane.core.model.job import Accounting, Job, lower_local_limit, times
 from controlplane.core.model.job_phases import (
     NEXT,
     Ended,
@@ -210,6 +210,7 @@ def end(
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
+    ctx.state.limited_runs.pop(job.job, None)
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)
@@ -227,6 +228,26 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:
         ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.notified_nodes]))
+
+
+def expired_runs(state: State, now: Seconds) -> list[Input]:
+    """Return the jobs that have used up their `max_run_s`, as inputs."""
+    names = state.limited_runs
+    return [RunExpired(job=name) for name in names if _is_used_up(state.jobs[name], now)]
+
+
+def _is_used_up(job: Job, now: Seconds) -> bool:
+    limit_s = job.spec.run_limit_s
+    return limit_s is not None and job.group is not None and times(job, now)[1] >= limit_s
+
+
+def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
+    """Fail a job that has used up its time; its workers get TERM, and KILL after a grace."""
+    job = ctx.state.jobs.get(event.job)
+    if job is not None and _is_used_up(job, ctx.now):
+        end(
+            ctx, job, JobTrigger.GAVE_UP, f"stopped after {job.spec.run_limit_s:g} s, its max_run_s"
+        )
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
@@ -292,6 +313,8 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.job_counters.add(job)
     state.jobs[name] = job
     state.active[name] = None
+    if spec.run_limit_s is not None:
+        state.limited_runs[name] = None
     ctx.changed_jobs[name] = None
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
     ctx.plan_needed = True

@@ -13,13 +13,14 @@ from controlplane.core.inputs import (
     CommitsResumed,
     ControllerStarted,
     InputSkipped,
+    NodeForgotten,
     NodeGreeted,
     NodeHeard,
     NodeLost,
     NodeSuspected,
 )
 from controlplane.core.model import node as nodes
-from controlplane.core.model.job import Job
+from controlplane.core.model.job import Job, stated_number
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
@@ -29,7 +30,6 @@ from schemas.wire.feed import Detail
 
 FORMER_BOOTS: Final = 8
 LOST_VERSIONS: Final = 1000  # maximum number of versions of a job that a journal may have lost
-MAX_DIGITS: Final = 18
 LOST_JOBS: Final = 1_000_000  # numbers of jobs that a hello may skip
 
 
@@ -88,7 +88,7 @@ def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -
     """
     state, accepted, known = ctx.state, ctx.state.jobs_accepted, node.committed
     names = [*(seen.job for seen in event.workers), *event.jobs]
-    highest = max([event.highest_job, *map(_number, names)])
+    highest = max([event.highest_job, *map(stated_number, names)])
     node.committed = max(known, event.events_dropped)
     state.jobs_accepted = max(accepted, min(highest, accepted + LOST_JOBS))
     if event.term > state.term:
@@ -101,12 +101,6 @@ def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -
         return
     if not (state.loss_accepted or state.outdated):
         state.outdated = f"the journal is older than node {node.node}, and lacks {lacks}"
-
-
-def _number(name: JobId) -> int:
-    """Return the number of a job that an agent named, or 0 if the name has no number."""
-    tail = name.rpartition("-")[2]
-    return int(tail) if tail.isdecimal() and len(tail) < MAX_DIGITS else 0
 
 
 def _journal_of(state: State, job: JobId) -> str | None:
@@ -209,6 +203,27 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     reason = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
         recovery.lose_node(ctx, job, node.node, reason)
+    ctx.plan_needed = True
+
+
+def on_node_forgotten(ctx: HandlerContext, event: NodeForgotten) -> None:
+    """Remove a lost node and its slots; processes that it may still have count as exited.
+
+    A node that is not lost, or not any more, stays.
+    """
+    state, node = ctx.state, ctx.state.nodes.get(event.node)
+    if node is None or node.phase is not NodePhase.LOST:
+        return
+    for job, worker in state.slot_index.workers_on(node.node):
+        exited = WorkerExited(
+            job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
+        )
+        exits.on_worker_exited(ctx, job, worker, exited)
+    del state.nodes[node.node]
+    state.draining.pop(node.node, None)
+    state.slot_index.touch_node(node.node)
+    state.slot_index.touch_all()
+    ctx.announce("node.forgotten", node=node, detail={"user": event.user})
     ctx.plan_needed = True
 
 

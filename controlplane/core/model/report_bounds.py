@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.epochs import EpochFacts, StepTimes
 from schemas.sweeps import MAX_METRIC, printable
-from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitEnded, UnitStarted
+from schemas.wire.agent import StepsReported, UnitEnded, UnitStarted
 
 MAX_COUNT: Final = 2**53  # largest count; larger integers lose precision as floats
 MAX_MEASURE: Final = 1e15  # largest measurement
@@ -104,14 +104,6 @@ def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
 
 
 # --- epochs and steps
-
-
-def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
-    """Return an epoch's report without excess or infinite metrics. Return other reports unchanged.
-
-    Call this before the report becomes an input.
-    """
-    return event.without_excess_metrics() if isinstance(event, EpochReported) else event
 
 
 def first_valid_noise_scale(*scales: float | None) -> float | None:

@@ -18,6 +18,7 @@ from controlplane.core.inputs import (
     CancelRequested,
     DrainRequested,
     JobSubmitted,
+    NodeForgotten,
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
@@ -25,6 +26,7 @@ from controlplane.core.inputs import (
     UndrainRequested,
 )
 from controlplane.core.model.job import Job
+from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
 from controlplane.service.api.reads import ReadRequests
@@ -41,7 +43,7 @@ from schemas.errors import (
     UnknownNodeError,
     suggestion,
 )
-from schemas.ids import JobId
+from schemas.ids import JobId, NodeId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
@@ -50,6 +52,7 @@ from schemas.wire.client import (
     ChangeSweep,
     CheckJob,
     DrainNode,
+    ForgetNode,
     JobAccepted,
     JobChecked,
     JobDetail,
@@ -68,6 +71,29 @@ MAX_DRAIN_S: Final = 1e8  # three years
 MAX_REASON: Final = 500
 
 
+def _known_node(state: State, name: NodeId) -> Node:
+    node = state.nodes.get(name)
+    if node is None:
+        what = f"no node {name[:64]!r} ever joined"
+        hint = suggestion(name, state.nodes, "`ones node list` lists all nodes")
+        raise UnknownNodeError(what, hint, "node")
+    return node
+
+
+def forget_input(state: State, name: NodeId, who: Identity) -> NodeForgotten:
+    """Return the input that removes a lost node.
+
+    Raises:
+        UnknownNodeError: if no such node ever joined.
+        BadFieldError: if the node is not lost.
+    """
+    node = _known_node(state, name)
+    if node.phase is not NodePhase.LOST:
+        what = f"node: {name} is {node.phase.value}, only a lost node can be forgotten"
+        raise BadFieldError(what, "stop its agent, and wait until the node is lost", "node")
+    return NodeForgotten(node=name, user=who.name)
+
+
 def drain_input(
     state: State, request: DrainNode | UndrainNode, who: Identity
 ) -> DrainRequested | UndrainRequested | None:
@@ -77,11 +103,7 @@ def drain_input(
         UnknownNodeError: if no such node ever joined.
         BadFieldError: if the deadline is out of range, or the reason is too long.
     """
-    node = state.nodes.get(request.node)
-    if node is None:
-        what = f"no node {request.node[:64]!r} ever joined"
-        hint = suggestion(request.node, state.nodes, "`ones node list` lists all nodes")
-        raise UnknownNodeError(what, hint, "node")
+    node = _known_node(state, request.node)
     if isinstance(request, UndrainNode):
         return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
@@ -259,7 +281,8 @@ def _check_number(sweep: JobSweep, field: str, number: int) -> None:
 MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
-ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChangeRequested
+NodeInput = DrainInput | NodeForgotten
+ChangeInput = JobSubmitted | CancelRequested | Override | NodeInput | SweepChangeRequested
 
 
 @dataclass(eq=False)
@@ -397,6 +420,13 @@ class ChangeRequests:
         """Drain a node, or end its drain."""
         await self._apply(lambda: drain_input(self._newest, request, who))
         return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
+
+    async def forget_node(self, request: ForgetNode, who: Identity) -> Nodes:
+        """Remove a lost node; the reply shows the node as it was before."""
+        event = forget_input(self._newest, request.node, who)
+        before = node_info(self._newest, request.node)
+        await self._apply(lambda: event)
+        return Nodes(nodes=(self.reads.view(who).node(before),))
 
     async def change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
         """Change a trial of a sweep, or add one."""

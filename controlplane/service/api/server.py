@@ -53,6 +53,7 @@ from schemas.wire.client import (
     Cluster,
     DrainNode,
     ExplainJob,
+    ForgetNode,
     GetCluster,
     GetJob,
     GetLedger,
@@ -175,6 +176,7 @@ class RequestServer:
             SubmitJob: Route(WRITERS, changes.submit),
             DrainNode: Route(OPERATORS, changes.drain, audited=True),
             UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
             AddKey: Route(
                 ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
             ),

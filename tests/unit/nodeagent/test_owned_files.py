@@ -37,6 +37,7 @@ from schemas.host.state_files import (
 )
 from schemas.ids import WorkerId
 from schemas.sweeps import MAX_EPOCH_METRICS
+from schemas.wire.agent import bounded_report
 from schemas.wire.feed import LOG
 from schemas.wire.worker import ExitStatus, ProcessMark
 from tests.support.builders import A, assignment, epoch_end, raised, run
@@ -138,7 +139,7 @@ def test_a_long_report_is_read_completely(tmp_path: Path) -> None:
     data = encode(long)
     (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)
 
-    assert found.reports(0) == ([long], FRAME.size + len(data))
+    assert found.reports(0) == ([bounded_report(long)], FRAME.size + len(data))
 
 
 def test_a_state_that_is_truncated_while_it_is_sent_ends_no_process(tmp_path: Path) -> None:

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.model.report_bounds import drop_excess_metrics
+from schemas.ids import Rank, Version
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC, RandomSearch
-from schemas.wire.agent import UnitEnded, UnitFailed, UnitStarted
+from schemas.wire.agent import (
+    MAX_TEXT,
+    UnitEnded,
+    UnitFailed,
+    UnitStarted,
+    bounded_report,
+)
 from tests.support.builders import A, epoch_end
 from tests.unit.controlplane.core.test_sweeps import busy, running, train
 
@@ -106,5 +112,19 @@ def test_metrics_of_an_epoch_are_within_bounds_before_they_are_an_input(
 ) -> None:
     report = epoch_end(A, 1, metrics=said)
 
-    assert drop_excess_metrics(report) == epoch_end(A, 1, metrics=kept)
-    assert (drop_excess_metrics(report) is report) == (said == kept)
+    assert bounded_report(report) == epoch_end(A, 1, metrics=kept)
+    assert (bounded_report(report) is report) == (said == kept)
+
+
+def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
+    long = "CUDA error " + "x" * 4_000_000 + " the end"
+    report = UnitFailed(
+        job=A, version=Version(1), rank=Rank(0), index=1, attempt=1, reason=long, fault="trial"
+    )
+
+    error = bounded_report(report).reason
+
+    assert len(error) <= MAX_TEXT
+    assert error.startswith("CUDA error xxx")
+    assert "characters left out) ..." in error
+    assert error.endswith(" the end")

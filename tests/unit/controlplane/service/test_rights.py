@@ -42,7 +42,7 @@ FREE: Final = (
     client.ReadEvents,
 )  # fmt: skip
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
-DRAINS: Final = (client.DrainNode, client.UndrainNode)
+DRAINS: Final = (client.DrainNode, client.UndrainNode, client.ForgetNode)
 KEYS: Final = (AddKey, ListKeys, RevokeKey)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
