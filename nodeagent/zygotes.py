@@ -307,7 +307,7 @@ class ZygotePool:
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Forked:
-        """Start a worker. If the zygote exits meanwhile, start another zygote once.
+        """Start a worker. If the zygote exits meanwhile, replace the zygote once.
 
         `enter` moves the process into its control group before the worker starts.
 
@@ -329,7 +329,7 @@ class ZygotePool:
         """Return whether an interpreter's workers send tokens. Workers of old zygotes do not.
 
         Raises:
-            StartError: if no zygote starts; names the interpreter and quotes its output.
+            StartError: if no zygote starts. The error names the interpreter and quotes its output.
         """
         return (await (await self.get(python, account)).ready).tokens
 
@@ -339,7 +339,7 @@ class ZygotePool:
         Each spelling of `python` has a zygote of its own.
 
         Raises:
-            StartError: if no zygote starts; names the interpreter and quotes its output.
+            StartError: if no zygote starts. The error names the interpreter and quotes its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid

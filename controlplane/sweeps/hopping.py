@@ -1,4 +1,4 @@
-"""Model hopping as a scheduling problem of models, partitions and slots; its greedy order.
+"""Model hopping as a scheduling problem with models, partitions and slots, and a greedy order.
 
 `makespan_bound` returns a lower bound on the duration of any order.
 """

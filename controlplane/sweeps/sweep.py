@@ -254,8 +254,8 @@ class Sweep:
             keep: number of best trials whose states are kept.
             order: order of visits.
             graduate_slots: number of slots for elastic jobs. When the number of remaining trials
-                falls below half of this number, the trials continue as elastic jobs. With 0, they
-                never do.
+                falls below half of this number, the trials continue as elastic jobs. 0 means that
+                trials never become elastic jobs.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
@@ -389,7 +389,7 @@ class Sweep:
         return []
 
     def unit_done(self, attempt: Attempt, report: UnitReport, now: Seconds) -> list[Order]:
-        """Record that a unit has finished and its state is on the node. Ignore an old attempt."""
+        """Record a finished unit, and its state on the worker's node. Ignore an old attempt."""
         state = self.state
         ended = state.end_lease(attempt)
         if ended is None:
@@ -458,7 +458,10 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a trial with these values. With a `parent`, the trial continues from its state."""
+        """Add a trial with these values.
+
+        If `parent` is given, the new trial continues from the state of trial `parent`.
+        """
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)

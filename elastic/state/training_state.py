@@ -40,7 +40,7 @@ class TrainingState:
     """State that is sent to newcomers and stored in checkpoints, and the meters of training.
 
     `stop_rule` is the rule in the job file; if it is None, the script's rule is used. `rank` is the
-    rank of the worker at its start. Because of it, each worker has different random numbers.
+    rank of the worker at its start. The rank makes the random numbers of the workers differ.
     """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
@@ -328,7 +328,9 @@ class TrainingState:
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """Load the result of `checkpoint`. The states of other objects are loaded by `track`.
+        """Load the result of `checkpoint`.
+
+        If an object is not tracked yet, its state is loaded when `track` is called with the object.
 
         Raises:
             UsageError: if nothing is loaded yet.

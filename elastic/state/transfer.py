@@ -207,7 +207,7 @@ class Receiving(Transfer):
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Copy pieces from buffers into the tensors. The training thread calls it after `done`."""
+        """Copy pieces from buffers into tensors. Call this on the training thread after `done`."""
         for part, large, _ in self._landed:
             for chunk, arrived in zip(part.large, large, strict=True):
                 if chunk is not arrived:

@@ -364,7 +364,7 @@ class EpochInfo(EpochFacts, frozen=True, kw_only=True):
     slots: int = 0  # number of slots of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # True: one group trained the entire epoch
-    beside: tuple[NodeCrowd, ...] | None = None  # one for each node; None: neighbours changed
+    beside: tuple[NodeCrowd, ...] | None = None  # per node; None: neighbours changed in the epoch
 
 
 class VersionInfo(Message, tag="client.version_info.3"):

@@ -213,10 +213,11 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return the promised end of each job: the later of its first promise and expected end.
+        """Return the promised end of each job.
 
-        If this end differs by less than an interval from the end in the job's view, the end in the
-        view is returned.
+        The promised end is the job's first promise or its expected end, whichever is later. If this
+        end differs by less than an interval from the previous one (`expected_at`), the previous end
+        is returned.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():
