@@ -4,7 +4,8 @@ The order of an epoch is a pure function of (seed, epoch, size), or the order of
 uses the next B ids and divides them by rank. So training can continue at any cursor with any global
 batch and any division.
 
-Schedules and micro-batches divide the steps over workers and passes.
+A schedule divides each step over the workers. Micro-batches divide the share of a worker over
+passes.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ class ScheduleRow:
 
     @property
     def batch(self) -> int:
-        """Global batch, samples per step."""
+        """Global batch, which is the number of samples per step."""
         return sum(self.local_batches)
 
 
 class Schedule:
-    """The schedule's rows, in force or announced, oldest first. The first applies from step 1."""
+    """Rows of a schedule, in the order of their first steps.
+
+    The last rows can be announced rows, which are not in force yet. The first row also applies to
+    all earlier steps.
+    """
 
     def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]
@@ -66,13 +71,13 @@ class Schedule:
 
 
 def split(batch: int, workers: int) -> tuple[int, ...]:
-    """Split a global batch into local batches, the larger ones first; sizes differ by at most 1."""
+    """Split a global batch into local batches whose sizes differ by at most 1, largest first."""
     each, rest = divmod(batch, workers)
     return tuple(each + (rank < rest) for rank in range(workers))
 
 
 def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
-    """Split `count` samples into as few passes as `bound` allows, of nearly equal size.
+    """Split `count` samples into passes of nearly equal size, as few as `bound` allows.
 
     With several passes, gradients are accumulated before the reduction. Every pass has at least
     `min_samples` (<= `bound`) samples, unless `count` is smaller. If `bound` equals `min_samples`
@@ -85,7 +90,7 @@ def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Batch of the loader: a worker's share of a step, or a part of it that fits the device."""
+    """Batch of the loader. It is a worker's share of a step, or a part of the share for a pass."""
 
     step: int  # 1-based, of all epochs
     epoch: int  # 1-based
@@ -133,10 +138,10 @@ class SampleStream:
     Attributes:
         seed: seed of the job.
         size: ||D||, number of samples in one pass over the training set.
-        min_samples: minimum samples of a step, and of a rank's share in it; a smaller remainder is
-            added to the step before.
-        drop_last: if True, a remainder that does not fill a step is left out, unless it is the
-            whole epoch.
+        min_samples: minimum number of samples of a step, and of a rank's share in a step. A smaller
+            remainder of an epoch is added to the previous step.
+        drop_last: if True, a remainder that does not fill a step is left out, unless the remainder
+            is the whole epoch.
         shuffled: True if seed and epoch decide the order. If False, ids are positions in the data.
     """
 
@@ -162,7 +167,7 @@ class SampleStream:
     def taken(self, cursor: int, batch: int) -> int:
         """Return the number of samples of the step that starts at `cursor`; 0 if the epoch is over.
 
-        `cursor` is the number of samples done in the epoch, `batch` the global batch.
+        `cursor` is the number of samples done in the epoch, and `batch` is the global batch.
         """
         left = max(0, self.size - cursor)
         if self.drop_last:
@@ -225,7 +230,7 @@ def share_sizes(
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """Position of a job in its samples, equal on every worker after the same step."""
+    """Position of a job in its samples. After the same step every worker has the same position."""
 
     epoch: int = 1  # running epoch, 1-based
     cursor: int = 0  # samples of the epoch that are done
@@ -257,7 +262,7 @@ class TrainingPosition:
 
 
 class Progress(NamedTuple):
-    """Finished fractions of the samples, from 0 to 1; they do not depend on the batch size."""
+    """Finished shares of the samples, from 0 to 1. The shares do not depend on the batch size."""
 
     epoch: float
     job: float  # share of the stop rule's epochs or samples; 0 if only a metric ends the job
@@ -282,8 +287,9 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    Schedule rows that are announced meanwhile apply to the steps not yielded yet. A share of over
-    `bound` samples, the number that fits the device at once, is divided into several passes.
+    Schedule rows that are announced meanwhile apply to the steps that are not yielded yet. `bound`
+    is the number of samples that fit the device at once. A larger share is divided into several
+    passes.
 
     Raises:
         UsageError: if a step has too few samples to train the model.

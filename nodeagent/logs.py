@@ -44,11 +44,11 @@ STREAMS: Final = (LOG, SAMPLES)
 
 
 class OutputFile:
-    """Output stream of a worker, read by path, or through a handle if the file was deleted.
+    """Output stream of a worker. If its file was deleted, the stream is read through a handle.
 
-    A deleted file is read from this agent's handle, or from the worker's own. Output that neither
-    handle has is a gap. A line in the worker's log reports the gap, and the stream continues after
-    it. So followers see what is missing, and a position never means two different bytes.
+    The handle is this agent's own or the worker's. Output that neither handle has is a gap. A line
+    in the worker's log reports the gap, and the stream continues after this line. So followers see
+    what is missing, and a position never means two different bytes.
     """
 
     def __init__(self, folder: WorkerFolder, name: str) -> None:
@@ -104,7 +104,11 @@ class OutputFile:
         return min(size, self._end)
 
     def _mark_end(self, file: int, at: int, most: int) -> int:
-        """Return where the kept part ends. A log gets a line there that reports the truncation."""
+        """Return the position at which the kept part of the file ends.
+
+        If the file is a log, write a line at `at` that reports the truncation. The kept part then
+        ends after this line.
+        """
         if self._name != LOG:
             log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             return at
@@ -159,7 +163,7 @@ class OutputFile:
         return None
 
     def _mark_gap(self, sent: int, what: str) -> None:
-        """Write a line about lost output into the log at `sent`. The worker continues after it."""
+        """Write a line about lost output to the log at `sent`. New output follows the line."""
         path = self._folder.stream(LOG)
         kind = "output" if self._name == LOG else "sample records"
         log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
@@ -179,7 +183,7 @@ class OutputFile:
 
 
 def _reopen(handle: Path) -> BinaryIO:
-    """Open a file by its link in /proc, a special link that has to be followed."""
+    """Open a file through its link in /proc. Unlike other links, this link has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
 
@@ -196,7 +200,7 @@ class _Stream:
     asked_at: float = -1e9
     held_at: float = math.inf  # time from which an incomplete line is held back
     ended: bool = False  # the process has exited, so the file is final
-    done: bool = False  # the relay has all of it
+    done: bool = False  # the relay has the whole stream
     fault: str = ""  # error of the last read
 
     @property
@@ -228,7 +232,7 @@ class LogShipper:
         self._by_key: dict[tuple[object, ...], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
-        """Send to the log relay over this socket from now on, and ask for its positions."""
+        """Send to the log relay over this socket from now on; ask the relay for its positions."""
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9
@@ -275,7 +279,8 @@ class LogShipper:
         """Process the relay's position in a stream.
 
         `size` is the number of stored bytes from the stream's start. `credit` is how many more
-        bytes may be sent. While the store is `full`, none may. An unknown stream is ignored.
+        bytes may be sent. While the store is `full`, no bytes may be sent. An unknown stream is
+        ignored.
         """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:

@@ -60,11 +60,11 @@ PEER: Final = struct.Struct("iII")  # pid, uid and gid of the peer, see unix(7)
 
 
 def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
-    """Return pid, start time and age (s) of zygotes for this socket that do not reply yet.
+    """Return pid, start time and age (s) of each zygote that does not reply on its socket yet.
 
-    A starting worker has its zygote's command line, but also a mark, so its pid is in `workers`.
-    Processes forked by a worker lead no session. Processes of users other than `uid` are skipped,
-    because any user can fake a command line.
+    A starting worker has the command line of its zygote, but is skipped because its pid is in
+    `workers`. A process that a worker forked is skipped because it leads no session. Processes of
+    users other than `uid` are skipped because any user can fake a command line.
     """
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
@@ -99,10 +99,10 @@ def spawn(
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a zygote with an account (None: the agent's). The limits also apply to its workers.
+    """Start a zygote under `account`, or under the agent's account if `account` is None.
 
-    `output` must not be in a folder of that account. `enter` moves the process into its control
-    group before its interpreter starts.
+    The limits apply to the zygote and its workers. `output` must not be in a folder of the account.
+    `enter` moves the process into its control group before its interpreter starts.
 
     Raises:
         StartError: if the zygote cannot be started.
@@ -155,7 +155,7 @@ def spawn(
 
 
 def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
-    """Let the waiting shell continue. If it receives no input, it exits."""
+    """Let the waiting shell continue. A shell that receives no input exits."""
     if (gate := process.stdin) is None:
         return
     with gate:
@@ -208,7 +208,7 @@ class ZygoteConnection:
         """Have the zygote start the worker of a folder that contains an assignment.
 
         `enter` moves the process into its control group before the worker starts. With an older
-        zygote, it does so afterwards.
+        zygote, `enter` is called after the worker has started.
 
         Raises:
             StartError: if the worker did not start.
@@ -307,7 +307,7 @@ class ZygotePool:
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Forked:
-        """Start a worker. If the zygote exits meanwhile, replace it once.
+        """Start a worker. If the zygote exits meanwhile, replace the zygote once.
 
         `enter` moves the process into its control group before the worker starts.
 
@@ -329,7 +329,7 @@ class ZygotePool:
         """Return whether an interpreter's workers send tokens. Workers of old zygotes do not.
 
         Raises:
-            StartError: if no zygote starts; names the interpreter and quotes its output.
+            StartError: if no zygote starts. The error names the interpreter and quotes its output.
         """
         return (await (await self.get(python, account)).ready).tokens
 
@@ -339,7 +339,7 @@ class ZygotePool:
         Each spelling of `python` has a zygote of its own.
 
         Raises:
-            StartError: if no zygote starts; names the interpreter and quotes its output.
+            StartError: if no zygote starts. The error names the interpreter and quotes its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid
@@ -429,7 +429,11 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """Wait for an earlier agent's zygote that still imports torch or lost its socket's file."""
+        """Wait until a zygote of an earlier agent replies, and return its connection.
+
+        Such a zygote may still import torch, or may have to create its socket's file again. Return
+        None if no such zygote exists, or if none replies in time.
+        """
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):

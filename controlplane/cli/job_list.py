@@ -59,7 +59,7 @@ def clock(time_s: float, beside_s: float | None = None) -> str:
 
 
 def _distance(job: JobSummary, came: float) -> str:
-    """Return how early or late `came` is relative to a job's promised end, e.g. `5m00s late`."""
+    """Return by how much `came` is before or after a job's promised end, such as `5m00s late`."""
     late_s = came - (job.promised_end or came)
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
@@ -67,7 +67,7 @@ def _distance(job: JobSummary, came: float) -> str:
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
-MIN_REASON_WIDTH: Final = 24  # columns; others are omitted before the reason gets narrower
+MIN_REASON_WIDTH: Final = 24  # characters; columns are omitted before the reason gets narrower
 OMIT_ORDER: Final = (  # the first of these columns is omitted first
     "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
@@ -102,7 +102,7 @@ class JobLines(NamedTuple):
 def job_lines(
     jobs: Sequence[JobSummary], width: int | None, styled: Callable[[str], str] = str
 ) -> JobLines:
-    """Return a table of jobs, one line each.
+    """Return a table with one line for each job.
 
     If the table is wider than `width` (None: unlimited), the least informative columns are omitted
     first. Then the reason is cut. `styled` adds colours to the state.
@@ -268,7 +268,7 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Redraw the table every second until cancelled, also while the controller does not reply.
+    """Redraw the table every second until cancelled, even while the controller does not reply.
 
     Raises:
         UnreachableError: if the controller does not reply to the first request.

@@ -26,7 +26,10 @@ SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a prog
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """Print an error as one line to stderr; JSON also goes to stdout unless that is a terminal."""
+    """Print an error as one line to stderr.
+
+    With JSON output, the error is also printed to stdout, unless stdout is a terminal.
+    """
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
@@ -76,7 +79,8 @@ def print_line(value: Any) -> None:
 def print_data(value: Any, output: str) -> None:
     """Print a value for programs: as one document (json), or as one line for each item (jsonl).
 
-    With jsonl, the items of an iterator are printed as they arrive; with json, as one list.
+    With jsonl, the items of an iterator are printed as they arrive. With json, all items are
+    printed together as one list.
     """
     if output == "jsonl":
         for row in value if isinstance(value, list | tuple | Iterator) else (value,):
@@ -109,7 +113,9 @@ def say_table(
 
 
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
-    """Yield a value every second; repeat the last with a note while the controller does not reply.
+    """Yield a new value every second, with an empty note.
+
+    While the controller does not reply, yield the last value again, with a note that says so.
 
     Raises:
         UnreachableError: if the controller does not reply to the first request.
@@ -125,9 +131,10 @@ def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[
 
 
 def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap: int) -> list[str]:
-    """Return the columns that fit into `width` (None: all), omitting others in the order of `omit`.
+    """Return the columns that fit into `width`, or all columns if `width` is None.
 
-    `wide` maps each column to its width; `gap` is the distance of two columns.
+    If not all columns fit, columns are omitted in the order of `omit`. `wide` maps each column to
+    its width, and `gap` is the distance between two columns.
     """
     kept = list(wide)
     for name in omit:
@@ -141,8 +148,8 @@ def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap
 def progress(text: str, later: str = "") -> Iterator[Callable[[int, int], None] | None]:
     """Show the progress of a large transfer on a terminal; yield None without a terminal.
 
-    If `later` is given, the bar is shown at once, with the speed, and `later` replaces `text`
-    after the first bytes.
+    If `later` is given, the bar is shown at once and also shows the speed. After the first bytes,
+    `later` replaces `text`.
     """
     if not sys.stderr.isatty():
         yield None
@@ -186,7 +193,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return the table without using rich, which is slow for many rows, or "" if rich is needed."""
+    """Format the table without rich, which is slow for many rows. Return "" if rich is needed."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     wide = sum(widths) + len(GAP) * (len(widths) - 1)

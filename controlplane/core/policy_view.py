@@ -16,7 +16,7 @@ from schemas.nodes import SlotSpec
 
 
 class ViewBuilder:
-    """Builder of cluster views, which only reads the state and reuses views of unchanged jobs."""
+    """Builder of cluster views. It only reads the state, and reuses views of unchanged jobs."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -37,8 +37,8 @@ class ViewBuilder:
     def view(self) -> ClusterView:
         """Return a view of the active jobs and of the slots of nodes that are not lost.
 
-        Jobs under a manual override are left out. Free slots for which such jobs wait are not
-        usable.
+        Jobs under a manual override are left out. If such a job waits for free slots, the view
+        shows these slots as not usable.
         """
         slots = tuple(self._update_slots())
         self._update_jobs()
@@ -62,7 +62,10 @@ class ViewBuilder:
         self._stale, self._all_jobs_stale = {}, False
 
     def _returns_an_earlier_job(self) -> bool:
-        """True if an override has ended whose job is not the last one of the view."""
+        """True if a job has to be inserted into the view before the view's last job.
+
+        This happens when the manual override of an older job ends. New jobs are appended.
+        """
         state = self._state
         new = [
             number_of(job)
@@ -102,7 +105,7 @@ class ViewBuilder:
     def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
-        """Return new views of all slots. Slots for overridden jobs and swaps are not usable."""
+        """Return new views of all slots. Slots kept for an override or a swap are not usable."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:

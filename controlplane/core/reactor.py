@@ -141,7 +141,8 @@ class Reactor:
     def due(self, now: Seconds) -> list[Input]:
         """Return one input for each deadline that has passed by `now`. Do not change the state.
 
-        The inputs report starts, changes, drains and units that took too long, and orders to retry.
+        An input reports that a start, a change, a drain or a unit took too long, or that an
+        operator's order is due for another attempt.
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)

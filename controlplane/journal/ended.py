@@ -1,9 +1,9 @@
 """Jobs and sweeps that have ended and are no longer part of the core's state.
 
 Each job has one row with its last version. The history of a sweep is stored in `job_records` and
-read in pages. It has one row of totals, and one row for each trial with a history, whose position
-ends with the trial's number. Each further row has `UNITS_PER_ROW` units of the ledger, in the order
-in which the units ended.
+read in pages. The history has one row of totals. Each trial with a history has one row; the
+position of this row ends with the trial's number. Each further row has `UNITS_PER_ROW` units of the
+ledger, in the order in which the units ended.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def forget_ended(
     Args:
         database: connection in autocommit mode.
         before: delete jobs that ended before this time, seconds since the epoch.
-        keep: also delete all jobs except this many latest accepted ones. None means no limit.
+        keep: also delete jobs that are not among the last `keep` accepted jobs. None: no limit.
         most: maximum number of jobs deleted in one call, because commits wait meanwhile.
 
     Raises:
@@ -174,7 +174,7 @@ class EndedJobs:
             number = page[-1][0]
 
     def latest(self, most: int) -> list[Job]:
-        """Return the latest accepted of the ended jobs, oldest first, without damaged rows."""
+        """Return the ended jobs that were accepted last, oldest first, without damaged rows."""
         found = []
         for row in reversed(self._rows("ORDER BY number DESC LIMIT ?", most)):
             with contextlib.suppress(JournalError):
@@ -291,7 +291,7 @@ class EndedSweeps:
         return found[skipped : skipped + most], counts.units
 
     def _counts(self, job: JobId) -> tuple[int, _Counts]:
-        """Return the position of a sweep's row of totals, its first row, and the totals."""
+        """Return the position of a sweep's first row, and the totals that this row contains."""
         for at, body in self._rows(job, COUNTS, 0, 2**62):
             counts = self._decoded(_counts, job, COUNTS, at, body)
             if counts is not None:

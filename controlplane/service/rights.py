@@ -88,11 +88,12 @@ def projects_of(who: Identity) -> tuple[str, ...]:
 def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
     """Refuse a request if `who` does not have the right that the request needs.
 
-    `job` is the owner of the named job, or None if the request names no job or an unknown job.
+    `job` is the owner of the job that the request names. It is None if the request names no job, or
+    a job that does not exist.
 
     Raises:
-        DeniedError: if the role or the job's owner forbids the request.
-        UnknownJobError: if there is no such job, or `who` must not know of it.
+        DeniedError: if `who` may not send this request, or may not send it for this job.
+        UnknownJobError: if the job does not exist, or if `who` must not know that it exists.
     """
     if who.role not in READERS:
         raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
@@ -121,7 +122,7 @@ def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
     if who.role not in READERS:
         return ()
     if sees_all(who) and topic.startswith(b"project/"):
-        return (topic,)  # duplicates the job/ events, so the client must ask for it by name
+        return (topic,)  # duplicates the job/ events, so the client must name this topic
     found = dict.fromkeys(
         topic if topic.startswith(mine) else mine
         for mine in map(str.encode, topics_of(who))
@@ -160,14 +161,14 @@ MAX_DEPARTED: Final = 10_000  # owners kept for jobs that left the state; owners
 
 
 class JobOwners:
-    """Owners of jobs, from the newest state, or from the journal for jobs that left the state."""
+    """Owners of jobs. The owner of a job that left the newest state is read from the journal."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
         self._departed: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
-        """Return the owner of a job, or None if there is no such job or it is no longer kept.
+        """Return the owner of a job, or None if the job does not exist or is no longer kept.
 
         Raises:
             JournalError: if the journal cannot be read.

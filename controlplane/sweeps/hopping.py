@@ -1,4 +1,4 @@
-"""Model hopping as a scheduling problem: models, partitions and slots, and the greedy order.
+"""Model hopping as a scheduling problem with models, partitions and slots, and a greedy order.
 
 `makespan_bound` returns a lower bound on the duration of any order.
 """
@@ -88,7 +88,7 @@ def partitions(some: Sequence[int]) -> Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of models and slots, by which their remaining work is multiplied."""
+    """Weights of models and slots. The remaining work of each is multiplied by its weight."""
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
@@ -99,7 +99,7 @@ class GreedyOrder:
     """Greedy order of visits; the remaining work is updated when units begin and end."""
 
     def __init__(self, problem: HopProblem, weights: Weights | None = None) -> None:
-        """Start from the problem's state; the running units of the problem have already begun."""
+        """Start from the state of `problem`, in which the units of `problem.running` have begun."""
         self.problem = problem
         models, slots = problem.models, problem.slots
         self._model_weights = weights.models if weights else [1.0] * len(models)
@@ -239,10 +239,11 @@ def _unit_seconds(problem: HopProblem) -> list[float]:
 def makespan_bound(problem: HopProblem) -> float:
     """Return a lower bound in seconds on the makespan of any order of visits.
 
-    If each partition is on one slot, this is the open-shop bound: the longest remaining work of a
-    model or of a slot (Cerebro section 5.1). With replicas a unit can run on any slot that holds
-    its partition. Then a model's work is the work on the fastest of these slots, and the total work
-    is shared by all slots. The remaining time of running units is included.
+    If each partition is on one slot, the result is the open-shop bound, which is the longest
+    remaining work of a model or of a slot (Cerebro section 5.1). With replicas a unit can run on
+    any slot that holds its partition. The work of a model is then the work on the fastest slots
+    that hold its partitions, and the total work is shared by all slots. The remaining time of
+    running units is included.
     """
     slots, sizes = problem.slots, problem.sizes
     quickest = [

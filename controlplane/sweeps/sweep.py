@@ -1,8 +1,8 @@
-"""Sweep as a state machine: reports in, orders out.
+"""Sweep as a state machine that takes in reports and gives out orders.
 
 Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders. So the journalled
-reports are the ledger, and recovery reads them again. `begin_units` decides which units begin, and
-where. Times are in seconds on the controller's clock.
+reports are the ledger, and recovery reads these reports again. `begin_units` decides which units
+begin, and where. Times are in seconds on the controller's clock.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def hop_problem(
 
 
 def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
-    """True if the trial belongs to the problem: it has work, and no unit on a revoked worker."""
+    """True if the trial belongs to the scheduling problem.
+
+    Such a trial has work, and has no unit on a revoked worker.
+    """
     if not _has_work(state, number, leased=lease is not None):
         return False
     if lease is not None:  # a revoked worker is not part of the problem
@@ -187,9 +190,9 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition: the holder with the fewest primary partitions.
+    """Return the primary slot of each partition, or None if no slot holds the partition.
 
-    The entry is None if no slot holds the partition.
+    Among the slots that hold the partition, the slot with the fewest primary partitions is chosen.
     """
     counts = [0] * len(workers)
     homes: list[int | None] = []
@@ -250,8 +253,9 @@ class Sweep:
         Args:
             keep: number of best trials whose states are kept.
             order: order of visits.
-            graduate_slots: slots of an elastic job. When fewer trials than half of these slots
-                remain, the trials continue as elastic jobs; 0: never.
+            graduate_slots: number of slots for elastic jobs. When the number of remaining trials
+                falls below half of this number, the trials continue as elastic jobs. 0 means that
+                trials never become elastic jobs.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
@@ -322,7 +326,7 @@ class Sweep:
     def share_partitions(
         self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
     ) -> list[Order]:
-        """Distribute the partitions over nodes with workers; each goes to `replicas` nodes."""
+        """Distribute the partitions over nodes with workers, each partition to `replicas` nodes."""
         state = self.state
         for partition in range(state.partitions):
             if not any(can_hold(state, node, partition) for node in workers):
@@ -385,7 +389,7 @@ class Sweep:
         return []
 
     def unit_done(self, attempt: Attempt, report: UnitReport, now: Seconds) -> list[Order]:
-        """Record a finished unit, whose state is on its worker's node; ignore an old attempt."""
+        """Record a finished unit, and its state on the worker's node. Ignore an old attempt."""
         state = self.state
         ended = state.end_lease(attempt)
         if ended is None:
@@ -445,7 +449,7 @@ class Sweep:
         return [*found, *self._advance(now)] if found else []
 
     def restart_timers(self, now: Seconds) -> None:
-        """Restart the timers of all units; no report could arrive while the controller was down."""
+        """Restart all timers, because no report could arrive while the controller was down."""
         for lease in self.state.leases.values():
             lease.started_at = now
         for record in self.state.workers.values():
@@ -454,7 +458,10 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a trial with these values; it continues from the state of `parent` if given."""
+        """Add a trial with these values.
+
+        If `parent` is given, the new trial continues from the state of trial `parent`.
+        """
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)
@@ -476,7 +483,7 @@ class Sweep:
         return [*self.stop(trial, reason, now), *self._advance(now)]
 
     def pause(self, trial: int) -> list[Order]:
-        """Pause a trial, which gets no further unit; a running unit finishes."""
+        """Pause a trial. The trial gets no further unit, but its running unit finishes."""
         self.state.paused.add(trial)
         return []
 

@@ -1,4 +1,4 @@
-"""The orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
+"""Four orders of visits: greedy, greedy with weights from rollouts, fixed, and random.
 
 A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
 is the order of the paper (Cerebro, Algorithm 1). A rollout simulates the greedy order to its end.
@@ -35,7 +35,11 @@ class FixedOrder(GreedyOrder):
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """Start from the problem's state; `turns` has i + e for each model i in epoch e."""
+        """Start from the state of `problem`.
+
+        `turns` has one number for each model. For model i in its current epoch e, the number is
+        i + e.
+        """
         self._turns = list(turns)
         super().__init__(problem)
 
@@ -78,7 +82,7 @@ class RandomOrder(GreedyOrder):
 
 
 WEIGHT_SPREAD: Final = 0.3  # standard deviation of the logarithms of weights
-MAX_ROLLOUT_VISITS: Final = 2.0  # largest exponent; best if slots differ: 0 (work alone)
+MAX_ROLLOUT_VISITS: Final = 2.0  # largest exponent; if slots differ, 0 (work alone) is best
 STOP_RATIO: Final = 1.0005  # the search stops at this multiple of the bound
 
 
@@ -89,7 +93,8 @@ def makespan(
 ) -> float:
     """Return the seconds that the greedy order takes.
 
-    If given, `seconds` returns the real duration of a unit, in place of the expected duration.
+    `seconds` returns the real duration of a unit. If `seconds` is None, the expected durations are
+    used.
     """
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
@@ -140,7 +145,7 @@ def visit_order(
 ) -> GreedyOrder | RandomOrder:
     """Return the order of the next units.
 
-    `numbers` has the trial of each model in the problem, `workers` the worker of each slot.
+    `numbers` has the trial of each model in the problem. `workers` has the worker of each slot.
     """
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))

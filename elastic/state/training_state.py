@@ -37,10 +37,10 @@ from schemas.wire.worker import Assignment
 
 
 class TrainingState:
-    """State that newcomers receive and checkpoints contain, and the meters of training.
+    """State that is sent to newcomers and stored in checkpoints, and the meters of training.
 
     `stop_rule` is the rule in the job file; if it is None, the script's rule is used. `rank` is the
-    rank that the worker had when it started; it makes the worker's random numbers different.
+    rank of the worker at its start. The rank makes the random numbers of the workers differ.
     """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
@@ -137,14 +137,18 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Number of samples per scheduler step: the batch for which the script's rate is meant."""
+        """Batch for which the script's learning rate is meant, in samples.
+
+        A scheduler steps once for each such batch.
+        """
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """Return the number of scheduler steps for the training step that is running.
 
-        Schedulers step once per batch for which the script's rate is meant. So they step twice for
-        a training step of twice that batch, and once for two training steps of half that batch.
+        A scheduler steps once for each `schedule_batch` samples. If training steps have twice as
+        many samples, the scheduler steps twice in each. If training steps have half as many
+        samples, the scheduler steps in every second training step.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -289,9 +293,10 @@ class TrainingState:
     def broadcast(
         self, group: ProcessGroup, source: int, cancel: threading.Event
     ) -> dict[str, Any] | None:
-        """Broadcast the state of rank `source`; return its metadata, or None on the source.
+        """Broadcast the state of rank `source`, and return the metadata of this state.
 
-        The metadata is not loaded. If `cancel` is set, tensors can be partly overwritten.
+        On rank `source` itself, return None. The metadata is not loaded. If `cancel` is set,
+        tensors can be partly overwritten.
         """
         own = encode_metadata(self.metadata()) if group.rank == source else b""
         metadata = broadcast_state(self.tensors(), group, source, own, cancel)
@@ -323,7 +328,9 @@ class TrainingState:
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """Load the result of `checkpoint`. States of objects not tracked yet wait for `track`.
+        """Load the result of `checkpoint`.
+
+        If an object is not tracked yet, its state is loaded when `track` is called with the object.
 
         Raises:
             UsageError: if nothing is loaded yet.

@@ -1,12 +1,12 @@
-"""Transfer of a job's state to newcomers during training: one portion in each of several steps.
+"""Transfer of a job's state to newcomers during training, in several steps, a portion in each.
 
-A broadcast of the whole state to all ranks at once is possible, too, but training waits for it.
+A broadcast of the whole state to all ranks is possible, too, but training waits for a broadcast.
 
-Between two steps all members that have the full state have the same state, so they share the work.
+Between two steps, all members with the full state have the same state. They share the work.
 Each member sends its part during the next step's forward and backward passes, which do not change
 the state. Small tensors and other state are sent as metadata through the group's store. Transfers
-use sockets: device tensors are first copied to the host, on a separate stream. On the CPU nothing
-is copied.
+use sockets, so device tensors are first copied to the host, on a separate stream. On the CPU
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torc
 class HostStaging:
     """Copies of one transfer between device and host, on a separate stream.
 
-    The training thread marks the work after which the copies have to run: the work on the current
-    stream and on the stream of the last parameter update, which a script can choose.
+    The copies have to run after the work on the current stream, and after the work on the stream of
+    the last parameter update. The training thread marks this work. A script can choose the stream
+    of its updates.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +76,8 @@ class HostStaging:
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
         """Return the content of `tensors` on the host. Call this in a helper thread: it blocks.
 
-        The tensors are contiguous, one-dimensional, and must not change before this returns.
+        The tensors are contiguous and one-dimensional. They must not change before the method
+        returns.
         `marks` are events that follow the work that computed the tensors.
         """
         if self._on_host:
@@ -118,9 +120,9 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """Sending of this member's part of a portion to every newcomer; rank 0 also sends the buffers.
+    """Sending of this member's part of a portion to every newcomer. Rank 0 also sends the buffers.
 
-    The ranks below `members` each send about the same number of bytes.
+    Each rank r < `members` sends about the same number of bytes.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Receiving(Transfer):
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Copy pieces from buffers into the tensors, on the training thread and after `done`."""
+        """Copy pieces from buffers into tensors. Call this on the training thread after `done`."""
         for part, large, _ in self._landed:
             for chunk, arrived in zip(part.large, large, strict=True):
                 if chunk is not arrived:
@@ -227,7 +229,8 @@ METADATA_KEY: Final = "metadata"  # key in the group's store
 class StateTransfer:
     """Facts that both sides know: the group, the steps, and the portion of each step.
 
-    Ranks below `senders` send. `first` is the step of the first of `steps` portions.
+    Each rank r < `senders` sends. There are `steps` portions, and the first of them is transferred
+    in step `first`.
     """
 
     group: ProcessGroup
@@ -269,7 +272,10 @@ class OutgoingState(StateTransfer):
         self._buffers = [buffer.clone() for buffer in self.state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Post the metadata for the newcomers, on rank 0. The metadata must not change any more."""
+        """Post the metadata for the newcomers. Only rank 0 does this.
+
+        The metadata must not change afterwards.
+        """
         self.group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
@@ -285,14 +291,14 @@ class OutgoingState(StateTransfer):
         )
 
     def await_sent(self, cancelled: threading.Event) -> None:
-        """Wait until this step's portion is sent, because the optimizer is about to change it."""
+        """Wait until the portion of this step is sent, before the optimizer changes the portion."""
         self._staging.note_update()
         if self._sending is not None:
             wait_for(self._sending.released, cancelled)
 
 
 class IncomingState(StateTransfer):
-    """Transfer to a newcomer; it replaces the newcomer's optimizer state."""
+    """Transfer to a newcomer. The transfer replaces the newcomer's optimizer state."""
 
     def __post_init__(self) -> None:
         """Start a thread that waits for the metadata, allocates the state and starts to receive."""

@@ -1,12 +1,13 @@
 """Flood guards of TCP and Unix sockets, which cut peers that send more than this process reads.
 
-libzmq limits the bytes of a frame and the number of messages in a queue, but not their product. A
-message of a thousand frames, or a queue of large messages, can use any amount of memory.
+libzmq limits the bytes of a frame and the number of messages in a queue. It does not limit the
+bytes of a message or of a queue. A message of a thousand frames, or a queue of large messages, can
+use any amount of memory.
 
 TCP counts the bytes of each connection, but a Unix socket does not. For Unix sockets, the guard
 watches the memory of this process. When the memory grows, the guard cuts connections for which the
 kernel repeatedly has many unread bytes. When the memory grows further and no connection stands out,
-the guard cuts all connections. This frees their memory, and honest peers reconnect within moments.
+the guard cuts all connections. The cut frees their memory, and honest peers soon reconnect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_UNREAD_BYTES: Final = 64 << 20  # limit of arrived, unread bytes of one conn
 MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same limit for all connections together
 CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that causes a check
 CHECK_INTERVAL_S: Final = 0.1
-MAX_EVENTS: Final = 1000  # per port at once, because frequent reconnects must not block others
+MAX_EVENTS: Final = 1000  # per port at once, so that a port with many events does not block others
 CHECKS_PER_TURN: Final = 200  # connections that are checked without returning to the loop
 HEARTBEAT_BYTES_PER_S: Final = 100  # bytes of heartbeats, which libzmq reads itself
 CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption
@@ -49,11 +50,11 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 MAX_GROWTH_BYTES: Final = 64 << 20  # growth of memory that causes a cut of all connections
 UNIX_CHECK_INTERVAL_S: Final = 0.05
-SAMPLES: Final = 16  # samples in a check; an endless sender exceeds MAX_KERNEL_BYTES in many
+SAMPLES: Final = 16  # samples in a check; a flood exceeds MAX_KERNEL_BYTES in many samples
 SAMPLE_INTERVAL_S: Final = 0.003  # between samples
 MIN_SAMPLES: Final = 4  # minimum number of samples above MAX_KERNEL_BYTES for a cut
-MAX_KERNEL_BYTES: Final = 16 << 10  # unread bytes of one connection, more than a message
-MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
+MAX_KERNEL_BYTES: Final = 16 << 10  # limit of unread bytes of a connection; a message is smaller
+MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFILE / 4
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -171,7 +172,7 @@ class FloodGuard:
         return list(self._connections)
 
     def unread_bytes(self, descriptor: int) -> int:
-        """Return how many arrived bytes of a connection were not read, or 0 if it is closed."""
+        """Return the number of arrived, unread bytes of a connection; 0 for a closed connection."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
@@ -217,7 +218,7 @@ class FloodGuard:
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
     def cut_flooding(self, unread: dict[int, int]) -> list[str]:
-        """Cut connections above their own limit, then the worst until the total is within limits.
+        """Cut each connection above its limit. Then cut the largest until the total is allowed.
 
         `unread` has the unread bytes by descriptor. Return a log line for each cut.
         """
@@ -282,7 +283,7 @@ def memory_bytes() -> int:
 
 
 class GrowthDetector:
-    """Detector that notices when a value has grown by `step` above its minimum."""
+    """Detector that notices when a value is at least `step` above its minimum."""
 
     def __init__(self, now: Callable[[], int], step: int) -> None:
         self._now = now
@@ -290,7 +291,10 @@ class GrowthDetector:
         self._minimum = now()
 
     def detected(self) -> bool:
-        """Return whether the value has grown by `step`. If so, start a new minimum."""
+        """Return whether the value is at least `step` above its minimum.
+
+        If it is, the current value becomes the new minimum.
+        """
         now = self._now()
         grew = now - self._minimum >= self._step
         self._minimum = now if grew else min(self._minimum, now)
@@ -345,7 +349,10 @@ class UnixFloodGuard:
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch until cancelled. Call `refused` with a line for each cut, or one line for all."""
+        """Watch until cancelled, and call `refused` with a log line for each cut.
+
+        If all connections are cut together, `refused` is called with a single line.
+        """
         while True:
             await asyncio.sleep(UNIX_CHECK_INTERVAL_S)
             more = True

@@ -40,7 +40,7 @@ class ListKeys(Message, tag="keys.list.1"):
 class RevokeKey(Message, tag="keys.revoke.1"):
     """Revoke keys permanently, and close their connections."""
 
-    key: str  # a public key, or the name of an owner, whose keys are all revoked
+    key: str  # a public key, or the name of an owner: all keys of the owner are revoked
 
 
 class KeyInfo(Message, tag="keys.key.1"):
@@ -90,7 +90,7 @@ class SubmitJob(Message, tag="client.submit_job.1"):
 
 
 class CheckJob(Message, tag="client.check_job.1"):
-    """Ask whether the job would be accepted, without submitting it."""
+    """Ask whether the job would be accepted, without submitting the job."""
 
     spec: JobSpec
 
@@ -102,7 +102,7 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """Override the number of slots and the batch by hand. The policy no longer changes them.
+    """Set the number of slots and the batch by hand. The policy then changes neither of the two.
 
     A field that is left out keeps the value of an earlier override, or its current value.
     """
@@ -114,7 +114,7 @@ class ResizeJob(Message, tag="client.resize_job.1"):
 
 
 class PauseJob(Message, tag="client.pause_job.1"):
-    """Pause a job by hand. It writes a checkpoint and has no slots until `ResumeJob`."""
+    """Pause a job by hand. The job writes a checkpoint and has no slots until `ResumeJob`."""
 
     job: JobId
 
@@ -294,7 +294,7 @@ class JobSummary(Message, tag="client.job_summary.1"):
     promised_end: Seconds | None = None  # the policy's first forecast of the end
     expected_end: Seconds | None = None  # the policy's latest forecast of the end
     predicted_loss: float | None = None  # the policy's forecast for the current slots
-    project: str = ""  # its members see the job; the user's name if none was given
+    project: str = ""  # members of the project see the job; default: the user's name
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -370,13 +370,13 @@ class EpochInfo(EpochFacts, frozen=True, kw_only=True):
     slots: int = 0  # number of slots of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # True: one group trained the entire epoch
-    beside: tuple[NodeCrowd, ...] | None = None  # one per node; None: they changed in the epoch
+    beside: tuple[NodeCrowd, ...] | None = None  # per node; None: neighbours changed in the epoch
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
-    """A group that was ordered.
+    """A group that the controller ordered.
 
-    If the group started from a checkpoint, later steps than `resumed_step` were lost.
+    If the group started from a checkpoint, all steps after `resumed_step` were lost.
     """
 
     version: Version
@@ -489,11 +489,11 @@ class SweepDetail(Message, tag="client.sweep_detail.2"):
     best_score: float | None = None  # as reported: the largest, or the smallest with mode min
     units_done: int = 0
     units_repeated: int = 0  # units repeated because a worker or states were lost
-    units_left: int = 0  # units that are granted now, or certainly will be
+    units_left: int = 0  # units that are granted now or will certainly be granted
     unit_s: float | None = None  # recent mean duration of a unit
     expected_end: Seconds | None = None
     moved_bytes: int = 0  # bytes of states from other processes or nodes
-    waited_s: float = 0.0  # waiting time for these states, sum over all units
+    waited_s: float = 0.0  # time of waiting for moved states, sum over all units
     trained_s: float = 0.0  # training time, sum over all units
 
 

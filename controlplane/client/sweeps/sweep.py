@@ -24,7 +24,7 @@ def Choice(*values: Value, when: When = None) -> Parameter:  # noqa: N802 - read
 
     Args:
         values: strings, numbers or booleans.
-        when: allowed values of other parameters; this parameter exists only where they match.
+        when: values of other parameters. This parameter exists only with these values.
     """
     return Parameter(choice=values, when=_conditions(when))
 
@@ -35,11 +35,11 @@ def Uniform(least: float, most: float, when: When = None) -> Parameter:  # noqa:
 
 
 def LogUniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
-    """Number between `least` and `most`, with uniformly distributed logarithm.
+    """Number between `least` and `most`, both included. Its logarithm is uniformly distributed.
 
     Args:
-        least: above 0, included.
-        most: included.
+        least: smallest number, above 0.
+        most: largest number.
     """
     return Parameter(log_uniform=(least, most), when=_conditions(when))
 
@@ -50,11 +50,11 @@ def Integer(least: int, most: int, when: When = None) -> Parameter:  # noqa: N80
 
 
 def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
-    """Integer between `least` and `most`, with uniformly distributed logarithm.
+    """Integer between `least` and `most`, both included. Its logarithm is uniformly distributed.
 
     Args:
-        least: above 0, included.
-        most: included.
+        least: smallest integer, at least 1.
+        most: largest integer.
     """
     return Parameter(log_integer=(least, most), when=_conditions(when))
 
@@ -188,7 +188,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     metric: str  # name in the result of eval_fn, or of train_fn if there is no eval_fn
     mode: Literal["max", "min"] = "max"  # goal for the metric
     partitions: int  # number of partitions of the data
-    replicas: int = 1  # number of nodes with a copy of each partition, at most all
+    replicas: int = 1  # number of nodes with a copy of each partition; at most all nodes
     keep: int = 1  # number of best configurations whose states are kept after the sweep
     order: spec.VisitOrder = "fixed"  # order in which configurations visit partitions
     revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked

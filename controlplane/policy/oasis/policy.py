@@ -1,6 +1,6 @@
 """OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end.
 
-`sizes_now` turns schedules into current sizes, and uses slots that would be idle.
+`sizes_now` turns schedules into current sizes, and assigns slots that would otherwise be idle.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def sizes_now(
     later: Mapping[JobId, int],
     gains: Callable[[JobView, int], bool],
 ) -> dict[JobId, int]:
-    """Return the number of slots of each job; the total is at most the room.
+    """Return the number of slots of each job. The total is at most `partition.room`.
 
-    Measured jobs get their minimum, and promised jobs what their schedules have for this interval
-    (`due`). The remaining slots are used rather than kept idle. First, running jobs keep their
-    slots, promised jobs start early with the size of their next interval (`later`), and others get
+    A measured job gets its minimum. A promised job gets the slots that its schedule has for this
+    interval (`due`). The remaining slots are also assigned. First, running jobs keep their slots,
+    promised jobs start early with the size of their next interval (`later`), and other jobs get
     their minimum. Then all jobs grow while `gains` is True.
     """
     sizes: dict[JobId, int] = {}
@@ -101,7 +101,7 @@ def sizes_now(
 
 JOBS_PER_STEP: Final = 8  # number of jobs to decide about per step of a budget
 MIN_GAIN: Final = 0.5  # least gain of one more slot, as a share of the speed of one slot
-MIN_GAIN_UNTRIED: Final = 0.25  # the same for untried sizes, so that they are measured
+MIN_GAIN_UNTRIED: Final = 0.25  # lower for untried sizes, so that these sizes are measured
 
 
 class Oasis(Policy):
@@ -213,9 +213,11 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return the current promises: the first promise, or the expected end if that is later.
+        """Return the promised end of each job.
 
-        If the expected end has moved by less than an interval, the previous one is kept.
+        The promised end is the job's first promise or its expected end, whichever is later. If this
+        end differs by less than an interval from the previous one (`expected_at`), the previous end
+        is returned.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

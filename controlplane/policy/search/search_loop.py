@@ -1,4 +1,4 @@
-"""Base classes of the search policies; they decide when to rebuild a problem and when to stop."""
+"""Base classes of search policies. They decide when to rebuild a problem, and when to stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Versioned)
 
 
 class Learner(Protocol):
-    """The estimates that a search learns from policy events."""
+    """Part of a search policy that estimates speeds, lengths and limits from policy events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`; `now` is in seconds on the controller's clock."""
@@ -36,7 +36,7 @@ class Evolution(ABC):
     """Population that evolves by generations until it stops improving.
 
     Args:
-        patience: number of generations without a better candidate until the search has converged.
+        patience: number of generations without a better candidate after which the search stops.
     """
 
     def __init__(self, patience: int) -> None:
@@ -121,7 +121,7 @@ class SearchPolicy(ABC, Generic[P]):
 
     @abstractmethod
     def _next_change(self, problem: P, view: ClusterView, now: Seconds) -> Seconds | None:
-        """Return the next time at which a retry or move becomes possible; None if there is none."""
+        """Return when the next retry or move becomes possible, or None if none becomes possible."""
 
     def _current_problem(self, view: ClusterView, now: Seconds) -> P:
         """Return the problem of `view`; rebuild it if anything has changed."""

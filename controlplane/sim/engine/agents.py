@@ -1,7 +1,7 @@
 """Simulated node agents: they apply deltas and report the actions of the workers.
 
-The module also contains the training of groups in virtual time: speeds, ends of epochs, failing
-scripts, shared nodes.
+The module also contains the training of groups in virtual time, with speeds, ends of epochs,
+failing scripts and shared nodes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SharedNodes:
         self._workers_on: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     def enter(self, job: JobProcesses) -> None:
-        """Replace the recorded nodes of a job by those of its current group."""
+        """Replace the recorded nodes of a job by the nodes of its current group."""
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
             workers = self._workers_on.setdefault(node_of(member.slot), {})
@@ -75,7 +75,7 @@ class SharedNodes:
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:
-        """Return the share of its speed that a training job keeps, in (0, 1]."""
+        """Return the share of its speed that a job keeps beside its neighbours, in (0, 1]."""
         at: Mapping[NodeId, dict[JobId, int]] = {
             node: self._workers_on[node] for node in job.nodes()
         }
@@ -181,7 +181,7 @@ class GroupTraining:
     # --- epochs
 
     def _schedule_epoch_end(self, job: JobProcesses) -> None:
-        """Schedule the end of the epoch, or the failure of the script if it is earlier."""
+        """Schedule the end of the epoch, or the failure of the script if the failure is earlier."""
         training = job.training
         exact = training.epoch_due(self._kernel.now)
         if not math.isfinite(exact):
@@ -271,8 +271,8 @@ class NodeAgents:
     """Agents of all nodes.
 
     With `instant_changes`, slots pass from job to job in no time and every change causes a stall,
-    as in the published simulators. Without it, new workers start while the old group continues to
-    train.
+    as in the published simulators. Without `instant_changes`, new workers start while the old group
+    continues to train.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class NodeAgents:
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
-        """Apply a delta as a live agent does; a node that is down ignores it."""
+        """Apply a delta as a live agent does. A node that is down ignores the delta."""
         if node in self._down:
             return
         if delta.group is None:
@@ -326,7 +326,10 @@ class NodeAgents:
                 self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Report the job as cleared, even if it never ran here, unless an older worker remains."""
+        """Report the job as cleared from the node, unless an older worker of the job remains.
+
+        A job that never ran on the node is reported, too.
+        """
         job = self._jobs.get(delta.job)
         local = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in local):
@@ -454,7 +457,10 @@ class NodeAgents:
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Remove a node and its processes without reports; return jobs with incomplete groups."""
+        """Remove a node and its processes, without sending any reports.
+
+        Return the jobs whose groups have lost a member.
+        """
         self._down.add(node)
         hit = []
         for job in list(self._jobs.values()):
