@@ -70,7 +70,7 @@ def _bad_for(job: Job) -> set[NodeId]:
         node
         for node, count in job.attempts.crashes_by_node.items()
         if count >= CRASHES_BEFORE_AVOIDED
-    }
+    } | job.attempts.blamed.keys()
 
 
 def _has(job: Job, slot: SlotId) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import recovery
-from controlplane.core.handlers.lifecycle import withdraw
+from controlplane.core.handlers.lifecycle import clear_strikes, withdraw
 from controlplane.core.handlers.rescale import order_change
 from controlplane.core.handlers.start import OPERATOR
 from controlplane.core.inputs import (
@@ -50,8 +50,9 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
 def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
     """Return a drained node to service."""
     node = ctx.state.nodes.get(event.node)
-    if node is None or node.drain is None:
+    if node is None or not (node.drain or node.is_suspected):
         return
+    clear_strikes(ctx, [node.node])
     node.drain = None
     ctx.state.draining.pop(node.node, None)
     _announce(ctx, node, "node.undrained", {"user": event.user})

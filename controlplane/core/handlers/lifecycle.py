@@ -7,6 +7,7 @@ that left, the state lists which states each node should keep, because lost node
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
@@ -180,6 +181,59 @@ def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     retries = "1 retry" if left == 1 else f"{left} retries"
     reason = f"{reason}; retrying in {pause_s:.0f} s, {retries} left"
     withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
+
+
+MAX_BLAMES: Final = 3  # failures of one job on the only node that it ever got
+
+
+def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool:
+    """Try a job elsewhere that failed before training, without counting the failure.
+
+    The node may be the cause, or the script. If the job fails on a second node, it is the script,
+    and the job no longer counts against the first node. A node is not used any more after the
+    failures of `MAX_STRIKES` jobs in a row.
+
+    Returns False if the failure is the script's: it was refused by the library, the job failed on
+    another node, too, or there is no other node.
+    """
+    state, blamed, status = ctx.state, job.attempts.blamed, job.status
+    node = state.nodes.get(name)
+    others = any(one.usable for one in state.nodes.values() if one.node != name)
+    refused = isinstance(status, WithGroup) and status.script.refused
+    if node is None or blamed.keys() - {name}:
+        for former in blamed:
+            if (one := state.nodes.get(former)) is not None:
+                _set_strikes(ctx, one, {k: v for k, v in one.strikes.items() if k != job.job})
+        return False
+    if refused or not others or job.sweep is not None or job.spec.fails_on_loss:
+        return False
+    if blamed.get(name, 0) >= MAX_BLAMES:
+        return False
+    blamed[name] = blamed.get(name, 0) + 1
+    _set_strikes(ctx, node, {**node.strikes, job.job: reason})
+    job.attempts.next_start_at = Seconds(ctx.now + pause_before(blamed[name]))
+    doubt = f"before training on node {name}, which may be the cause: tries another one"
+    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, f"{reason}; {doubt}, not counted")
+    return True
+
+
+def clear_strikes(ctx: HandlerContext, names: Iterable[NodeId]) -> None:
+    """Forget failures on nodes on which a job trains now, or that an operator returned."""
+    for name in names:
+        if (node := ctx.state.nodes.get(name)) is not None and node.strikes:
+            _set_strikes(ctx, node, {})
+
+
+def _set_strikes(ctx: HandlerContext, node: Node, strikes: dict[JobId, str]) -> None:
+    was, node.strikes = node.is_suspected, strikes
+    if node.is_suspected is was:
+        return
+    ctx.state.slot_index.touch_node(node.node)
+    ctx.plan_needed = True
+    if node.is_suspected:
+        ctx.announce("node.unhealthy", node=node, detail={"reason": node.suspicion})
+    else:
+        ctx.announce("node.healthy", node=node)
 
 
 def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, reason: str) -> None:

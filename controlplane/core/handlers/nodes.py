@@ -69,7 +69,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
             return  # a late message of an agent that was replaced
         if node.boot != event.boot:
             node.former_boots = [*node.former_boots, node.boot][-FORMER_BOOTS:]
-            node.boot, node.committed = event.boot, 0
+            node.boot, node.committed, node.strikes = event.boot, 0, {}
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.lifecycle import end, fail, restart_from_checkpoint
+from controlplane.core.handlers.lifecycle import (
+    blame_node,
+    clear_strikes,
+    end,
+    fail,
+    restart_from_checkpoint,
+)
 from controlplane.core.history import GroupOrdered
 from controlplane.core.inputs import StartExpired
 from controlplane.core.model.job import CORRECTION, Job, SpeedPromise
@@ -222,6 +228,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
         "epoch": event.epoch,
         "batch": group.global_batch,
     }
+    clear_strikes(ctx, nodes_of(group))
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
@@ -246,7 +253,9 @@ def on_worker_exited(
         return
     job.attempts.exit_code = shell_exit_code(event)
     if cause is ExitCause.FAILED:
-        fail(ctx, job, why)
+        worker = job.workers.get(worker_id(event.job, event.version, event.rank))
+        if worker is None or not blame_node(ctx, job, node_of(worker.slot), why):
+            fail(ctx, job, why)
     elif was in {WorkerPhase.ORDERED, WorkerPhase.STARTED} and job.progress.checkpoint is None:
         _end_untrained(ctx, job, status, why)
     elif all(worker.phase is WorkerPhase.EXITED for worker in job.group_workers()):

@@ -30,6 +30,9 @@ class Drain(msgspec.Struct, kw_only=True):
         return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
+MAX_STRIKES: Final = 3  # jobs that failed on a node in a row before training
+
+
 class NodePhase(Enum):
     """Phase of a node, as the controller sees it."""
 
@@ -86,12 +89,27 @@ class Node(msgspec.Struct, kw_only=True):
     ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
+    strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their errors
     run_id: str = ""  # id of the agent's run folder, which buffers the output of workers
 
     @property
     def usable(self) -> bool:
         """True if new workers may be ordered on the node."""
-        return self.phase is NodePhase.UP and not self.problems and self.drain is None
+        return self.phase is NodePhase.UP and not (self.problems or self.drain or self.is_suspected)
+
+    @property
+    def is_suspected(self) -> bool:
+        """True if so many jobs failed here before training that the node may be the cause."""
+        return len(self.strikes) >= MAX_STRIKES
+
+    @property
+    def suspicion(self) -> str:
+        """Why the node is suspected, for users; empty if it is not."""
+        if not self.is_suspected:
+            return ""
+        last, jobs = next(reversed(self.strikes.values())), ", ".join(self.strikes)
+        remedy = f"repair it, then `ones node undrain {self.node}`"
+        return f"jobs failed here before training: {jobs}; the last with: {last}; {remedy}"
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:

@@ -105,7 +105,9 @@ def drain_input(
     """
     node = _known_node(state, request.node)
     if isinstance(request, UndrainNode):
-        return None if node.drain is None else UndrainRequested(node=node.node, user=who.name)
+        if node.drain is None and not node.is_suspected:
+            return None
+        return UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
     if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= MAX_DRAIN_S):
         what = f"within_s: {within_s} is not between 0 and {MAX_DRAIN_S:g} seconds"

@@ -274,7 +274,7 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     return NodeInfo(
         node=node.node,
         state=_node_state(node),
-        reason="; ".join(filter(None, (*node.problems, *drained, foreign))),
+        reason="; ".join(filter(None, (*node.problems, node.suspicion, *drained, foreign))),
         host=node.spec.host,
         address=node.spec.address,
         slots=len(slots),
@@ -288,7 +288,7 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
 
 def _node_state(node: Node) -> str:
     state: str = node.phase.value
-    if node.phase is NodePhase.UP and node.problems:
+    if node.phase is NodePhase.UP and (node.problems or node.is_suspected):
         state = UNHEALTHY
     elif node.phase is NodePhase.UP and node.drain is not None:
         state = DRAINED if node.drain.announced_empty else DRAINING
