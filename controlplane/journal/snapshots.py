@@ -20,7 +20,7 @@ from controlplane.core.state import State, Totals
 from schemas import __version__
 from schemas.ids import Seconds
 
-FORMAT: Final = 4  # number of the encoding; a new field with a default does not change it
+FORMAT: Final = 5  # number of the encoding; a new field with a default does not change it
 NAN: Final = b"\xcb\x7f\xf8"  # first bytes of a NaN in MessagePack
 
 

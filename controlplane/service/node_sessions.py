@@ -256,13 +256,13 @@ class NodeSessions:
             return
 
         known = self._node(hello.node)
-        if known is not None and hello.boot in known.former_boots:
-            why = f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
+        session = self._session(hello.node)
+        if known is not None and (why := self._is_used(known, hello, session)):
+            code = "stale_boot" if hello.boot in known.former_boots else "node_in_use"
             self.audit.refused("hello", why, peer=hello.node)
             hint = "stop this agent, or give it its own name and key"
-            self.orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
+            self.orders.send(route, encode(Refused(code=code, message=why, hint=hint)))
             return
-        session = self._session(hello.node)
         if known is not None and known.phase in SILENT and not session.echo_matches(hello):
             self._answer(route, session.request_hello())
             return
@@ -273,14 +273,31 @@ class NodeSessions:
         self._hellos.put(route, hello)
         self._greet_waiting()
 
+    def _is_used(self, known: Node, hello: Hello, session: ControllerSession) -> str:
+        """Return why another agent has the node's name now; empty if it may be this agent's.
+
+        An agent that was restarted has the run folder of its predecessor, which locks that folder.
+        So only an agent with another run folder can be a copy. It is refused while the first agent
+        is heard, and an agent whose place was taken returns once the other is silent.
+        """
+        heard = session.session is not None and session.boot == known.boot
+        if hello.boot == known.boot or not heard:
+            return ""
+        if session.condition(self._now()) is not Condition.ALIVE:
+            return ""
+        if hello.boot in known.former_boots:
+            return f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
+        if known.run_id and hello.run_id and known.run_id != hello.run_id:
+            return f"node {hello.node} is used by another agent, boot {known.boot}"
+        return ""
+
     def _greet_waiting(self) -> None:
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
 
     def _greet(self, hello: Hello) -> None:
         known = self._node(hello.node)
-        same = known is not None and known.boot == hello.boot
-        committed = known.committed if known is not None and same else 0
+        committed = known.committed_of(hello.boot) if known is not None else 0
         if hello.events_dropped > committed:
             log.warning("events lost: the journal is older than the node", node=hello.node)
 

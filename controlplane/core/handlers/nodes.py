@@ -56,7 +56,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
     """Update a node from its agent's hello, and send the node its desired state.
 
-    A hello from an earlier boot of the agent is ignored.
+    A hello from an earlier boot means that this agent returns after another one took its place.
     """
     node = ctx.state.nodes.get(event.node)
     wiped = node is not None and "" != node.run_id != event.run_id != ""
@@ -65,11 +65,10 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.state.nodes[event.node] = node
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
-        if event.boot in node.former_boots:
-            return  # a late message of an agent that was replaced
         if node.boot != event.boot:
-            node.former_boots = [*node.former_boots, node.boot][-FORMER_BOOTS:]
-            node.boot, node.committed, node.strikes = event.boot, 0, {}
+            former = {**node.former_boots, node.boot: node.committed}
+            node.boot, node.committed, node.strikes = event.boot, former.pop(event.boot, 0), {}
+            node.former_boots = dict(list(former.items())[-FORMER_BOOTS:])
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id

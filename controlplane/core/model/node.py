@@ -83,7 +83,7 @@ class Node(msgspec.Struct, kw_only=True):
     phase: NodePhase = NodePhase.UP
     since: Seconds = Seconds(0.0)
     committed: int = 0  # number of the last handled event of `boot`
-    former_boots: list[BootId] = []  # the latest boots before `boot`
+    former_boots: dict[BootId, int] = {}  # the latest boots before `boot`, with their `committed`
     foreign_workers: dict[
         SlotId, WorkerId
     ] = {}  # slots with workers that this controller did not order
@@ -91,6 +91,10 @@ class Node(msgspec.Struct, kw_only=True):
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
     strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their errors
     run_id: str = ""  # id of the agent's run folder, which buffers the output of workers
+
+    def committed_of(self, boot: BootId) -> int:
+        """Return the number of the last handled event of a boot."""
+        return self.committed if boot == self.boot else self.former_boots.get(boot, 0)
 
     @property
     def usable(self) -> bool:

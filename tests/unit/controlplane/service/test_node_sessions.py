@@ -126,10 +126,13 @@ class Service:
 
 
 def hello(
-    node: NodeId = N1, *workers: WorkerSeen, boot: str = "boot-1", echo: str | None = ""
-) -> Hello:
-    spec = builders.node_spec(node)
-    return Hello(node=node, boot=BootId(boot), spec=spec, workers=workers, events_sent=0, echo=echo)
+    node: NodeId = N1, *workers: WorkerSeen, boot: str = "boot-1", echo: str | None = "",
+    run_id: str = "",
+) -> Hello:  # fmt: skip
+    return Hello(
+        node=node, boot=BootId(boot), spec=builders.node_spec(node), workers=workers,
+        events_sent=0, echo=echo, run_id=run_id,
+    )  # fmt: skip
 
 
 async def test_a_repeated_hello_is_answered_without_an_input() -> None:
@@ -286,6 +289,38 @@ async def test_a_hello_of_a_former_boot_is_refused() -> None:
     )  # fmt: skip
     assert service.sent == [("the former one", refused)]
     assert service.greeted() == [N1, N1]
+
+
+async def test_a_copied_agent_is_refused_while_the_first_is_heard() -> None:
+    service = Service()
+    await service.greet(hello(boot="boot-1", run_id="first"))
+
+    service.hear(hello(boot="boot-2", run_id="copy"), route="the copy")
+
+    assert service.sent[-1] == (
+        "the copy",
+        Refused(
+            code="node_in_use", message="node n1 is used by another agent, boot boot-1",
+            hint="stop this agent, or give it its own name and key",
+        ),
+    )  # fmt: skip
+    await service.greet(hello(boot="boot-3", run_id="first"))  # the first one, restarted
+    assert service.state.nodes[N1].boot == "boot-3"
+
+
+async def test_an_agent_returns_once_the_other_that_took_its_place_is_silent() -> None:
+    service = Service()
+    await service.greet(hello(boot="boot-1"))
+    await service.greet(hello(boot="boot-2"))
+    session = service.sessions._sessions[N1]
+    session.last_received_at = Seconds(
+        session.last_received_at - service.sessions.timings.suspect_s
+    )
+
+    await service.greet(hello(boot="boot-1"))
+
+    assert service.state.nodes[N1].boot == "boot-1"
+    assert list(service.state.nodes[N1].former_boots) == ["boot-2"]
 
 
 async def test_events_committed_together_are_acknowledged_together() -> None:
