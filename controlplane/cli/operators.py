@@ -69,10 +69,17 @@ def add(
 
 
 @key.command(name="list")
-def list_(*, common: Common = COMMON) -> int:
-    """List all keys, including revoked and expired ones."""
+def list_(
+    *,
+    all_: Annotated[
+        bool, Parameter(name=("--all", "-a"), negative=(), help="also revoked and expired keys")
+    ] = False,
+    common: Common = COMMON,
+) -> int:
+    """List the valid keys."""
     with BlockingClient(common.home) as client:
-        _show(client.keys(), common)
+        found = client.keys()
+        _show(tuple(one for one in found if all_ or one.state == "valid"), common)
     return Exit.OK
 
 

@@ -34,6 +34,7 @@ from controlplane.service.api.replies import node_info, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.rights import Action, may, projects_of
+from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import (
     BadFieldError,
@@ -198,6 +199,21 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
             raise BadFieldError(what, hint, "batch")
 
 
+def check_ordered_slots(state: State, job: JobId, slots: int, user: str, most: int) -> None:
+    """Refuse an order that asks for more slots than all orders of a user may ask for together.
+
+    Raises:
+        DeniedError: with the sum and the limit.
+    """
+    orders = ((name, state.jobs[name].override) for name in state.overrides if name != job)
+    others = sum(one.slots or 0 for _, one in orders if one is not None and one.user == user)
+    if others + slots > most:
+        what = f"the orders of {user} would ask for {others + slots} slots, the limit is {most}"
+        raise DeniedError(
+            what, "end other orders (`ones resize JOB --auto`), or choose fewer slots"
+        )
+
+
 def change_or_repeat(
     job: Job, request: ChangeSweep, user: str
 ) -> tuple[int, SweepChangeRequested | None]:
@@ -298,6 +314,7 @@ class ChangeRequests:
     reads: ReadRequests
     snapshots: SnapshotStore
     quota: JobQuota
+    limits: Callable[[], Limits]
 
     @property
     def _state(self) -> State:
@@ -409,6 +426,8 @@ class ChangeRequests:
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
+                ordered, most = len(request.on) or request.slots or 0, self.limits().ordered_slots
+                check_ordered_slots(self._newest, job.job, ordered, who.name, most)
                 return ResizeRequested(job=job.job, user=who.name, slots=slots, batch=batch, on=on)
             case PauseJob():
                 return PauseRequested(job=job.job, user=who.name)

@@ -150,7 +150,9 @@ class RequestServer:
             owners=owners,
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits.live_jobs)
-        self._changes = ChangeRequests(commit_loop, self._reads, snapshots, quota)
+        self._changes = ChangeRequests(
+            commit_loop, self._reads, snapshots, quota, lambda: self.limits
+        )
         reads, changes = self._reads, self._changes
         self.routes: Mapping[type[Message], Route] = {
             # replies are filtered for the reader

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from controlplane.core.inputs import DrainRequested, UndrainRequested
-from controlplane.service.api.changes import check_resize, drain_input
+from controlplane.service.api.changes import check_ordered_slots, check_resize, drain_input
 from controlplane.service.api.replies import node_info
-from schemas.errors import BadFieldError, UnknownNodeError
-from schemas.ids import NodeId
+from schemas.errors import BadFieldError, DeniedError, UnknownNodeError
+from schemas.ids import JobId, NodeId
 from schemas.transport.keys import Identity
 from schemas.wire.client import DrainNode, ResizeJob, UndrainNode
-from tests.support.builders import N1, S0, A
+from tests.support.builders import N1, S0, A, resized
 from tests.support.controller import cluster_of, running, training
 
 ANN = Identity("operator", "ann")
@@ -73,3 +73,16 @@ def test_the_refusal_of_a_batch_names_the_source_of_its_bound(limit: int | None,
         check_resize(controller.reactor.state, controller.job(A), ResizeJob(job=A, batch=4096))
 
     assert error.value.hint == f"at least one sample for each slot, at most {most}"
+
+
+def test_the_orders_of_a_user_ask_for_a_bounded_number_of_slots() -> None:
+    controller = running(cluster_of(n1=1), slots=(1, 8))
+    controller.take(resized(A, 6))
+    controller.submit("b", slots=(1, 8))
+    state = controller.state
+
+    check_ordered_slots(state, JobId("b-2"), 2, "ann", 8)
+    check_ordered_slots(state, A, 8, "ann", 8)  # replaces its own order
+    check_ordered_slots(state, JobId("b-2"), 8, "bob", 8)
+    with pytest.raises(DeniedError, match="would ask for 9 slots, the limit is 8"):
+        check_ordered_slots(state, JobId("b-2"), 3, "ann", 8)
