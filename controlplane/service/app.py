@@ -30,7 +30,7 @@ from controlplane.service.job_files import JobFiles
 from controlplane.service.keys import KeyFile, KeyTable
 from controlplane.service.log_relay import LogRelay
 from controlplane.service.log_store import LogStore
-from controlplane.service.metrics import Metrics, MetricsServer
+from controlplane.service.metrics import Metrics, MetricsServer, ServiceFigures
 from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.planner.plan_coordinator import (
     PlanCoordinator,
@@ -316,7 +316,6 @@ class Controller:
         A failed task is started again, unless an input was handled only in part.
         """
         core, search = (lambda: self._commit_loop.committed), self._search_info
-        stalled = lambda: bool(self._commit_loop.stalled)  # noqa: E731
         works: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "keys": self._keys.watch,
             "audit": self._audit.log_suppressed,
@@ -330,7 +329,7 @@ class Controller:
             "journal": self._journal_keeper.run,
             "files": self._file_keeper.run,
             "planner": self._planner.run,
-            "metrics": lambda: metrics.keep(core, search, stalled),
+            "metrics": lambda: metrics.keep(core, search, self._figures),
             "subscribers": self._feed.admit_subscribers,
             "shippers": self._log_relay.serve_shippers,
             "followers": self._log_relay.serve_followers,
@@ -408,6 +407,21 @@ class Controller:
             stalled=self._commit_loop.stalled or self._state().outdated,
             projects=() if sees_all(who) else projects_of(who),
             topics=topics_of(who),
+        )
+
+    def _figures(self) -> ServiceFigures:
+        loop, at = self._commit_loop, self._journal_keeper.snapshot_at
+        rows = (row for row in self._keys.rows() if row.state == "valid")
+        return ServiceFigures(
+            stalled=bool(loop.stalled),
+            outdated=bool(self._state().outdated),
+            tail_inputs=loop.tail.inputs,
+            tail_s=loop.tail.seconds,
+            snapshot_age_s=None if at is None else loop.now() - at,
+            snapshot_failures=self._journal_keeper.failures,
+            journal_bytes=loop.journal_bytes(),
+            commit_s=loop.longest_commit_s(),
+            key_ends={row.name: row.expires for row in rows if row.expires is not None},
         )
 
     def _search_info(self) -> SearchInfo:

@@ -105,6 +105,7 @@ class CommitLoop:
         self._last = found.last  # number of the last handled input
         self._last_at = found.at
         self._begun = asyncio.Event()
+        self._longest_commit_s = 0.0
         self._torn = False  # True while an input is being handled
         self.tail = Tail(found.last - found.snapshot, found.took_s)
         self._clock_offset = max(self._last_at, time.time()) - self._loop.time()
@@ -255,6 +256,7 @@ class CommitLoop:
         """Execute the commands of all inputs up to number `durable`, even if some commands fail."""
         while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
+            self._longest_commit_s = max(self._longest_commit_s, self.now() - pending.at)
             self.committed.handle(pending.event, pending.at)
             for record in self.committed.records:
                 _run_effect(partial(self._recorded, record))
@@ -268,6 +270,16 @@ class CommitLoop:
             _, done = self._catching_up.popleft()
             if not done.done():
                 done.set_result(None)
+
+    def journal_bytes(self) -> int:
+        """Return the size of the journal with its write-ahead log."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        return sum(path.stat().st_size for path in (self._path, log) if path.exists())
+
+    def longest_commit_s(self) -> float:
+        """Return the longest wait of an input for its commit since the last call."""
+        longest, self._longest_commit_s = self._longest_commit_s, 0.0
+        return longest
 
     @property
     def is_torn(self) -> bool:

@@ -126,6 +126,9 @@ class JournalKeeper:
         self._path = path
         self.use(settings)
         self._loop = asyncio.get_running_loop()
+        newest = commit_loop.reader.snapshots()
+        self.snapshot_at = newest[0].at if newest else None  # time of the newest; None: none
+        self.failures = 0  # of snapshots
         self._not_before = 0.0  # event loop time of the next snapshot, at the earliest
         self._forget_at = self._records_at = 0.0
 
@@ -172,8 +175,10 @@ class JournalKeeper:
             raise
         if child.returncode == 0 and (number := int(out or b"0")):
             self._commit_loop.snapshot_taken(number)
+            self.snapshot_at = self._commit_loop.now()
         else:
             self._not_before = self._loop.time() + RETRY_S
+            self.failures += 1
             why = error.decode(errors="replace").strip()[-2000:]
             journal_log.error("snapshot of the state failed", code=child.returncode, why=why)
 

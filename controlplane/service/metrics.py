@@ -10,19 +10,26 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
 import h11
-from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client import Counter as Count
 from prometheus_client.exposition import choose_encoder
 
+from controlplane.core.model.job import JobOwner
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.reactor import Reactor
+from controlplane.service.api.replies import DRAINED, DRAINING, UNHEALTHY, node_state
 from schemas.errors import SettingsError
 from schemas.jobs import STATES
 from schemas.wire.client import SearchInfo
@@ -64,8 +71,34 @@ COUNTERS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFigures:
+    """Condition of the controller itself."""
+
+    stalled: bool = False  # the journal cannot be written
+    outdated: bool = False  # nodes know inputs that the journal lost
+    tail_inputs: int = 0  # inputs that a restart has to handle again
+    tail_s: float = 0.0  # time that this takes
+    snapshot_age_s: float | None = None  # None: no snapshot yet
+    snapshot_failures: int = 0  # since the start
+    journal_bytes: int = 0  # with the write-ahead log
+    commit_s: float = 0.0  # longest wait of an input for its commit since the last call
+    key_ends: Mapping[str, float] = field(default_factory=dict)  # name -> seconds since the epoch
+
+
+SERVICE_GAUGES: Final = {  # field of `ServiceFigures` -> name and help
+    "stalled": ("ones_journal_stalled", "1 while the journal cannot be written."),
+    "outdated": ("ones_journal_outdated", "1 while nodes know inputs that the journal lost."),
+    "tail_inputs": ("ones_journal_tail_inputs", "Inputs that a restart has to handle again."),
+    "tail_s": ("ones_journal_tail_seconds", "Time that handling them again takes."),
+    "snapshot_age_s": ("ones_snapshot_age_seconds", "Age of the newest snapshot of the state."),
+    "journal_bytes": ("ones_journal_bytes", "Size of the journal with its write-ahead log."),
+    "commit_s": ("ones_commit_seconds", "Longest wait for a commit in the last second."),
+}
+
+
 class Metrics:
-    """Metrics of the cluster, updated about once a second."""
+    """Metrics of the cluster and of the controller, updated about once a second."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -87,7 +120,13 @@ class Metrics:
             "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
         )
         self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
-        self._stalled = gauge("ones_journal_stalled", "1 while the journal cannot be written.")
+        self._service = {field: gauge(name, what) for field, (name, what) in SERVICE_GAUGES.items()}
+        self._snapshot_failures = count("ones_snapshot_failures", "Snapshots that failed.")
+        self._lag = gauge("ones_event_loop_lag_seconds", "Delay of the event loop.")
+        self._key_ends = gauge("ones_key_expiry_timestamp_seconds", "End of a valid key.", "name")
+        self._user_jobs = gauge("ones_user_jobs", "Jobs with slots.", "user", "project")
+        self._user_slots = gauge("ones_user_slots", "Slots of jobs.", "user", "project")
+        ProcessCollector(registry=registry)  # memory, processor time, open files
         self._counters = {field: count(name, what) for field, (name, what) in COUNTERS.items()}
         self._last_counts: dict[str, int] = {}
 
@@ -100,16 +139,22 @@ class Metrics:
         self,
         core: Callable[[], Reactor],
         search: Callable[[], SearchInfo],
-        stalled: Callable[[], bool],
+        figures: Callable[[], ServiceFigures],
     ) -> None:
         """Update the metrics about once a second until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
-            self.write(core(), search())
-            self._stalled.set(stalled())
+            self.write(core(), search(), figures())
+            due = loop.time() + UPDATE_INTERVAL_S
             await asyncio.sleep(UPDATE_INTERVAL_S)
+            self._lag.set(max(0.0, loop.time() - due))
 
-    def write(self, core: Reactor, search: SearchInfo) -> None:
+    def write(
+        self, core: Reactor, search: SearchInfo, figures: ServiceFigures = ServiceFigures()
+    ) -> None:
         """Update the metrics. A counter that is below its last value has restarted from 0."""
+        self._write_service(figures)
+        self._write_users(core)
         state, totals = core.state, core.totals
         counts = state.job_counters
         for name in STATES:
@@ -122,9 +167,9 @@ class Metrics:
         }
         for outcome in PROMISES:
             self._promises.labels(outcome).set(promises[outcome])
-        phases = Counter(node.phase for node in state.nodes.values())
-        for phase in NodePhase:
-            self._nodes.labels(phase.value).set(phases[phase])
+        shown = Counter(node_state(node) for node in state.nodes.values())
+        for name in (*(phase.value for phase in NodePhase), UNHEALTHY, DRAINING, DRAINED):
+            self._nodes.labels(name).set(shown[name])
         up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
         self._slots.set(sum(len(node.spec.slots) for node in up))
         self._busy.set(len(state.slot_index.owners()))
@@ -138,6 +183,28 @@ class Metrics:
             before = self._last_counts.get(name, 0)
             counter.inc(value - before if value >= before else value)
             self._last_counts[name] = value
+
+    def _write_service(self, figures: ServiceFigures) -> None:
+        for name, metric in self._service.items():
+            metric.set(_or_nan(getattr(figures, name)))
+        before = self._last_counts.get("snapshot_failures", 0)
+        self._snapshot_failures.inc(max(0, figures.snapshot_failures - before))
+        self._last_counts["snapshot_failures"] = figures.snapshot_failures
+        self._key_ends.clear()
+        for name, at in figures.key_ends.items():
+            self._key_ends.labels(name).set(at)
+
+    def _write_users(self, core: Reactor) -> None:
+        jobs, slots = Counter[JobOwner](), Counter[JobOwner]()
+        for name, allocation in core.state.slot_index.allocations().items():
+            owner = core.state.jobs[name].owner
+            jobs[owner] += 1
+            slots[owner] += len(allocation)
+        self._user_jobs.clear()
+        self._user_slots.clear()
+        for owner, number in jobs.items():
+            self._user_jobs.labels(*owner).set(number)
+            self._user_slots.labels(*owner).set(slots[owner])
 
 
 def _or_nan(value: float | None) -> float:

@@ -273,7 +273,7 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     drained = (node.drain.text,) if node.drain is not None else ()
     return NodeInfo(
         node=node.node,
-        state=_node_state(node),
+        state=node_state(node),
         reason="; ".join(filter(None, (*node.problems, node.suspicion, *drained, foreign))),
         host=node.spec.host,
         address=node.spec.address,
@@ -286,7 +286,8 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     )
 
 
-def _node_state(node: Node) -> str:
+def node_state(node: Node) -> str:
+    """Return the state of a node as `ones node list` shows it."""
     state: str = node.phase.value
     if node.phase is NodePhase.UP and (node.problems or node.is_suspected):
         state = UNHEALTHY

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.policy.api import Plan, SearchStats
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.api import replies
-from controlplane.service.metrics import Metrics
+from controlplane.service.metrics import Metrics, ServiceFigures
 from controlplane.service.planner.planner import InlinePlanner
 from schemas.ids import JobId, Seconds
 from schemas.wire.client import SearchInfo
@@ -44,7 +47,8 @@ def numbers(controller: Controller) -> dict[str, float]:
         "/".join([sample.name, *sample.labels.values()]): sample.value
         for family in metrics.registry.collect()
         for sample in family.samples
-        if not sample.labels or "interval" in sample.labels
+        if (not sample.labels or "interval" in sample.labels)
+        and not sample.name.startswith("process_")
     }
 
 
@@ -68,7 +72,10 @@ def test_clients_and_prometheus_read_what_the_policy_states() -> None:
         "ones_length_error_ratio": 0.125, "ones_length_coverage_ratio/80": 0.75,
         "ones_length_coverage_ratio/90": 0.875, "ones_journal_stalled": 0.0,
         "ones_search_generations_total": 30.0, "ones_search_restarts_total": 0.0,
-        "ones_plans_total": 1.0, "ones_rescales_total": 0.0, "ones_batch_changes_total": 0.0,
+        "ones_journal_outdated": 0.0, "ones_journal_tail_inputs": 0.0,
+        "ones_journal_tail_seconds": 0.0, "ones_snapshot_age_seconds": pytest.approx(math.nan, nan_ok=True),
+        "ones_journal_bytes": 0.0, "ones_commit_seconds": 0.0, "ones_snapshot_failures_total": 0.0,
+        "ones_event_loop_lag_seconds": 0.0, "ones_plans_total": 1.0, "ones_rescales_total": 0.0, "ones_batch_changes_total": 0.0,
     }  # fmt: skip
     gains = [unmeasured[f"ones_gain_{name}_ratio"] for name in ("predicted", "realised", "error")]
     assert all(map(math.isnan, gains))
@@ -105,3 +112,36 @@ def test_promises_are_counted_by_outcome() -> None:
         outcome: read("ones_promises", {"outcome": outcome})
         for outcome in ("open", "kept", "broken")
     } == {"open": 1.0, "kept": 0.0, "broken": 1.0}
+
+
+def test_an_operator_sees_who_has_slots_and_the_condition_of_the_controller() -> None:
+    controller, metrics = running(), Metrics()
+    figures = ServiceFigures(
+        outdated=True, tail_inputs=7, snapshot_age_s=60.0, snapshot_failures=2,
+        key_ends={"eve": 1e9},
+    )  # fmt: skip
+
+    metrics.write(controller.reactor, told(controller), figures)
+    metrics.write(controller.reactor, told(controller), figures)
+
+    found = {
+        "/".join([sample.name, *sample.labels.values()]): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    }
+    wanted = {
+        "ones_user_jobs/ann/ann": 1.0, "ones_user_slots/ann/ann": 1.0, "ones_nodes/up": 1.0,
+        "ones_nodes/unhealthy": 0.0, "ones_journal_outdated": 1.0, "ones_journal_tail_inputs": 7.0,
+        "ones_snapshot_age_seconds": 60.0, "ones_snapshot_failures_total": 2.0,
+        "ones_key_expiry_timestamp_seconds/eve": 1e9,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_every_alert_uses_metrics_that_exist() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "alerts.yml").read_text()
+    controller, metrics = running(), Metrics()
+    metrics.write(controller.reactor, told(controller), ServiceFigures(key_ends={"eve": 1e9}))
+    known = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+
+    assert set(re.findall(r"\bones_[a-z_]+", text)) <= known
