@@ -111,10 +111,6 @@ class StoredStates:
         """Return the states on a node."""
         return [name for name, nodes in self._nodes.items() if node in nodes]
 
-    def all_nodes(self) -> list[NodeId]:
-        """Return the nodes that have any state."""
-        return list(dict.fromkeys(node for nodes in self._nodes.values() for node in nodes))
-
     def nodes(self, names: Iterable[StateName]) -> list[tuple[NodeId, StateName]]:
         """Return the nodes that have a state under any of `names`, each with that name."""
         return [(node, name) for name in names for node in self._nodes.get(name, ())]

@@ -19,10 +19,7 @@ from controlplane.core.model.job_phases import (
     JobTrigger,
     Phase,
     Queued,
-    Rescaling,
-    Running,
     Starting,
-    WithGroup,
 )
 from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.sweep import JobSweep
@@ -285,18 +282,6 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: 
     if begins or _slots_of(job.status.group) != _slots_of(status.group):
         job.accounting.placed_at = now
     job.status, job.reason = status, reason
-
-
-def with_group(job: Job, group: Group) -> WithGroup:
-    """Return a copy of the job's status with `group` as its group.
-
-    Raises:
-        IllegalTransitionError: if the job has no group.
-    """
-    status = job.status
-    if isinstance(status, Starting | Running | Rescaling):
-        return msgspec.structs.replace(status, group=group)
-    raise IllegalTransitionError(job.job, job.phase.value, "another group", job.reason)
 
 
 def _settle_accounts(job: Job, now: Seconds) -> None:
