@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from controlplane.client import Client, JobSpec
+from controlplane.journal.mark import read_mark
 from nodeagent.folders import WorkerFolder
 from nodeagent.logs import LogShipper
 from schemas.codec import TO_SHIPPER, encode
@@ -46,13 +47,15 @@ def line(number: int) -> bytes:
 
 
 class Output:
-    def __init__(self, folder: Path, job: JobId, spec: JobSpec, shipper: LogShipper) -> None:
+    def __init__(
+        self, folder: Path, job: JobId, spec: JobSpec, shipper: LogShipper, journal: str
+    ) -> None:
         self.job = job
         self.folder = WorkerFolder(folder / f"{job}.v1.r0")
         group = Group(version=Version(1), members=(), lr=None)
         assignment = Assignment(
             job=job, version=Version(1), rank=Rank(0), slot=0, group=group, spec=spec, workdir="/",
-            checkpoints="/", socket="", env={},
+            checkpoints="/", socket="", env={}, journal=journal,
         )  # fmt: skip
         self.folder.write_assignment(assignment)
         self.file = self.folder.stream("log").open("ab", buffering=0)
@@ -87,11 +90,15 @@ class Site:
         work.mkdir()
         (work / "train.py").write_text("")
         outputs = []
+        mark = read_mark(fleet.home / "state" / "journal.sqlite")
+        assert mark is not None
         async with Client(fleet.home) as client:
             for number in range(NODES * STREAMS):
                 spec = JobSpec(name="log", script="train.py", workdir=str(work), batch_size=1)
                 job = await client.submit(spec)
-                outputs.append(Output(base / "run", job, spec, shippers[number % NODES]))
+                outputs.append(
+                    Output(base / "run", job, spec, shippers[number % NODES], mark.journal)
+                )
         return cls(base, fleet, outputs, tasks)
 
     def stored(self) -> int:

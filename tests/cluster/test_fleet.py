@@ -129,7 +129,9 @@ async def test_a_delta_goes_to_the_nodes_of_its_job_and_to_no_other_agent(tmp_pa
         node = detail.workers[0].node
         chosen = next(agent for agent in fleet.agents if agent.node == node)
         prepare = await chosen.delta(1)
-        who: dict[str, Any] = {"job": job, "version": Version(1), "rank": Rank(0)}
+        who: dict[str, Any] = {
+            "job": job, "version": Version(1), "rank": Rank(0), "journal": prepare.journal,
+        }  # fmt: skip
         chosen.happen(WorkerStarted(pid=1, started_ticks=1, **who))
         chosen.happen(WorkerReady(index=1, epoch_samples=10, resumed_epoch=0, parameters=1, **who))
         switch = await chosen.delta(2)
