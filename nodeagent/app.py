@@ -7,10 +7,10 @@ import os
 import random
 import signal
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -52,6 +52,7 @@ from schemas.errors import OnesError
 from schemas.host.files import take_pid_file
 from schemas.host.logging import notify, watchdog
 from schemas.host.reload import SettingsReload
+from schemas.host.tasks import supervised
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
 from schemas.transport.keys import load_keys, load_public
@@ -168,20 +169,21 @@ class Agent:
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
         async with asyncio.TaskGroup() as tasks:
+            works: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+                "controller": self._receive_from_controller,
+                "worker messages": self._workers.receive,
+                "worker connections": self._workers.watch,
+                "session": self._keep_session,
+                "reports": self._read_reports,
+                "health": self._health.run,
+                "output": self._shipper.ship,
+                "zygotes": self._warm_up,
+                "watchdog": watchdog,
+            }
+            works |= {f"files {i}": work for i, work in enumerate(self._ended_jobs.tasks())}
             owned = [
-                tasks.create_task(work)
-                for work in (
-                    self._receive_from_controller(),
-                    self._workers.receive(),
-                    self._workers.watch(),
-                    self._keep_session(),
-                    self._read_reports(),
-                    self._health.run(),
-                    *self._ended_jobs.tasks(),
-                    self._shipper.ship(),
-                    self._warm_up(),
-                    watchdog(),
-                )
+                tasks.create_task(supervised(name, work, lambda: False))
+                for name, work in works.items()
             ]
             slots, groups = len(self._spec.slots), self._groups.name
             log.info("agent ready", node=self._node, slots=slots, groups=groups)

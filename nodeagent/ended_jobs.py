@@ -23,12 +23,11 @@ from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
 from schemas.host.files import AgedFile, expired_files
-from schemas.ids import JobId
+from schemas.ids import JobId, stated_number
 
 log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
-MAX_DIGITS: Final = 18  # of a job's number
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
 MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
@@ -151,12 +150,6 @@ def _names(root: Path) -> list[str]:
     return []
 
 
-def _number(name: str) -> int:
-    """Return the number of a job (NAME-NUMBER); 0 for another name."""
-    tail = name.rpartition("-")[2]
-    return int(tail) if tail.isdecimal() and len(tail) <= MAX_DIGITS else 0
-
-
 def _marks(folder: Path) -> Iterator[tuple[str, float]]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
@@ -184,7 +177,7 @@ class EndedJobs:
 
         self._busy = busy
         self.highest = 0  # highest number of a job that had files here, ended or not
-        self._roots = (folders.work, folders.all_states, folders.checkpoints)
+        self._roots = (folders.work, folders.all_states)  # `checkpoints` may have other folders
         self._found: set[JobId] = set()  # jobs found at the start, without a delta since then
         self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
         self._keepers = (
@@ -203,7 +196,7 @@ class EndedJobs:
 
     def _look(self) -> tuple[list[JobId], list[JobId]]:
         names = [name for root in self._roots for name in _names(root)]
-        self.highest = max(map(_number, names), default=0)
+        self.highest = max(map(stated_number, names), default=0)
         return [job for area in self._own for job in area.unmarked()], self._own[1].marked()
 
     @property
@@ -214,13 +207,13 @@ class EndedJobs:
     def note(self, job: JobId, *, ended: bool) -> None:
         """Record that a job has ended for good, or that it starts."""
         self._found.discard(job)
-        self.highest = max(self.highest, _number(job))
+        self.highest = max(self.highest, stated_number(job))
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 
-    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+    def tasks(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """Return the tasks that keep the folders within their limits until cancelled."""
-        return [keeper.run() for keeper in self._keepers]
+        return [keeper.run for keeper in self._keepers]
 
 
 class Keeper:

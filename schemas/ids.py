@@ -39,3 +39,12 @@ def index_of(slot: SlotId) -> int:
 def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:
     """Return the name of a worker that starts with `version`. Its folder has the same name."""
     return WorkerId(f"{job}.v{version}.r{rank}")
+
+
+MAX_DIGITS: Final = 18  # of a job's number
+
+
+def stated_number(name: str) -> int:
+    """Return the number of a job whose name comes from outside; 0 if the name has no number."""
+    tail = name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() and len(tail) <= MAX_DIGITS else 0

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from controlplane.core.model.job import JobOwner, stated_number
+from controlplane.core.model.job import JobOwner
 from controlplane.service.commit_loop import CommitLoop
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.ids import JobId
+from schemas.ids import JobId, stated_number
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.wire import Message

@@ -53,7 +53,7 @@ async def hears_a_worker(agent: Agent) -> bool:
 @asynccontextmanager
 async def keeping(agent: Agent) -> AsyncIterator[None]:
     """Files of ended jobs are deleted meanwhile."""
-    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
+    keepers = [asyncio.create_task(keeper()) for keeper in agent._ended_jobs.tasks()]
     async with asyncio.timeout(60.0):
         yield
     for keeper in keepers:

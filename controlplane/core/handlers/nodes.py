@@ -20,11 +20,11 @@ from controlplane.core.inputs import (
     NodeSuspected,
 )
 from controlplane.core.model import node as nodes
-from controlplane.core.model.job import Job, stated_number
+from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
-from schemas.ids import JobId, Version, node_of, slot_id, worker_id
+from schemas.ids import JobId, Version, node_of, slot_id, stated_number, worker_id
 from schemas.wire.agent import WorkerExited, WorkerSeen
 from schemas.wire.feed import Detail
 
@@ -87,15 +87,16 @@ def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -
     """
     state, accepted, known = ctx.state, ctx.state.jobs_accepted, node.committed
     names = [*(seen.job for seen in event.workers), *event.jobs]
-    highest = max([event.highest_job, *map(stated_number, names)])
+    named = max(map(stated_number, names), default=0)
+    highest = max(named, event.highest_job)
     node.committed = max(known, event.events_dropped)
     state.jobs_accepted = max(accepted, min(highest, accepted + LOST_JOBS))
     if event.term > state.term:
         lacks = f"term {event.term}"
     elif event.events_dropped > known:
         lacks = f"its events {known + 1} to {event.events_dropped}"
-    elif highest > accepted:
-        lacks = f"job number {highest}"
+    elif named > accepted:
+        lacks = f"job number {named}"
     else:
         return
     if not (state.loss_accepted or state.outdated):

@@ -45,7 +45,6 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 CORRECTION: Final = "correction"  # key of a decision's numbers: factor on the promised speed
 MAX_FAMILY_CHARACTERS: Final = 500  # longer families are cut and end with a digest
 FAMILY_CACHE_SIZE: Final = 16_384
-MAX_DIGITS: Final = 18  # of a job's number
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
 
@@ -257,12 +256,6 @@ def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
 def number_of(job: JobId) -> int:
     """Return the number at the end of a job's name (NAME-NUMBER). The first accepted job has 1."""
     return int(job.rpartition("-")[2])
-
-
-def stated_number(name: str) -> int:
-    """Return the number of a job whose name comes from outside; 0 if the name has no number."""
-    tail = name.rpartition("-")[2]
-    return int(tail) if tail.isdecimal() and len(tail) <= MAX_DIGITS else 0
 
 
 def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: Seconds) -> None:

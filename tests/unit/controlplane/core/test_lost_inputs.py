@@ -130,3 +130,10 @@ def test_a_node_that_has_seen_a_later_term_stops_new_jobs() -> None:
     controller.take(greeting(N1, term=Term(9)))
 
     assert controller.state.outdated == "the journal is older than node n1, and lacks term 9"
+
+
+def test_a_folder_that_only_looks_like_a_job_s_stops_no_new_jobs() -> None:
+    controller = cluster_of()
+    controller.take(greeting(N1, highest_job=2024))
+
+    assert (controller.state.outdated, submitted(controller)) == ("", "a-2025")
