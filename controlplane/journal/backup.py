@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from controlplane.core.commands import Announce
 from controlplane.journal.database import (
     CHECK_DISK,
     JOURNAL_ID,
@@ -28,13 +27,12 @@ from controlplane.journal.database import (
 )
 from controlplane.journal.mark import Mark, MarkFile, has_tables, losses, read_mark
 from controlplane.journal.reader import Reader
-from controlplane.journal.replay import earliest, recover
+from controlplane.journal.replay import EventCheck, earliest, recover
 from controlplane.journal.retention import Retention, forget
 from controlplane.journal.snapshots import FORMAT, image_of, round_trips
 from controlplane.journal.take_snapshot import take_snapshot
 from controlplane.journal.writer import take_lock
 from schemas.ids import Seconds
-from schemas.wire.feed import FeedEvent
 
 FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
 FORCE: Final = "name another file or use --force"
@@ -256,23 +254,20 @@ def _durable(path: Path) -> None:
         os.close(fd)
 
 
-MAX_DIFFERENCES: Final = 10  # differences between events that are reported
-
-
 def differences(reader: Reader) -> Iterator[str]:
-    """Yield each difference between a replay from the earliest stored state and the stored rows.
+    """Yield each difference between the stored rows and a replay from the earliest stored state.
+
+    Inputs that another release handled are not replayed if a snapshot covers them.
 
     Raises:
         JournalError: if the journal is damaged.
         CoreError: if this release cannot handle the inputs.
     """
-    reactor, first = earliest(reader)
+    reactor, first, *_ = earliest(reader, own_inputs=True)
     snapshots = {one.input: one for one in reader.snapshots() if one.input > first}
-    events = _Events(reader, reactor.state.feed_seq)
+    events = EventCheck(reader, reactor.state.feed_seq)
     for number, at, event in reader.numbered_inputs(first):
-        commands = reactor.handle(event, at)
-        for announced in (one.event for one in commands if isinstance(one, Announce)):
-            yield from events.differ(number, announced)
+        yield from events.differences(number, reactor.handle(event, at))
         snapshot = snapshots.get(number)
         if snapshot is not None and snapshot.format == FORMAT:
             image = zlib.decompress(reader.body_of(snapshot))
@@ -281,38 +276,6 @@ def differences(reader: Reader) -> Iterator[str]:
     last = reactor.state.feed_seq
     if events.last != last:
         yield f"the feed ends with event {events.last}, the inputs lead to event {last}"
-
-
-class _Events:
-    """Comparison of the stored events with the events of a replay."""
-
-    def __init__(self, reader: Reader, last: int) -> None:
-        self._reader = reader
-        self._first = reader.first_event()
-        self._page: dict[int, FeedEvent] = {}
-        self._named = 0
-        self.last = last
-
-    def differ(self, number: int, announced: FeedEvent) -> Iterator[str]:
-        """Yield how the stored event differs from the replayed event of input `number`."""
-        if announced.seq < self._first:
-            self.last = announced.seq
-            return
-        if announced.seq not in self._page:
-            page = self._reader.feed(announced.seq, 5000)
-            self._page = {event.seq: event for event in page}
-        written = self._page.get(announced.seq)
-        if written is not None:
-            self.last = announced.seq
-        if written != announced and self._named < MAX_DIFFERENCES:
-            self._named += 1
-            what = (
-                "is missing"
-                if written is None
-                else f"is stored as {written.event} of {written.job}"
-            )
-            event = f"{announced.event} of {announced.job}"
-            yield f"event {announced.seq} of input {number}, {event}, {what}"
 
 
 def problems(reader: Reader) -> Iterator[str]:

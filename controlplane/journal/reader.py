@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from controlplane.core.inputs import Input
+from controlplane.core.inputs import ControllerStarted, Input
 from controlplane.journal.database import (
     TERM_FLOOR,
     UNREADABLE,
@@ -51,7 +51,7 @@ class Reader:
         damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._database = open_for_reading(path) if database is None else database
-        self._path = path
+        self.path = path
         self._past = RowChecks(self._database, damaged)
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
@@ -89,6 +89,15 @@ class Reader:
                 raise self._damage(f"input {number}", "wrong checksum")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
+    def controller_starts(self, after: int) -> Iterator[tuple[int, str]]:
+        """Yield the number of each start of a controller after input `after`, and its release."""
+        select = "SELECT id, body FROM inputs WHERE id > ? AND instr(body, ?) ORDER BY id"
+        tag = str(ControllerStarted.__struct_config__.tag).encode()
+        for number, body in self._rows(select, after, tag):
+            event = self._decoded(input_from, body, f"input {number}")
+            if isinstance(event, ControllerStarted):
+                yield number, event.release
+
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
         """Return a page of the feed, at most `limit` events.
 
@@ -109,6 +118,11 @@ class Reader:
         """Return the number of the oldest stored feed event, or 1 if no event is stored yet."""
         ((first,),) = self._rows("SELECT min(seq) FROM feed")
         return first or 1
+
+    def last_event(self) -> int:
+        """Return the number of the newest stored feed event, or 0 if none is stored."""
+        ((last,),) = self._rows("SELECT max(seq) FROM feed")
+        return last or 0
 
     def term_floor(self) -> int:
         """Return the lowest term that the controller's next run may use, or 0 if any is allowed."""
@@ -186,17 +200,17 @@ class Reader:
         except (TypeError, struct.error):  # not bytes, or not a number
             return False
 
-    def _rows(self, select: str, *values: int) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, select: str, *values: int | bytes) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._database.execute(select, values)
         except UNREADABLE as error:
-            raise JournalError(f"{self._path}: {error}", DAMAGED) from None
+            raise JournalError(f"{self.path}: {error}", DAMAGED) from None
 
     def _query(self, question: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return question(self._database)
         except UNREADABLE as error:
-            raise JournalError(f"{self._path}: {error}", DAMAGED) from None
+            raise JournalError(f"{self.path}: {error}", DAMAGED) from None
 
     def _decoded(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:
         try:
@@ -205,4 +219,4 @@ class Reader:
             raise self._damage(what, str(error)) from None
 
     def _damage(self, what: str, why: str) -> JournalError:
-        return JournalError(f"{self._path}: {what}: {why}", DAMAGED)
+        return JournalError(f"{self.path}: {what}: {why}", DAMAGED)

@@ -17,7 +17,7 @@ import msgspec
 from controlplane.core.reactor import Reactor
 from controlplane.core.slot_index import IndexOrder
 from controlplane.core.state import State, Totals
-from schemas import __version__
+from controlplane.journal.releases import own_release
 from schemas.ids import Seconds
 
 FORMAT: Final = 5  # number of the encoding; a new field with a default does not change it
@@ -152,7 +152,7 @@ def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body:
     database.execute("PRAGMA synchronous=FULL")
     database.execute(
         "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-        (number, at, __version__, FORMAT, len(body), zlib.crc32(body)),
+        (number, at, own_release(), FORMAT, len(body), zlib.crc32(body)),
     )
     database.execute("PRAGMA synchronous=NORMAL")
     for old in snapshots_in(database)[KEPT_SNAPSHOTS:]:

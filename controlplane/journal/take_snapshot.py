@@ -1,8 +1,9 @@
 """Snapshot process, which replays a journal and writes the resulting state into the journal.
 
-Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
-the event loop does not wait. The replay also proves that the journal reproduces the state. A
-controller that stops writes the snapshot in its own process.
+Run as `python -P -m controlplane.journal.take_snapshot FILE [LAST]`, as a child of the controller,
+so that the event loop does not wait. The replay also proves that the journal reproduces the state.
+A controller that stops writes the snapshot in its own process. Later releases run this module of
+an earlier release with the number of that release's last input, so its arguments do not change.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
         ) from None
 
 
-def take_snapshot(path: Path) -> int:
-    """Replay the inputs since the last snapshot, and write the next one.
+def take_snapshot(path: Path, last: int | None = None) -> int:
+    """Replay the inputs since the last snapshot up to number `last`, and write the next one.
 
     Return the number of the last input in the snapshot, or 0 if another process is taking one.
     Another process may be writing inputs at the same time.
@@ -68,7 +69,7 @@ def take_snapshot(path: Path) -> int:
         if not alone:
             return 0
         with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader)
+            found = recover(reader, most=last)
         if found.last > found.snapshot:
             save_state(path, found.reactor, found.last, found.at)
         return found.last
@@ -92,7 +93,8 @@ def main() -> None:
     os.nice(NICENESS)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:
-        taken = take_snapshot(Path(sys.argv[1]))
+        journal, *last = sys.argv[1:]
+        taken = take_snapshot(Path(journal), int(last[0]) if last else None)
     except (JournalError, CoreError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

@@ -18,6 +18,7 @@ from controlplane.core.history import Record
 from controlplane.core.model.job import number_of
 from controlplane.core.state import State
 from controlplane.journal.database import JournalError
+from controlplane.journal.releases import keep_own_code, own_release
 from controlplane.policy.api import PolicyEvent
 from controlplane.service import keys
 from controlplane.service import settings as controller_settings
@@ -97,6 +98,16 @@ def _ignore_reload() -> None:
     log.info("reload signal ignored: still starting")
 
 
+def _own_code(journal: Path) -> Path | None:
+    try:
+        return keep_own_code(journal)
+    except OSError as error:  # as after a full disk, on which the controller starts nevertheless
+        log.warning(
+            "code of this release not stored, children use what is installed", why=str(error)
+        )
+        return None
+
+
 class Controller:
     """All parts of one controller. The constructor replays the journal.
 
@@ -129,8 +140,9 @@ class Controller:
             self._keys.known, lambda why, address: self._audit.refused("key", why, peer=address)
         )
         journal = self._folder / "journal.sqlite"
+        code = _own_code(journal)
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
-        self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
+        self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal, code)
         self._owners = JobOwners(self._commit_loop)
         self._plans = PlanCoordinator(self._commit_loop)
         self._planner = self._plans.planner = make_planner(
@@ -138,6 +150,7 @@ class Controller:
             history=self._history,
             view_now=self._plans.view_now,
             propose=self._plans.propose,
+            code=code,
         )
         self._telemetry = TelemetryTable()
         self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
@@ -169,7 +182,7 @@ class Controller:
             self._rebind_feed,
             self._owners.of,
         )
-        self.term = self._commit_loop.begin(__version__)
+        self.term = self._commit_loop.begin(own_release())
         self._node_sessions = NodeSessions(
             commit_loop=self._commit_loop,
             orders=await self._bind("ROUTER", listen.agents),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Final
 import structlog
 
 from controlplane.core.state import State
+from controlplane.journal.releases import SNAPSHOT_MODULE, child_command, child_environment
 from controlplane.journal.retention import Retention, forget, forget_records
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
@@ -119,11 +119,21 @@ RECORDS_S: Final = 600.0  # between deletions of excess records of jobs
 
 
 class JournalKeeper:
-    """Keeper that deletes old rows, and starts a child to take a snapshot after many inputs."""
+    """Keeper that deletes old rows, and starts a child to take a snapshot after many inputs.
 
-    def __init__(self, commit_loop: CommitLoop, path: Path, settings: JournalSettings) -> None:
+    The child runs `code`, a zip file, or the installed code if `code` is None.
+    """
+
+    def __init__(
+        self,
+        commit_loop: CommitLoop,
+        path: Path,
+        settings: JournalSettings,
+        code: Path | None = None,
+    ) -> None:
         self._commit_loop = commit_loop
         self._path = path
+        self._code = code
         self.use(settings)
         self._loop = asyncio.get_running_loop()
         newest = commit_loop.reader.snapshots()
@@ -161,11 +171,11 @@ class JournalKeeper:
     async def take_snapshot(self) -> None:
         """Run a child that replays the inputs since the last snapshot and writes the next one."""
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "controlplane.journal.take_snapshot", str(self._path)),
+            *child_command(SNAPSHOT_MODULE, str(self._path)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=child_environment(self._code),
         )
         try:
             out, error = await child.communicate()

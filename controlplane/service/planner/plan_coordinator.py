@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -90,10 +91,12 @@ def make_planner(
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
     view_now: ViewNow,
     propose: ProposePlan,
+    code: Path | None = None,
 ) -> Planner:
     """Return a planner. A fast policy runs in this process, a searching policy in a child process.
 
-    A restarted search first observes the events that `history` returns, oldest first.
+    A restarted search first observes the events that `history` returns, oldest first. The child
+    runs `code`, a zip file, or the installed code if `code` is None.
 
     Raises:
         SettingsError: if there is no such policy or option.
@@ -110,6 +113,7 @@ def make_planner(
         history=history,
         view_now=view_now,
         propose=propose,
+        code=code,
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from controlplane.journal.releases import child_command, child_environment
 from controlplane.policy.api import ClusterView, Plan, PlanTaken, PolicyEvent, SearchStats
 from controlplane.policy.min_slots import fallback_plan
 from controlplane.service.planner.planner import ProposePlan, ViewNow
@@ -106,6 +106,7 @@ def _present(group: Iterable[JobId], known: Iterable[JobId]) -> list[JobId]:
 
 
 log = structlog.get_logger("search_planner")
+SEARCH_MODULE: Final = "controlplane.service.planner.search_process"
 REPLY_TIMEOUT_S: Final = 1.0  # after this, the fallback fills free slots
 HANG_TIMEOUT_S: Final = 10.0  # after this, the process is killed and restarted
 START_TIMEOUT_S: Final = 60.0  # the same, until the process is ready
@@ -134,6 +135,7 @@ class SearchPlanner:
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]]
     view_now: ViewNow
     propose: ProposePlan
+    code: Path | None = None  # zip file of the process's code; None: the installed code
 
     def __post_init__(self) -> None:
         """Set up the state that no caller passes."""
@@ -207,13 +209,10 @@ class SearchPlanner:
 
     async def _run_process(self) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "controlplane.service.planner.search_process",
+            *child_command(SEARCH_MODULE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **ONE_THREAD},
+            env=child_environment(self.code) | ONE_THREAD,
         )
         frames = FrameDecoder()
         self._unanswered = {0: asyncio.get_running_loop().time()}  # answered by `Ready`

@@ -60,7 +60,7 @@ def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
     with closing(_open_database(path)) as database:
         reader = Reader(path, database)
         try:
-            core, first = earliest(reader)
+            core, first, *_ = earliest(reader)
             present: Slots = {
                 node.node: len(node.spec.slots)
                 for node in core.state.nodes.values()
