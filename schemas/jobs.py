@@ -33,7 +33,7 @@ MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
-MAX_SPEC_BYTES: Final = 1 << 20  # encoded; each order and reply about the job contains the spec
+MAX_SPEC_BYTES: Final = 256 << 10  # encoded; each order and reply about the job contains the spec
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -254,9 +254,18 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     return (*shape, *rest, *_sweep(spec), *_size(spec))
 
 
+def spec_bytes(spec: JobSpec) -> int:
+    """Return the size of an encoded job file.
+
+    Raises:
+        OverflowError: or UnicodeEncodeError, if the job file cannot be encoded.
+    """
+    return len(msgspec.msgpack.encode(spec))
+
+
 def _size(spec: JobSpec) -> Iterator[JobProblem]:
     try:
-        size = len(msgspec.msgpack.encode(spec))
+        size = spec_bytes(spec)
     except (OverflowError, UnicodeEncodeError):
         return  # another check reports it
     if size > MAX_SPEC_BYTES:

@@ -42,7 +42,7 @@ def history(size: Size, epochs: int) -> Iterator[tuple[Seconds, Input]]:
         said[node] += 1
         return NodeReported(node=node, boot=BootId("boot-1"), seq=said[node], event=event)
 
-    yield now(), ControllerStarted(term=Term(1), release="0")
+    yield now(), ControllerStarted(term=Term(1), release="")
     for node in said:
         yield now(), builders.greeting(node, slots=SLOTS)
     jobs = [JobId(f"job-{at}") for at in range(1, size.jobs + 1)]

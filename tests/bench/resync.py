@@ -86,7 +86,7 @@ def write_history(path: Path, agents: Iterable[SimulatedAgent], jobs: int) -> di
         feed = tuple(one.event for one in commands if isinstance(one, Announce))
         writer.append(Entry(at=Seconds(begun), input=event, feed=feed))
 
-    take(ControllerStarted(term=Term(1), release="bench"))
+    take(ControllerStarted(term=Term(1), release=""))
     boot, said = BootId("before"), dict.fromkeys((agent.node for agent in agents), 0)
     for node in said:
         spec = builders.node_spec(node, SLOTS)

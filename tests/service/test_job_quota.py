@@ -15,22 +15,24 @@ from tests.support.builders import SNAPSHOT, cancelled, job_spec
 from tests.support.controller import cluster_of
 from tests.support.service import LiveService
 
+SPEC = job_spec("a")
+
 
 def test_a_user_at_the_job_limit_is_refused_and_another_user_is_not() -> None:
     controller, now = cluster_of(n1=1), [0.0]
-    quota = JobQuota(lambda: controller.state, lambda: 2, lambda: now[0])
+    quota = JobQuota(lambda: controller.state, lambda: Limits(live_jobs=2), lambda: now[0])
     for name in ("a", "b"):
-        quota.take("ann")
+        quota.take("ann", SPEC)
         controller.submit(name, user="ann")
 
     with pytest.raises(DeniedError, match="ann has 2 live jobs") as refused:
-        quota.take("ann")
-    quota.take("bob")
+        quota.take("ann", SPEC)
+    quota.take("bob", SPEC)
 
     assert "limits.live_jobs" in refused.value.hint
     controller.take(cancelled(JobId("a-1"), user="ann"))
     now[0] = 1.0
-    quota.take("ann")
+    quota.take("ann", SPEC)
 
 
 def test_jobs_are_counted_near_the_limit_and_at_most_every_second() -> None:
@@ -41,18 +43,37 @@ def test_jobs_are_counted_near_the_limit_and_at_most_every_second() -> None:
         looks[0] += 1
         return controller.state
 
-    quota = JobQuota(state, lambda: 100, lambda: now[0])  # type: ignore[arg-type]
+    quota = JobQuota(state, lambda: Limits(live_jobs=100), lambda: now[0])  # type: ignore[arg-type]
     for _ in range(100):
-        quota.take("ann")
+        quota.take("ann", SPEC)
     assert looks == [1]
 
     for _ in range(50):
         with pytest.raises(DeniedError):
-            quota.take("ann")
+            quota.take("ann", SPEC)
     assert looks == [1]
     now[0] = 1.0
-    quota.take("ann")
+    quota.take("ann", SPEC)
     assert looks == [2]
+
+
+def test_job_files_of_a_users_live_jobs_are_bounded_together() -> None:
+    controller, now = cluster_of(n1=1), [0.0]
+    limits = Limits(live_bytes=2500)
+    quota = JobQuota(lambda: controller.state, lambda: limits, lambda: now[0])
+    large = job_spec("a", args=("x" * 1000,))
+    for _ in range(2):
+        quota.take("ann", large)
+        controller.submit("a", user="ann", args=large.args)
+
+    with pytest.raises(DeniedError, match="the live jobs of ann exceed 2500 bytes") as refused:
+        quota.take("ann", large)
+    quota.take("bob", large)
+
+    assert "limits.live_bytes" in refused.value.hint
+    controller.take(cancelled(JobId("a-1"), user="ann"))
+    now[0] = 1.0
+    quota.take("ann", large)
 
 
 async def test_a_repeated_submission_ignores_the_quota(

@@ -103,7 +103,7 @@ class Controller:
 
     def start(self) -> list[Command]:
         """Begin the next incarnation."""
-        return self.take(ControllerStarted(term=Term(self.state.term + 1), release="0"))
+        return self.take(ControllerStarted(term=Term(self.state.term + 1), release=""))
 
     def submit(self, name: str = "a", **changes: Any) -> list[Command]:
         return self.take(builders.submission(name, **changes))

@@ -266,7 +266,7 @@ class HopperNode(Host):
         return NodeSpec(
             node=self.node, host=self.node, address=self.node,
             slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)), cores=64,
-            memory_bytes=1 << 30, release="0", states_port=STATES_PORT,
+            memory_bytes=1 << 30, release="", states_port=STATES_PORT,
         )  # fmt: skip
 
     def hello(self) -> NodeGreeted:
@@ -502,7 +502,7 @@ class SweepCluster(BaseWorld[HopperNode]):
         """The next incarnation; what was under way to nodes is lost."""
         for orders in self.orders.values():
             orders.clear()
-        self.take(ControllerStarted(term=Term(self.controller.state.term + 1), release="0"))
+        self.take(ControllerStarted(term=Term(self.controller.state.term + 1), release=""))
         for node in self.world.nodes.values():
             if node.up:
                 self.greet(node)

@@ -45,7 +45,7 @@ from schemas.errors import (
     suggestion,
 )
 from schemas.ids import JobId, NodeId
-from schemas.jobs import JobSpec, problems
+from schemas.jobs import JobSpec, problems, spec_bytes
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
@@ -123,39 +123,51 @@ RECOUNT_S: Final = 1.0  # between counts of a user's jobs; counting thousands is
 
 
 class JobQuota:
-    """Limit on the live jobs of each user. Jobs are counted only if the limit might be reached."""
+    """Limits on the number and the size of each user's live jobs.
+
+    Jobs are counted only if a limit might be reached.
+    """
 
     def __init__(
         self,
         state: Callable[[], State],
-        most: Callable[[], int],
+        limits: Callable[[], Limits],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
-        self._most = most
+        self._limits = limits
         self._clock = clock
-        self._upper_bounds: dict[str, int] = {}  # jobs at the last count plus later submissions
+        # number and bytes of jobs at the last count plus later submissions
+        self._upper_bounds: dict[str, tuple[int, int]] = {}
         self._counted_at: dict[str, float] = {}
 
-    def take(self, user: str) -> None:
+    def take(self, user: str, spec: JobSpec) -> None:
         """Add a job that the user is about to submit.
 
         Raises:
-            DeniedError: if the user has reached the limit.
+            DeniedError: if the user has reached a limit.
         """
-        most = self._most()
-        if self._upper_bounds.get(user, most) >= most:
+        limits, size = self._limits(), spec_bytes(spec)
+        jobs, used = self._upper_bounds.get(user, (limits.live_jobs, 0))
+        if jobs >= limits.live_jobs or used + size > limits.live_bytes:
             now = self._clock()
             if now - self._counted_at.get(user, -RECOUNT_S) >= RECOUNT_S:
-                jobs = self._state().jobs.values()
-                self._upper_bounds[user] = sum(job.user == user and not job.ended for job in jobs)
+                live = [job for job in self._state().jobs.values() if job.user == user]
+                sizes = [spec_bytes(job.spec) for job in live if not job.ended]
+                jobs, used = self._upper_bounds[user] = len(sizes), sum(sizes)
                 self._counted_at[user] = now
-        if self._upper_bounds[user] >= most:
-            what = f"{user} has {most} live jobs, the limit for one user"
-            raise DeniedError(
-                what, "wait until some end, cancel some, or have limits.live_jobs raised"
-            )
-        self._upper_bounds[user] += 1
+        if jobs >= limits.live_jobs:
+            what, setting = f"{user} has {limits.live_jobs} live jobs", "live_jobs"
+        elif used + size > limits.live_bytes:
+            what = f"this job file and the live jobs of {user} exceed {limits.live_bytes} bytes"
+            setting = "live_bytes"
+        else:
+            self._upper_bounds[user] = (jobs + 1, used + size)
+            return
+        raise DeniedError(
+            f"{what}, the limit for one user",
+            f"wait until some end, cancel some, or have limits.{setting} raised",
+        )
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
@@ -369,7 +381,7 @@ class ChangeRequests:
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._refuse_if_outdated()
-            self.quota.take(who.name)
+            self.quota.take(who.name, request.spec)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)

@@ -149,7 +149,7 @@ class RequestServer:
             notes=PolicyNotes(policy),
             owners=owners,
         )
-        quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits.live_jobs)
+        quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits)
         self._changes = ChangeRequests(
             commit_loop, self._reads, snapshots, quota, lambda: self.limits
         )

@@ -292,7 +292,7 @@ def test_a_job_that_does_not_fit_into_messages_is_refused() -> None:
         len(msgspec.msgpack.encode(large)),
         "put large values into a file of the working directory",
     )
-    assert problems(large) == (JobProblem("args", f"the job file has {size} bytes, at most 1048576", remedy),)  # fmt: skip
+    assert problems(large) == (JobProblem("args", f"the job file has {size} bytes, at most 262144", remedy),)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1100,7 +1100,7 @@ def test_a_new_controller_awaits_its_nodes_and_keeps_their_jobs() -> None:
 
     commands = controller.start()
 
-    assert commands == [news("controller.started", term=2, release="0"), RequestPlan()]
+    assert commands == [news("controller.started", term=2, release=""), RequestPlan()]
     assert controller.state.nodes[N1].phase is NodePhase.AWAITED
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
