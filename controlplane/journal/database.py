@@ -19,7 +19,7 @@ from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -43,7 +43,8 @@ CREATE TABLE dropped_records
 CREATE TABLE ended_jobs
     (number INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE, user TEXT NOT NULL, name TEXT NOT NULL,
      state TEXT NOT NULL, key TEXT, ended REAL NOT NULL, body BLOB NOT NULL,
-     crc INTEGER NOT NULL);
+     crc INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE INDEX ended_jobs_by_user ON ended_jobs (user, bytes);
 CREATE INDEX ended_jobs_by_end ON ended_jobs (ended);
 CREATE INDEX ended_jobs_by_key ON ended_jobs (key) WHERE key IS NOT NULL;
 CREATE TABLE snapshot_parts

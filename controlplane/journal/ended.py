@@ -31,7 +31,11 @@ from schemas.ids import JobId, Seconds
 from schemas.wire.client import LedgerUnit
 
 PAGE: Final = 500  # rows read at a time
-INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+RECORD_BYTES: Final = (
+    "SELECT ifnull(sum(length(body)), 0) FROM (SELECT body FROM job_records WHERE job = ?1 "
+    "UNION ALL SELECT body FROM recent_records WHERE job = ?1)"
+)
 
 
 class _Owned(msgspec.Struct):
@@ -89,35 +93,46 @@ def ended_row(record: JobLeft) -> EndedRow:
 
 
 def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
-    """Write ended jobs within the caller's transaction.
+    """Write ended jobs within the caller's transaction, with the size of each job's history.
 
     Raises:
         sqlite3.Error: if the rows cannot be written.
     """
-    database.executemany(INSERT, [(*row, ended_checksum(row)) for row in rows])
+    for row in rows:
+        (records,) = database.execute(RECORD_BYTES, (row.job,)).fetchone()
+        database.execute(INSERT, (*row, ended_checksum(row), len(row.body) + records))
+
+
+def largest_user(database: sqlite3.Connection) -> str | None:
+    """Return the user whose ended jobs have the most bytes, or None if there are no ended jobs.
+
+    Raises:
+        sqlite3.Error: if the rows cannot be read.
+    """
+    select = "SELECT user FROM ended_jobs GROUP BY user ORDER BY sum(bytes) DESC, user LIMIT 1"
+    row = database.execute(select).fetchone()
+    return row[0] if row else None
 
 
 def forget_ended(
-    database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
+    database: sqlite3.Connection, before: float, user: str | None = None, most: int = 100
 ) -> tuple[JobId, ...]:
     """Delete the oldest ended jobs with their history in one transaction, and return their ids.
 
     Args:
         database: connection in autocommit mode.
         before: delete jobs that ended before this time, seconds since the epoch.
-        keep: also delete jobs that are not among the last `keep` accepted jobs. None: no limit.
+        user: delete only jobs of this user. None: of all users.
         most: maximum number of jobs deleted in one call, because commits wait meanwhile.
 
     Raises:
         sqlite3.Error: if the deletion fails; nothing was deleted.
     """
-    (last,) = database.execute("SELECT max(number) FROM ended_jobs").fetchone()
-    beyond = 0 if keep is None or last is None else last - keep
-    select = "SELECT number, job FROM ended_jobs WHERE number <= ? ORDER BY number LIMIT ?"
-    found = database.execute(select, (beyond, most)).fetchall()
-    if not found:
-        select = "SELECT number, job FROM ended_jobs WHERE ended < ? ORDER BY ended LIMIT ?"
-        found = database.execute(select, (before, most)).fetchall()
+    select = (
+        "SELECT number, job FROM ended_jobs WHERE ended < ?1 AND ifnull(user = ?2, 1) "
+        "ORDER BY ended LIMIT ?3"
+    )
+    found = database.execute(select, (before, user, most)).fetchall()
     if not found:
         return ()
     database.execute("BEGIN IMMEDIATE")

@@ -189,16 +189,6 @@ def append_rows(
     Raises:
         sqlite3.Error: if the rows cannot be written.
     """
-    recent, settled = _placed(database, rows)
-    database.executemany(INSERT_RECENT, recent)
-    database.executemany(INSERT, settled)
-    return len(recent)
-
-
-def _placed(
-    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
-) -> tuple[list[_Placed], list[_Placed]]:
-    """Write ended jobs. Return the rows for `recent_records` and the rows for `job_records`."""
     recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
@@ -208,8 +198,10 @@ def _placed(
             crc = record_checksum(row.job, row.list, at, row.body)
             level = recent if row.list in EVERY_LIST else settled
             level.append((row.job, row.list, at, row.body, crc))
-    insert_ended(database, ended)
-    return recent, settled
+    database.executemany(INSERT_RECENT, recent)
+    database.executemany(INSERT, settled)
+    insert_ended(database, ended)  # last, because it adds up the job's records
+    return len(recent)
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:

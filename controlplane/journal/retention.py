@@ -10,13 +10,14 @@ from typing import Final
 import msgspec
 
 from controlplane.journal.database import feed_from
-from controlplane.journal.ended import forget_ended
+from controlplane.journal.ended import forget_ended, largest_user
 from controlplane.journal.records import drop_oldest
 from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
 
 JOBS_PER_CHECK: Final = 4  # jobs whose lists are checked between two commits
 ENDED_JOBS_PER_PIECE: Final = 50  # ended jobs deleted in one transaction
+SHARED_JOBS_PER_PIECE: Final = 10  # the same, before the shares of the users are compared again
 PIECE: Final = 2000  # rows deleted in one transaction
 FREE_SHARE: Final = 0.25  # share of the file that stays free for later use
 FREED_PAGES: Final = 1000  # pages returned in one transaction
@@ -36,7 +37,8 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     """Delete the next piece of expired rows, and return the number of deleted rows and jobs.
 
     Inputs are deleted up to the second newest snapshot, so that damage to the newest snapshot
-    loses nothing. `database` is in autocommit mode. `now` is in seconds since the epoch.
+    loses nothing. If the file is still too large, ended jobs of the user with the most bytes are
+    deleted. `database` is in autocommit mode. `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -48,7 +50,8 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     if not deleted and crowded:
         deleted = _forget_events(database, float("inf"))
     if not deleted and crowded:
-        deleted = len(forget_ended(database, before=float("inf"), most=ENDED_JOBS_PER_PIECE))
+        most = largest_user(database)
+        deleted = len(forget_ended(database, math.inf, most, SHARED_JOBS_PER_PIECE))
     if not deleted:
         _shrink(database)
     return deleted

@@ -360,7 +360,7 @@ def test_a_torn_tail_loses_whole_entries_at_the_end_only(
 # --- files that cannot be used
 
 
-@pytest.mark.parametrize("version", [5, 7], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [6, 8], ids=["older", "newer"])
 @pytest.mark.parametrize(
     "use", [Reader, lambda path: Writer(path, Durable())], ids=["read", "write"]
 )
@@ -378,7 +378,7 @@ def test_a_journal_of_another_schema_is_refused_and_not_held(
 
         assert refused.value.message == f"{path} has schema {version}"
         assert refused.value.hint == (
-            "this release reads schema 6: use the release that wrote it, or let its jobs end "
+            "this release reads schema 7: use the release that wrote it, or let its jobs end "
             "there, move the file away, and start with a new one"
         )
 

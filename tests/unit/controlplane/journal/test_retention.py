@@ -175,6 +175,32 @@ def test_old_jobs_are_deleted_by_age_and_by_file_size(
     assert jobs_in(database) == []
 
 
+def test_the_user_whose_jobs_have_the_most_bytes_loses_history_first(
+    database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "SHARED_JOBS_PER_PIECE", 1)
+    while forget(database, keeps(used_bytes=0), NOW):
+        pass
+    for number in range(1, 11):  # ann's jobs are the oldest and small, bob's have large records
+        ann = EndedRow(number, JobId(f"a-{number}"), "ann", "a", "failed", None, AT, b"a" * 4096)
+        name = JobId(f"b-{number}")
+        bob = EndedRow(100 + number, name, "bob", "b", "failed", None, NOW, b"")
+        record = RecordRow(name, EPOCHS_LIST, 0, b"b" * 65_536)
+        append_rows(database, [(number, ann), (number, bob), (number, record)])
+    full = used_bytes(database)
+
+    while forget(database, keeps(used_bytes=full - 5 * 65_536), NOW):
+        pass
+
+    left = [job for (job,) in database.execute("SELECT job FROM ended_jobs ORDER BY number")]
+    assert left == [f"a-{number}" for number in range(1, 11)] + [
+        f"b-{number}" for number in range(6, 11)
+    ]
+    while forget(database, keeps(used_bytes=0), NOW):
+        pass
+    assert database.execute("SELECT count(*) FROM ended_jobs").fetchone() == (0,)
+
+
 def test_a_running_job_keeps_its_latest_records_and_first_promise(
     database: sqlite3.Connection,
 ) -> None:

@@ -105,7 +105,9 @@ def test_every_history_is_complete_and_in_order_after_any_steps(
                     first, rest = expected[jobs[0]][:1], expected[jobs[0]][1:]
                     expected[jobs[0]] = first + rest[-3:]
                 case "forget":
-                    left = "INSERT INTO ended_jobs VALUES (1, ?, 'u', 'n', 's', NULL, 0.0, x'', 0)"
+                    left = (
+                        "INSERT INTO ended_jobs VALUES (1, ?, 'u', 'n', 's', NULL, 0.0, x'', 0, 0)"
+                    )
                     database.execute(left, jobs)
                     forget_ended(database, before=1.0)
                     expected[jobs[0]] = []

@@ -295,7 +295,7 @@ def test_other_files_are_refused_with_a_remedy(tmp_path: Path) -> None:
     [
         (
             "UPDATE meta SET value = '99'",
-            "FILE is a journal of schema 99; this release reads schema 6; export it with the",
+            "FILE is a journal of schema 99; this release reads schema 7; export it with the",
         ),
         ("UPDATE inputs SET body = x'00' WHERE id = 3", "FILE: input 3: "),
         (
