@@ -20,7 +20,7 @@ from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_a
 from nodeagent.cgroups import find
 from nodeagent.connections import BulkTraffic, ControllerPorts, SnapshotFetcher, WorkerChannel
 from nodeagent.devices import inventory
-from nodeagent.ended_jobs import EndedJobs
+from nodeagent.ended_jobs import DiskLimits, EndedJobs
 from nodeagent.errors import log_errors
 from nodeagent.folders import SOCKET, FolderLocks
 from nodeagent.health import HealthWatch, checked_places
@@ -77,7 +77,7 @@ CHECK_INTERVAL_S: Final = 1.0
 RELOADABLE: Final = (
     "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
     "keep_checkpoints_bytes", "disk_reserve_bytes", "log_bytes", "python", "workdir.size",
-    "workdir.files", "workdir.depth", "jobs.memory_bytes", "jobs.pids",
+    "workdir.files", "workdir.depth", "jobs.memory_bytes", "jobs.pids", "jobs.disk_bytes",
 )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ class Agent:
             shared=shared,
             socket=self._folders.sockets / SOCKET,
             listen=self._workers.listen,
-            changed=lambda problems: self._record_event(NodeHealth(problems=problems)),
+            changed=self._health_changed,
         )
         self._shipper = LogShipper(
             self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
@@ -149,7 +149,19 @@ class Agent:
             check_node=self._health.look,
             accounts=self._accounts,
             groups=self._groups,
+            claim=self._ended_jobs.claim,
         )
+        self._disk_limits = DiskLimits(
+            self._folders,
+            most=lambda: self._settings.jobs.disk_bytes,
+            running=lambda: self._reconciler.jobs,
+            stop=self._manager.end_large,
+        )
+
+    def _health_changed(self, problems: tuple[str, ...]) -> None:
+        self._record_event(NodeHealth(problems=problems))
+        if problems:
+            self._ended_jobs.make_room()
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
         """Return an object that applies changes of the settings file while the agent runs."""
@@ -178,6 +190,7 @@ class Agent:
                 "health": self._health.run,
                 "output": self._shipper.ship,
                 "zygotes": self._warm_up,
+                "disk use": self._disk_limits.run,
                 "watchdog": watchdog,
             }
             works |= {f"files {i}": work for i, work in enumerate(self._ended_jobs.tasks())}

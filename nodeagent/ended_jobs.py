@@ -1,7 +1,8 @@
-"""Clean-up of files that ended jobs left on a node. They are marked, then deleted by age and size.
+"""Files of jobs on a node: their owners, limits of running jobs, and clean-up after ended jobs.
 
-A mark is a file `.ended/JOB` next to the job's folder, so that the mark survives crashes and is
-visible on every node that shares the folder.
+Files of ended jobs are marked, then deleted by age and size. A mark is a file `.ended/JOB` next to
+the job's folder, so that the mark survives crashes and is visible on every node that shares the
+folder. `.owners/JOB` names the journal and the user of a job in the same way.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Container, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
 
+from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
+from nodeagent.health import CLEAR_FACTOR, free_bytes
 from nodeagent.job_folders import MARK
-from nodeagent.owned_files import bytes_below, remove_tree
+from nodeagent.owned_files import bytes_below, read_small, remove_tree, write_private
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
 from schemas.host.files import AgedFile, expired_files
@@ -28,6 +32,7 @@ from schemas.ids import JobId, stated_number
 log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
+OWNERS: Final = ".owners"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
 MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
@@ -36,6 +41,8 @@ FIND_TIMEOUT_S: Final = 2.0
 MAX_INTERVAL_S: Final = 600.0  # longest interval
 MIN_INTERVAL_S: Final = 10.0
 MIN_STATES_AGE_S: Final = 3600.0  # for sweep states, because graduated trials start from them
+DISK_INTERVAL_S: Final = 5.0  # between measurements of running jobs, and at least
+DISK_SHARE: Final = 20  # this multiple of a measurement's duration
 
 
 class KeepLimits(NamedTuple):
@@ -43,6 +50,7 @@ class KeepLimits(NamedTuple):
 
     seconds: float  # after a job's end
     bytes: int  # of all folders together
+    reserve: int = 0  # free bytes of the file system; with less, the limits above do not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,27 @@ class Leftovers:
     root: Path
     shared: bool = False  # True: used by other nodes too, so this node does not know all jobs in it
     marker_file: str = ""  # only a folder with this file belongs to a job; empty: every folder does
+
+    def claim(self, job: JobId, user: str, journal: str) -> None:
+        """Record the owner of a job's files here.
+
+        Raises:
+            StartError: if the files belong to a job of another journal with the same name.
+            OSError: if the disk cannot store the record.
+        """
+        path = self.root / OWNERS / job
+        known, _, _ = self._owner(job).partition(" ")
+        if known and known != journal and (self.root / job).exists():
+            what = f"{self.root / job} has files of another cluster's job {job}"
+            raise StartError(what, "move them away, or submit the job again for another number")
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_private(path, f"{journal} {user}".encode())
+
+    def _owner(self, job: str) -> str:
+        """Return the journal and the user of a job, or "" if they are not known."""
+        with contextlib.suppress(OSError):
+            return read_small(self.root / OWNERS / job).decode(errors="replace")
+        return ""
 
     def note(self, job: JobId, *, ended: bool) -> None:
         """Mark a job as ended, unless it is marked already. If `ended` is False, remove the mark.
@@ -68,14 +97,23 @@ class Leftovers:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 path.touch(exist_ok=False)
+        else:
+            (self.root / OWNERS / job).unlink(missing_ok=True)
+
+    def is_short(self, reserve: int) -> bool:
+        """True if the file system has less than `reserve` bytes left."""
+        with contextlib.suppress(OSError):
+            return free_bytes(self.root) < reserve
+        return False
 
     def delete(
         self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago. Then delete the oldest to limit the size.
 
-        Jobs in `busy` are kept. `sizes` caches sizes from earlier calls. Return the jobs whose
-        folders were deleted, oldest first.
+        If the file system has less free space than the reserve, also delete folders of the user
+        with the most bytes, oldest first, until twice the reserve is free. Jobs in `busy` are kept.
+        `sizes` caches sizes from earlier calls. Return the jobs whose folders were deleted.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -92,14 +130,39 @@ class Leftovers:
         may_go = [one for one in found.values() if now - one.at > least_s]
         gone = expired_files(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
-            folder = self.root / one.name
-            remove_tree(folder)
-            if folder.exists():
-                leftovers_log.warning("folder of an ended job not deleted", folder=str(folder))
-            else:
-                (self.root / MARKS / one.name).unlink(missing_ok=True)
-                del sizes[one.name]
+            self._remove(one.name, sizes)
+            del found[one.name]
+        if self.is_short(keep.reserve):
+            gone += self._make_room(found, keep.reserve * CLEAR_FACTOR, sizes)
         return [one.name for one in gone]
+
+    def _make_room(
+        self, found: dict[str, AgedFile], wanted: int, sizes: dict[str, AgedFile]
+    ) -> Iterator[AgedFile]:
+        """Delete and yield folders until `wanted` bytes are free."""
+        users = {name: self._owner(name).partition(" ")[2] for name in found}
+        used = Counter[str]()
+        for name, one in found.items():
+            used[users[name]] += one.size
+        while found and self.is_short(wanted):
+            largest = max((users[name] for name in found), key=lambda user: used[user])
+            oldest = min(
+                (one for one in found.values() if users[one.name] == largest),
+                key=lambda one: (one.at, one.name),
+            )
+            self._remove(oldest.name, sizes)
+            used[largest] -= oldest.size
+            yield found.pop(oldest.name)
+
+    def _remove(self, name: str, sizes: dict[str, AgedFile]) -> None:
+        folder = self.root / name
+        remove_tree(folder)
+        if folder.exists():
+            leftovers_log.warning("folder of an ended job not deleted", folder=str(folder))
+            return
+        for kind in (MARKS, OWNERS):
+            (self.root / kind / name).unlink(missing_ok=True)
+        del sizes[name]
 
     def unmarked(self) -> list[JobId]:
         """Return the most recently changed jobs that have a folder and no mark here."""
@@ -167,23 +230,28 @@ class EndedJobs:
         busy: Callable[[], set[JobId]],
     ) -> None:
         def work() -> KeepLimits:
-            return KeepLimits(settings().keep_work_s, settings().keep_work_bytes)
+            own = settings()
+            return KeepLimits(own.keep_work_s, own.keep_work_bytes, own.disk_reserve_bytes)
 
         def states() -> KeepLimits:
             return work()._replace(seconds=max(settings().keep_work_s, MIN_STATES_AGE_S))
 
         def checkpoints() -> KeepLimits:
-            return KeepLimits(settings().keep_checkpoints_s, settings().keep_checkpoints_bytes)
+            own = settings()
+            seconds, size = own.keep_checkpoints_s, own.keep_checkpoints_bytes
+            return KeepLimits(seconds, size, own.disk_reserve_bytes)
 
         self._busy = busy
         self.highest = 0  # highest number of a job that had files here, ended or not
         self._roots = (folders.work, folders.all_states)  # `checkpoints` may have other folders
         self._found: set[JobId] = set()  # jobs found at the start, without a delta since then
         self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
+        shared = Leftovers(folders.checkpoints, shared=True)
+        self._areas = (*self._own, shared)
         self._keepers = (
             Keeper(self._own[0], work, busy),
             Keeper(self._own[1], states, busy),
-            Keeper(Leftovers(folders.checkpoints, shared=True), checkpoints, busy),
+            Keeper(shared, checkpoints, busy),
         )
 
     async def find(self) -> list[JobId]:
@@ -211,6 +279,21 @@ class EndedJobs:
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 
+    def claim(self, job: JobId, user: str, journal: str) -> None:
+        """Record the owner of a job's files before a start. Failures of the disk are ignored.
+
+        Raises:
+            StartError: if there are files of a job of another journal with the same name.
+        """
+        for area in self._areas:
+            with contextlib.suppress(OSError):  # the health watch reports the node
+                area.claim(job, user, journal)
+
+    def make_room(self) -> None:
+        """Check all folders now, because a file system is full."""
+        for keeper in self._keepers:
+            keeper.wake()
+
     def tasks(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """Return the tasks that keep the folders within their limits until cancelled."""
         return [keeper.run for keeper in self._keepers]
@@ -235,6 +318,10 @@ class Keeper:
         self._noted[job] = ended
         self._wake.set()
 
+    def wake(self) -> None:
+        """Check the folder now."""
+        self._wake.set()
+
     async def run(self) -> None:
         """Mark and delete until cancelled."""
         loop = asyncio.get_running_loop()
@@ -246,7 +333,10 @@ class Keeper:
             keep = self._keep()
             if (due := loop.time() >= look_at) or not keep.seconds:
                 look_at = loop.time() + min(MAX_INTERVAL_S, max(keep.seconds, MIN_INTERVAL_S))
-            await self.turn(keep, look=due or not keep.seconds)
+            look = due or not keep.seconds
+            await self.turn(keep, look=look)
+            if not look and await asyncio.to_thread(self._area.is_short, keep.reserve):
+                await asyncio.to_thread(self._delete, keep, self._busy())
 
     async def turn(self, keep: KeepLimits, *, look: bool) -> None:
         """Write pending marks, and keep failed ones for later. With `look`, also delete folders."""
@@ -276,3 +366,48 @@ class Keeper:
             return
         if gone:
             log.info("folders of ended jobs deleted", folder=str(self._area.root), jobs=gone)
+
+
+class DiskLimits:
+    """Watch that stops running jobs whose files in one folder of the node exceed a limit.
+
+    The limit is `most` bytes, or half of the file system if `most` is 0. The files are measured,
+    so a job may exceed the limit for some seconds.
+    """
+
+    def __init__(
+        self,
+        folders: NodeFolders,
+        most: Callable[[], int],
+        running: Callable[[], Iterable[JobId]],
+        stop: Callable[[JobId, int], None],
+    ) -> None:
+        self._folders = folders
+        self._most = most
+        self._running = running
+        self._stop = stop
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            began = time.monotonic()
+            for job in tuple(self._running()):
+                limit = await asyncio.to_thread(self.exceeded, job)
+                if limit:
+                    self._stop(job, limit)
+            await asyncio.sleep(max(DISK_INTERVAL_S, DISK_SHARE * (time.monotonic() - began)))
+
+    def exceeded(self, job: JobId) -> int:
+        """Return the limit that the files of a job exceed, or 0 if they exceed none."""
+        folders = self._folders
+        for root, paths in (
+            (folders.work, (folders.job(job), folders.states(job))),
+            (folders.checkpoints, (folders.checkpoints / job,)),
+        ):
+            with contextlib.suppress(OSError):
+                status = os.statvfs(root)
+                limit = self._most() or status.f_blocks * status.f_frsize // 2
+                used = (status.f_blocks - status.f_bfree) * status.f_frsize
+                if used > limit and sum(map(bytes_below, paths)) > limit:
+                    return limit
+        return 0

@@ -38,6 +38,16 @@ def is_node_fault(error: OSError) -> bool:
     return error.errno in HOST_ERRNOS
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the file system that holds a folder.
+
+    Raises:
+        OSError: if the file system cannot be asked.
+    """
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A folder, and the name of its setting."""
@@ -60,9 +70,7 @@ class Place:
             self._probe()
         except OSError as error:
             return self._describe(error.strerror or str(error), _remedy(error))
-        status = os.statvfs(self.path)
-        free = status.f_bavail * status.f_frsize
-        if free < self.reserve_bytes * (CLEAR_FACTOR if full else 1):
+        if free_bytes(self.path) < self.reserve_bytes * (CLEAR_FACTOR if full else 1):
             return self._describe(
                 f"less than {self.reserve_bytes >> 20} MiB left", "free space there"
             )

@@ -112,6 +112,7 @@ class Ended(Struct, frozen=True):
     signal: int | None
     unseen: bool
     memory_limit: int | None = None  # the job's limit here, bytes; None: not exceeded
+    disk_limit: int | None = None  # the same for the job's files in one folder
 
 
 class ReportedAgain(Struct, frozen=True):
@@ -144,6 +145,7 @@ class FetchWorkspace(Struct, frozen=True):
     job: JobId
     digest: str
     user: str = ""  # owner of the job
+    journal: str = ""  # id of the journal that accepted the job
 
 
 class StartWorker(Struct, frozen=True):
@@ -427,6 +429,7 @@ class Reconciler:
                     signal=event.signal,
                     unseen=event.unseen,
                     memory_limit=event.memory_limit,
+                    disk_limit=event.disk_limit,
                 )
                 return [PublishEvent(worker.exited), *self._grant_waiting(worker)]
             case ReportedAgain() if worker.exited is not None:
@@ -547,7 +550,7 @@ class Reconciler:
                 if job.fetching == delta.snapshot:
                     return []
                 job.fetching = delta.snapshot
-                return [FetchWorkspace(worker.job, delta.snapshot, delta.user)]
+                return [FetchWorkspace(worker.job, delta.snapshot, delta.user, delta.journal)]
             worker.granted = not self._slot_taken(worker)
             worker.phase = ProcessPhase.STARTING
             return [StartWorker(worker.worker, worker.rank, delta, worker.granted)]

@@ -40,6 +40,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     files: Limit = 0  # open files of one process; 0: the agent's limit
     pids: Limit = 0  # processes and threads for each slot of a job here; 0: the agent's limit
     memory_bytes: Bytes = 0  # for each slot of a job here; 0: unlimited
+    disk_bytes: Bytes = 0  # of a job's files in one folder; 0: half of the file system
     cgroup: str = ""  # parent of the jobs' control groups; default: the agent's own group
 
 

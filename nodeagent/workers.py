@@ -65,13 +65,18 @@ REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries
 MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
+Claim = Callable[[JobId, str, str], None]  # job, user, journal
+
+
 @dataclass(slots=True)
 class _Watched:
     folder: WorkerFolder
+    job: JobId
     pid: int = 0
     pidfd: int | None = None
     position: int = 0  # in the report file
     fenced: bool = False  # stopped because the controller did not reply
+    disk_limit: int | None = None  # killed because the job's files exceeded this number of bytes
     uid: int | None = None  # user of the worker; None: the agent's
 
 
@@ -91,6 +96,8 @@ class WorkerManager:
 
     `settings` returns the current settings. `check_node` checks whether the node can start workers,
     and reports its problems. `may_read` is False while the controller has to catch up with reports.
+    `claim` records the owner of a job's files before a start, and raises a StartError if they
+    belong to another job.
     """
 
     def __init__(
@@ -107,10 +114,12 @@ class WorkerManager:
         check_node: Callable[[], Awaitable[None]],
         accounts: JobAccounts | None = None,
         groups: JobGroups | None = None,
+        claim: Claim = lambda *_: None,
     ) -> None:
         self._settings = settings
         self._groups = groups or JobGroups()
         self._accounts = accounts
+        self._claim = claim
         self._uids = JobUids(accounts, zygotes.forget)
         self._folders = folders
         self._slots = {slot.index: slot for slot in slots}
@@ -166,7 +175,7 @@ class WorkerManager:
             self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
-            watched = self._watched[folder.worker] = self._watch_folder(folder)
+            watched = self._watched[folder.worker] = self._watch_folder(folder, assignment.job)
             runs = mark is not None and start_ticks(mark.pid) == mark.started_ticks
             self._groups.adopt(folder.worker, assignment.job, pid if runs else None)
             if mark is not None:
@@ -219,6 +228,14 @@ class WorkerManager:
             self._signal(worker, signal.SIGTERM)
             self._spawn(self._kill_after_grace(worker))
 
+    def end_large(self, job: JobId, limit: int) -> None:
+        """Kill the workers of a job whose files in one folder exceed `limit` bytes."""
+        for worker, watched in self._watched.items():
+            if watched.job == job and watched.pidfd is not None:
+                log.error("files of the job exceed their limit", worker=worker, limit=limit)
+                watched.disk_limit = limit
+                self._signal(worker, signal.SIGKILL)
+
     def close(self) -> None:
         """Release all resources without stopping workers."""
         for task in self._tasks:
@@ -234,17 +251,16 @@ class WorkerManager:
         await self._uids.end_unused(self._folders.sockets)
         await asyncio.to_thread(self._groups.tidy)
 
-    def _watch_folder(self, folder: WorkerFolder) -> _Watched:
+    def _watch_folder(self, folder: WorkerFolder, job: JobId) -> _Watched:
         if (uid := folder.uid) is not None:
             self._uids.hold(folder.worker, uid)
-        return _Watched(folder, uid=uid)
+        return _Watched(folder, job, uid=uid)
 
-    async def _prepare(self, job: JobId, user: str) -> Account | None:
+    async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
         """Return the account of a job. If it has none, delay the error to slow down retries."""
-        if self._accounts is None:
-            return None
         try:
-            return await self._accounts.prepare(job, user)
+            await asyncio.to_thread(self._claim, job, user, journal)
+            return await self._accounts.prepare(job, user) if self._accounts is not None else None
         except NodeStartError:
             await asyncio.sleep(REFUSAL_DELAY_S)
             raise
@@ -252,7 +268,7 @@ class WorkerManager:
     async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
         job, digest = asked.job, asked.digest
         try:
-            account = await self._prepare(job, asked.user)
+            account = await self._prepare(job, asked.user, asked.journal)
             await self._lay_out(job, digest, account)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             fault = await self._fault(error)
@@ -280,7 +296,7 @@ class WorkerManager:
             return
         folder = self._folders.worker(worker)
         try:
-            account = await self._prepare(delta.job, delta.user)
+            account = await self._prepare(delta.job, delta.user, delta.journal)
             if account is not None:
                 await self._uids.take(worker, account)
             await asyncio.to_thread(self._groups.hold, worker, delta.job)
@@ -306,7 +322,7 @@ class WorkerManager:
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
-        watched = self._watched[worker] = self._watch_folder(folder)
+        watched = self._watched[worker] = self._watch_folder(folder, delta.job)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
@@ -404,8 +420,9 @@ class WorkerManager:
             code, by = None, int(signal.SIGTERM)  # stopped by the node, not a fault of the script
             exceeded = None
         self._shipper.worker_ended(worker)
-        memory = exceeded if code != 0 else None
-        self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
+        memory, disk = (exceeded, watched.disk_limit) if code != 0 else (None, None)
+        unseen = status is None
+        self._on_event(Ended(worker, code, by, unseen, memory_limit=memory, disk_limit=disk))
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
         """Read all remaining reports, up to a limit, because the file might be endless."""

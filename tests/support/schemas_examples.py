@@ -213,7 +213,9 @@ _OF_WORKERS: Final = (
     agent.ScriptFailed(
         **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True,
     ),
-    agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30),
+    agent.WorkerExited(
+        **_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30, disk_limit=3 << 30
+    ),
     agent.WorkerRefused(
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True,
     ),

@@ -21,6 +21,7 @@ from controlplane.core.model.worker import (
     ExitCause,
     Worker,
     WorkerPhase,
+    exceeds_limit,
     exit_cause,
     shell_exit_code,
 )
@@ -254,7 +255,11 @@ def on_worker_exited(
     job.attempts.exit_code = shell_exit_code(event)
     if cause is ExitCause.FAILED:
         worker = job.workers.get(worker_id(event.job, event.version, event.rank))
-        if worker is None or not blame_node(ctx, job, node_of(worker.slot), why):
+        if (
+            worker is None
+            or exceeds_limit(event)
+            or not blame_node(ctx, job, node_of(worker.slot), why)
+        ):
             fail(ctx, job, why)
     elif was in {WorkerPhase.ORDERED, WorkerPhase.STARTED} and job.progress.checkpoint is None:
         _end_untrained(ctx, job, status, why)

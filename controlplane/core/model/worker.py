@@ -106,8 +106,8 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 
     A signal that a program raises by its own fault is a failure of the script. Any other signal
     (KILL by an operator or the kernel, TERM when a host shuts down) is a loss. Exceeding the memory
-    limit of a node is a failure of the script, because the job would exceed the limit of the next
-    node, too.
+    or disk limit of a node is a failure of the script, because the job would exceed the limit of
+    the next node, too.
 
     Args:
         script: earlier reports of the job's script.
@@ -119,14 +119,9 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
         code = event.code
         error = f"{script.error} (exit code {code})" if script.error else ""
         reason = error or f"the script exited with code {code}"
-        if event.memory_limit is not None:
-            reason += f"; {_memory_problem(event.memory_limit)}"
-        return ExitCause.FAILED, reason
-    if event.memory_limit is not None:
-        return (
-            ExitCause.FAILED,
-            f"rank {event.rank} was killed: {_memory_problem(event.memory_limit)}",
-        )
+        return ExitCause.FAILED, "; ".join(filter(None, (reason, _limit_problem(event))))
+    if exceeds_limit(event):
+        return ExitCause.FAILED, f"rank {event.rank} was killed: {_limit_problem(event)}"
     if event.signal in FAULTS:
         return ExitCause.FAILED, f"a worker crashed with {signal.Signals(event.signal).name}"
     if event.signal is not None:
@@ -147,9 +142,21 @@ def shell_exit_code(event: WorkerExited) -> int | None:
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
-def _memory_problem(limit: int) -> str:
-    used = f"the job's processes on the node exceeded {limit / (1 << 30):.3g} GiB of memory"
-    return f"{used}; reduce it, or ask the operator to raise memory_bytes in [jobs]"
+def exceeds_limit(event: WorkerExited) -> bool:
+    """True if the node killed the worker because its job exceeded a limit."""
+    return event.memory_limit is not None or event.disk_limit is not None
+
+
+def _limit_problem(event: WorkerExited) -> str:
+    if event.memory_limit is not None:
+        used = f"processes on the node exceeded {event.memory_limit / (1 << 30):.3g} GiB of memory"
+        setting = "memory_bytes"
+    elif event.disk_limit is not None:
+        used = f"files on the node exceeded {event.disk_limit / (1 << 30):.3g} GiB"
+        setting = "disk_bytes"
+    else:
+        return ""
+    return f"the job's {used}; reduce it, or ask the operator to raise {setting} in [jobs]"
 
 
 def _early_exit(epoch: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +15,13 @@ from nodeagent.ended_jobs import (
     MARKS,
     MIN_AGE_FOR_SIZE_S,
     MIN_UNREPORTED_AGE_S,
+    OWNERS,
+    DiskLimits,
     EndedJobs,
     KeepLimits,
     Leftovers,
 )
+from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
 from nodeagent.settings import AgentSettings
@@ -56,7 +60,9 @@ class Folder:
 
     @property
     def left(self) -> list[str]:
-        return sorted(path.name for path in self.area.root.iterdir() if path.name != MARKS)
+        return sorted(
+            path.name for path in self.area.root.iterdir() if path.name not in {MARKS, OWNERS}
+        )
 
     @property
     def marked(self) -> list[str]:
@@ -174,6 +180,89 @@ def test_files_are_measured_once(shared: Folder) -> None:
     gone = shared.area.delete(KeepLimits(7 * DAY, 100 << 10), NONE, NOW, sizes)  # type: ignore[arg-type]
 
     assert (gone, list(sizes)) == ([], ["a-1"])
+
+
+def test_files_of_a_job_with_the_same_name_in_another_journal_are_not_used(
+    shared: Folder,
+) -> None:
+    job = JobId("digits-1")
+    shared.area.claim(job, "alice", "cafe")
+    shared.area.claim(job, "bob", "beef")  # without files, the name is free
+    shared.job(job)
+
+    with pytest.raises(StartError, match="has files of another cluster's job digits-1"):
+        shared.area.claim(job, "alice", "cafe")
+    shared.area.claim(job, "bob", "beef")
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Path], None]:
+    """Function that sets the free bytes of the file system before the first deletion below it."""
+
+    def use(begin: int, root: Path) -> None:
+        def left(_: Path) -> int:
+            return begin - sum(8192 for path in root.iterdir() if not path.name.startswith("."))
+
+        monkeypatch.setattr("nodeagent.ended_jobs.free_bytes", left)
+
+    return use
+
+
+def test_on_a_full_disk_files_of_the_largest_user_go_first(
+    shared: Folder, free: Callable[[int, Path], None]
+) -> None:
+    for name, user, days in (
+        ("a-1", "ann", 6.0),
+        ("b-2", "bob", 5.0),
+        ("b-3", "bob", 4.0),
+        ("b-4", "bob", 3.0),
+        ("c-5", "ann", 2.0),
+    ):
+        shared.area.claim(JobId(name), user, "cafe")
+        shared.job(name, ended=days)
+    shared.job("lives-6")
+    free(64 << 10, shared.area.root)  # 16 KiB with six jobs
+
+    assert shared.keeps(WEEK._replace(reserve=16 << 10)) == sorted(
+        ("a-1", "b-2", "b-3", "b-4", "c-5", "lives-6")
+    )
+    assert shared.keeps(WEEK._replace(reserve=17 << 10)) == ["b-4", "c-5", "lives-6"]
+    assert shared.keeps(WEEK._replace(reserve=1 << 20)) == ["lives-6"]
+    assert list((shared.area.root / OWNERS).iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["work", "states", "checkpoints"])
+def test_a_running_job_with_more_files_than_its_limit_is_stopped(
+    tmp_path: Path, place: str
+) -> None:
+    folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
+    folders.make()
+    job, other = JobId("a-1"), JobId("b-2")
+    folder = {
+        "work": folders.job,
+        "states": folders.states,
+        "checkpoints": lambda name: folders.checkpoints / name,
+    }[place](job)
+    limits = DiskLimits(folders, lambda: 1 << 20, list, lambda *_: None)
+    tree(folder, {"small": "x"})
+    assert limits.exceeded(job) == 0
+
+    (folder / "large").write_bytes(bytes(2 << 20))
+
+    assert (limits.exceeded(job), limits.exceeded(other)) == (1 << 20, 0)
+
+
+def test_without_a_setting_a_job_may_use_half_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
+    folders.make()
+    tree(folders.job(DONE), {"file": "x" * 8192})
+    disk = os.statvfs_result((4096, 4096, 3, 1, 1, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    limits = DiskLimits(folders, lambda: 0, list, lambda *_: None)
+
+    assert limits.exceeded(DONE) == 3 * 4096 // 2
 
 
 # --- all folders of a node

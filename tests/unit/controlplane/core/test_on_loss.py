@@ -82,20 +82,33 @@ TOO_MUCH = (
     "the job's processes on the node exceeded 2 GiB of memory; reduce it, or ask the operator to "
     "raise memory_bytes in [jobs]"
 )
+TOO_LARGE = (
+    "the job's files on the node exceeded 2 GiB; reduce it, or ask the operator to raise "
+    "disk_bytes in [jobs]"
+)
 
 
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ({"signal": signal.SIGKILL}, f"rank 0 was killed: {TOO_MUCH}"),
-        ({"code": 1}, f"the script exited with code 1; {TOO_MUCH}"),
+        (
+            {"signal": signal.SIGKILL, "memory_limit": 2 << 30},
+            f"rank 0 was killed: {TOO_MUCH}",
+        ),
+        ({"code": 1, "memory_limit": 2 << 30}, f"the script exited with code 1; {TOO_MUCH}"),
+        (
+            {"signal": signal.SIGKILL, "disk_limit": 2 << 30},
+            f"rank 0 was killed: {TOO_LARGE}",
+        ),
     ],
 )
-def test_a_job_that_took_more_memory_than_it_may_is_not_tried_on_other_nodes_without_end(
-    end: dict[str, int], said: str
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_job_above_a_limit_of_its_node_fails_and_no_other_node_is_tried(
+    end: dict[str, int], said: str, epochs: int
 ) -> None:
-    job = running(cluster_of(n1=1, n2=1), epochs=2, retries=0)
+    job = running(cluster_of(n1=1, n2=1), epochs=epochs, retries=0)
 
-    job.tell(N1, exited(A, memory_limit=2 << 30, **end))
+    job.tell(N1, exited(A, **end))
 
     assert (job.job(A).phase, why(job)) == (Phase.FAILED, said)
+    assert job.state.nodes[N1].strikes == {}
