@@ -20,6 +20,9 @@ from schemas.errors import SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
+# After a partition, a new connection carries data sooner than TCP's next retransmission.
+UNACKNOWLEDGED_MS: Final = 4000
+CONNECT_TIMEOUT_MS: Final = 1000
 HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
 MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; more stay at the sender
@@ -303,6 +306,8 @@ class Link:
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))
+        socket.setsockopt(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         if kind == "DEALER":
             socket.immediate = True
         if server_key is not None and self._keys is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import zmq
 
 from controlplane.client import BlockingClient
 from schemas.errors import OnesError
 from schemas.jobs import JobSpec, StopRule
+from schemas.transport.sockets import Link
 from tests.chaos import checker
 from tests.chaos.laboratory import lines_in
-from tests.chaos.network import Weather
+from tests.chaos.network import Network, Weather
 from tests.chaos.site import CONTROL, USER, Site
 from tests.chaos.user import SCRIPT
+from tests.support.schemas_links import events_of as events_of_link
 
 LIMIT_S: Final = 90.0
 CUT: Final = Weather(blocked=True)
@@ -130,3 +134,25 @@ def test_a_fenced_node_kills_its_workers_before_their_job_starts_elsewhere(site:
     first, second = sorted(trained, key=lambda record: record.used[0])
     assert (first.job, second.job) == (name, name)
     assert first.used[-1][1] < second.used[0][0]
+
+
+async def test_a_connection_whose_data_is_not_acknowledged_is_replaced() -> None:
+    limit_s = 12.0  # heartbeats alone take 20 s or more
+    with Network(["a", "b"], os.getpid()) as network, zmq.Context() as context:
+        with network.inside("a"):
+            server = context.socket(zmq.ROUTER)
+            server.bind(address := f"tcp://{network.address('a')}:7700")
+        with network.inside("b"):
+            link = Link(None)
+            dealer = link.connect("DEALER", address)
+        while not dealer.send(b"heard"):
+            await asyncio.sleep(0.05)
+        lost = events_of_link(dealer, zmq.Event.DISCONNECTED)
+        for source, target in (("a", "b"), ("b", "a")):
+            network.change(source, target, CUT, begins=True)
+
+        dealer.send(b"not heard")
+
+        await asyncio.wait_for(lost, limit_s)
+        link.close()
+        server.close(linger=0)
