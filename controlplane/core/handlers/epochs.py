@@ -152,6 +152,21 @@ def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> 
             _record_late_epoch(ctx, job, before)
 
 
+def record_last_epochs(ctx: HandlerContext, job: Job) -> None:
+    """Record the held reports that directly follow the last recorded epoch of a finished training.
+
+    A survivor of the reporting group finished the training after these epochs, without an epoch of
+    its own.
+    """
+    progress = job.progress
+    for event in sorted(progress.held_reports, key=lambda report: report.epoch):
+        if event.epoch == progress.epoch + 1:
+            progress.missing_epochs.append(event.epoch)
+            progress.epoch = event.epoch
+            _record_late_epoch(ctx, job, event)
+    progress.held_reports = []
+
+
 def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     """True if one group trained the whole epoch with one global batch."""
     if event.group != group.version or event.epoch != job.progress.epoch + 1:

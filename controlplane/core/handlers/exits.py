@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext, place
-from controlplane.core.handlers import start
+from controlplane.core.handlers import epochs, start
 from controlplane.core.handlers.lifecycle import end, fail, forget_exited, restart_from_checkpoint
 from controlplane.core.handlers.recovery import STOPPING, abandon, recover, rejoin_when_quiesced
 from controlplane.core.model.job import Job
@@ -184,6 +184,7 @@ def _handle_last_exit(
     job.attempts.exit_code = shell_exit_code(event)
     expected = _is_switching(change) or (change is not None and change.kind == RECOVER)
     if cause is ExitCause.DONE and (status.script.finished or not expected):
+        epochs.record_last_epochs(ctx, job)
         end(ctx, job, JobTrigger.FINISHED, reason)
     elif cause is ExitCause.FAILED:
         fail(ctx, job, reason)

@@ -14,6 +14,8 @@ from tests.support.builders import (
     A,
     cancelled,
     epoch_end,
+    exited,
+    finished,
     formed,
     greeting,
     quiesced,
@@ -178,6 +180,17 @@ def test_what_a_lost_member_finished_waits_for_what_the_survivors_report() -> No
         [],
         [],
     )
+
+
+def test_a_survivor_that_finishes_without_an_epoch_of_its_own_leaves_no_gap() -> None:
+    controller = recovered_in_place()
+    back(controller, *(epoch_end(A, epoch, index=epoch + 1) for epoch in (2, 3)))
+    assert epochs(controller) == [1]
+
+    controller.tell(N2, finished(A, rank=1, index=5, reason="epochs reached"))
+    controller.tell(N2, exited(A, rank=1, code=0))
+
+    assert (controller.job(A).phase, epochs(controller)) == (Phase.SUCCEEDED, [1, 2, 3])
 
 
 def test_a_late_epoch_is_counted_once() -> None:
