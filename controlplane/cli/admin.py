@@ -18,6 +18,7 @@ from controlplane.journal.mark import losses
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
 from controlplane.service import settings_check as of_controller
+from controlplane.service.full_backup import back_up_all, is_full_backup, restore_all
 from controlplane.service.settings import ControllerSettings, JournalSettings, load
 from nodeagent import settings_check as of_agent
 from nodeagent.settings import AgentSettings
@@ -37,11 +38,33 @@ admin = App(
 
 
 @admin.command(name="backup")
-def backup(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
+def backup(
+    file: Annotated[Path, Parameter(help="new file; with --all also a folder for it")],
+    *,
+    of: Where = None,
+    all_: Annotated[
+        bool,
+        Parameter(
+            name="--all",
+            help="one tar file with settings, keys, journal and working directories",
+        ),
+    ] = False,
+    keep: Annotated[
+        int, Parameter(help="with --all: number of backups that stay in the folder (default: all)")
+    ] = 0,
+    force: Force = False,
+    common: Common = COMMON,
+) -> int:
     """Copy the journal to FILE in a consistent state; the controller may be running."""
-    journal, _ = _journal(of, common)
-    back_up(journal, file, force=force)
-    _say(common, {"journal": str(journal), "file": str(file), "bytes": file.stat().st_size})
+    if all_:
+        settings = _config(of, common)
+        file = back_up_all(settings, file, keep=keep, force=force)
+        said = {"settings": str(settings)}
+    else:
+        journal, _ = _journal(of, common)
+        back_up(journal, file, force=force)
+        said = {"journal": str(journal)}
+    _say(common, {**said, "file": str(file), "bytes": file.stat().st_size})
     return Exit.OK
 
 
@@ -49,7 +72,14 @@ def backup(file: Path, *, of: Where = None, force: Force = False, common: Common
 def restore_journal(
     file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON
 ) -> int:
-    """Replace the journal with FILE, and keep the old journal; stop the controller first."""
+    """Replace the journal with FILE, and keep the old journal; stop the controller first.
+
+    A FILE of `backup --all` is restored into an empty folder instead.
+    """
+    if is_full_backup(file):
+        settings = restore_all(file, _config(of, common, must_exist=False).parent)
+        _say(common, {"settings": str(settings)})
+        return Exit.OK
     journal, _ = _journal(of, common, must_exist=False)
     kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
@@ -160,6 +190,16 @@ def _journal(
     if must_exist and not path.is_file():
         raise SettingsError(f"{path}: no journal", f"--of: {WHERE}", "of")
     return path, settings.journal
+
+
+def _config(where: Path | None, common: Common, *, must_exist: bool = True) -> Path:
+    """Return the path of the selected controller's settings."""
+    path = (where if where is not None else home_folder(common.home)).absolute()
+    if path.suffix != ".toml":
+        path /= CONTROLLER_FILE
+    if must_exist and not path.is_file():
+        raise SettingsError(f"{path}: no settings", "--of: controller.toml or its folder", "of")
+    return path
 
 
 def _say(common: Common, said: dict[str, Any]) -> None:

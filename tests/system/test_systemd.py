@@ -17,7 +17,7 @@ from nodeagent.cgroups import MEMORY, find
 from tests.support.cluster import TOY, toml
 from tests.system.box import Box
 
-UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service"))
+UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("ones-*.*"))
 LIMIT_S = 120.0
 
 
@@ -28,8 +28,13 @@ def test_systemd_verifies_the_units_without_warnings() -> None:
         ["systemd-analyze", "verify", *UNITS], capture_output=True, text=True, check=False
     )
 
-    names = ["ones-agent.service", "ones-controller.service", "ones-jobs.service"]
-    assert [unit.name for unit in UNITS] == names
+    assert [unit.name for unit in UNITS] == [
+        "ones-agent.service",
+        "ones-backup.service",
+        "ones-backup.timer",
+        "ones-controller.service",
+        "ones-jobs.service",
+    ]
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -43,6 +48,8 @@ def test_systemd_verifies_the_units_without_warnings() -> None:
         ("ones-agent.service", "one-user.conf", 35),
         ("ones-agent.service", "agent-credentials.conf", 35),
         ("ones-controller.service", "controller-credentials.conf", 25),
+        ("ones-backup.service", "", 25),
+        ("ones-backup.service", "controller-credentials.conf", 25),
     ],
 )
 def test_the_exposure_of_each_unit_is_low(
@@ -113,7 +120,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         booted.run("sh", "-c", "chmod 600 /etc/ones/keys/*")
         for unit in UNITS:
             booted.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
-            if unit.name != "ones-jobs.service":
+            if unit.name in {"ones-agent.service", "ones-controller.service"}:
                 booted.write(f"/etc/systemd/system/{unit.name}.d/here.conf", HERE)
         booted.run("systemctl", "daemon-reload")
         booted.run("systemctl", "enable", "--now", "ones-controller", "ones-agent")
@@ -272,6 +279,19 @@ def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
         3: whole,
         4: whole,
     }
+
+
+@pytest.mark.root
+def test_the_backup_unit_writes_a_file_that_restores_into_an_empty_folder(box: Box) -> None:
+    box.run("systemctl", "start", "ones-backup")
+
+    (file,) = box.run("sh", "-c", "ls /var/lib/ones-backups/ones-*.tar").stdout.split()
+    told = ones(box, "admin", "restore", file, "--of", "/root/restored", check=False)
+    assert told == ""  # the settings name /var/lib/ones, which is in use
+    names = box.run("tar", "tf", file).stdout.split()
+    assert {"settings/controller.toml", "settings/keys/server.key_secret", "journal.sqlite"} < set(
+        names
+    )
 
 
 @pytest.mark.root

@@ -1,0 +1,158 @@
+"""A backup of everything goes back into an empty folder, and never over existing files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controlplane.cli.admin import admin
+from controlplane.cli.output import Exit
+from controlplane.journal.reader import Reader
+from controlplane.journal.releases import FOLDER, own_release
+from controlplane.journal.replay import recover
+from controlplane.service.full_backup import back_up_all, restore_all
+from schemas.errors import SettingsError
+from schemas.ids import JobId
+from schemas.transport.keys import write_keys
+from tests.support.builders import cancelled, submission
+from tests.support.controller import cluster_of
+from tests.support.recorded_history import write
+
+QUEUED, ENDED = "a" * 64, "b" * 64  # digests of working directories
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Settings of a controller with a queued job and an ended job."""
+    home = tmp_path / "home"
+    state = home / "state"
+    (state / FOLDER).mkdir(parents=True)
+    (state / "snapshots").mkdir()
+    (home / "keys").mkdir()
+    write_keys(home / "keys", "server")
+    (home / "keys" / "authorised.toml").write_text("")
+    (home / "client.toml").write_text('endpoint = "tcp://127.0.0.1:7702"\n')
+    (home / "controller.toml").write_text('state = "state"\n')
+    (state / "keys.json").write_text('{"keys": []}')
+    (state / FOLDER / f"{own_release()}.zip").write_bytes(b"code")
+    controller = cluster_of(n1=1)
+    for name, digest in (("a", QUEUED), ("b", ENDED)):
+        controller.take(msgspec.structs.replace(submission(name), snapshot=digest))
+    controller.take(cancelled(JobId("b-2")))
+    write(state / "journal.sqlite", controller.history)
+    for digest in (QUEUED, ENDED):
+        (state / "snapshots" / digest).write_text(digest)
+    return home / "controller.toml"
+
+
+def ones_admin(*words: str) -> None:
+    assert admin(list(words), result_action="return_value") == Exit.OK
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith("journal.")
+    }
+
+
+def test_a_backup_restores_everything_but_archives_of_ended_jobs(
+    config: Path, tmp_path: Path
+) -> None:
+    file = back_up_all(config, tmp_path / "all.tar")
+    before = files_below(config.parent)
+
+    restored = restore_all(file, tmp_path / "new")
+
+    del before[f"state/snapshots/{ENDED}"]
+    assert restored == tmp_path / "new" / "controller.toml"
+    assert files_below(tmp_path / "new") == before
+    assert (tmp_path / "new" / "keys" / "server.key_secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new" / "state").stat().st_mode & 0o777 == 0o700
+    assert file.stat().st_mode & 0o777 == 0o600
+    with contextlib.closing(Reader(tmp_path / "new" / "state" / "journal.sqlite")) as reader:
+        state = recover(reader).reactor.state
+    assert list(state.active) == ["a-1"]
+
+
+def test_keys_and_state_elsewhere_return_to_where_the_settings_name_them(
+    config: Path, tmp_path: Path
+) -> None:
+    key, state = tmp_path / "secret" / "key", tmp_path / "var"
+    key.parent.mkdir()
+    (config.parent / "keys" / "server.key_secret").rename(key)
+    (config.parent / "state").rename(state)
+    config.write_text(f'state = "{state}"\n[keys]\nserver = "{key}"\n')
+    secret = key.read_bytes()
+    file = back_up_all(config, tmp_path / "all.tar")
+    with pytest.raises(SettingsError, match="key already exists"):
+        restore_all(file, tmp_path / "new")
+    key.unlink()
+    state.rename(tmp_path / "former")
+
+    restore_all(file, tmp_path / "new")
+
+    assert key.read_bytes() == secret
+    assert (state / "journal.sqlite").is_file()
+
+
+def test_nothing_is_restored_over_a_file(config: Path, tmp_path: Path) -> None:
+    file = back_up_all(config, tmp_path / "all.tar")
+    before = files_below(config.parent)
+
+    with pytest.raises(SettingsError, match="already exists; restore into"):
+        restore_all(file, config.parent)
+
+    assert files_below(config.parent) == before
+
+
+def test_a_folder_keeps_the_newest_backups(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    for day in range(3):
+        (folder / f"ones-2020010{day}T000000Z.tar").touch()
+    (folder / "other.tar").touch()
+
+    newest = back_up_all(config, folder, keep=2)
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ("ones-20200102T000000Z.tar", newest.name, "other.tar")
+    )
+    with pytest.raises(SettingsError, match="already exists"):
+        back_up_all(config, newest)
+
+
+def test_a_key_that_cannot_be_read_fails_the_backup(config: Path, tmp_path: Path) -> None:
+    (config.parent / "keys" / "server.key_secret").unlink()
+
+    with pytest.raises(SettingsError, match="No such file"):
+        back_up_all(config, tmp_path / "all.tar")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+
+
+def test_the_command_line_writes_and_restores_such_a_file(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, new = tmp_path / "all.tar", tmp_path / "new"
+
+    ones_admin("backup", str(file), "--all", "--of", str(config), "-o", "json")
+    assert json.loads(capsys.readouterr().out)["file"] == str(file)
+    ones_admin("restore", str(file), "--home", str(new))
+
+    assert (new / "controller.toml").read_bytes() == config.read_bytes()
+
+
+def test_a_tar_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.tar"
+    with tarfile.open(other, "w"):
+        pass
+
+    with pytest.raises(SettingsError, match="No such file"):
+        restore_all(other, tmp_path / "new")
