@@ -366,7 +366,7 @@ class GroupTransitions:
         rows = [ScheduleRow(boundary + 1, new, rank)]
         newcomers = len({m.worker for m in order.group.members} - set(membership.workers))
         if newcomers:
-            sizes = [unit.size for unit in training.tensors().units(membership.device)]
+            sizes = training.tensors().unit_sizes(membership.device)
             pending.transfer_steps = transfer_steps(
                 sum(sizes), agreed.seconds, TRANSFER_BYTES_PER_S, len(sizes)
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -19,18 +18,6 @@ from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
 DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
-
-
-@dataclass(slots=True)
-class ParameterState:
-    """Tensors of one parameter: the parameter itself and its optimizer state."""
-
-    tensors: list[torch.Tensor]
-
-    @property
-    def size(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class TensorState:
@@ -68,7 +55,7 @@ class TensorState:
         """Return the parameters that require gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
-    def units(self, device: torch.device) -> list[ParameterState]:
+    def units(self, device: torch.device) -> list[list[torch.Tensor]]:
         """Return each parameter with its optimizer state on `device`; other state is metadata.
 
         The tensors can be overwritten without invalidating the script's autograd graph. So if a
@@ -79,8 +66,12 @@ class TensorState:
         for parameter in self.parameters():
             kept = self._optimizer_state(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
-            units.append(ParameterState([parameter.data, *tensors]))
+            units.append([parameter.data, *tensors])
         return units
+
+    def unit_sizes(self, device: torch.device) -> list[int]:
+        """Return the size in bytes of each unit."""
+        return [sum(tensor.nbytes for tensor in unit) for unit in self.units(device)]
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the model's buffers; like `units`, they can be overwritten safely."""
@@ -147,7 +138,7 @@ class TensorState:
         hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
         picked: dict[torch.dtype, list[torch.Tensor]] = {}
         for unit in self.units(self.parameters()[0].device):
-            for tensor in unit.tensors:
+            for tensor in unit:
                 flat = tensor.reshape(-1)
                 stride = max(1, flat.numel() // DIGEST_SAMPLES)
                 picked.setdefault(tensor.dtype, []).append(flat[::stride])

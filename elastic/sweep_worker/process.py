@@ -30,12 +30,12 @@ from typing import Any, Final
 import torch
 
 from elastic.collectives.backends import slot_device, use_device
+from elastic.collectives.background import Background
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
 from elastic.reporting import AgentConnection
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
 from elastic.sweep_worker.state_store import (
-    Background,
     DiskFullError,
     FoundState,
     StateLostError,

@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
+from elastic.collectives.background import Background
 from elastic.sweep_worker.unit import digest, size
 from elastic.sweep_worker.unit_runner import UnitResult
 from elastic.training_errors import ElasticError
@@ -154,36 +155,6 @@ class StateStore:
                 sum(size(cached) for _, cached in self._cache.values()) > MAX_CACHED_BYTES
             ):
                 self._cache.popitem(last=False)
-
-
-T = TypeVar("T")
-
-
-class Background(Generic[T]):
-    """Work in a separate thread."""
-
-    def __init__(self, work: Callable[[], T], name: str) -> None:
-        self._work = work
-        self._results: list[T] = []
-        self._error: Exception | None = None
-        self.seconds = 0.0  # duration of the work
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        try:
-            self._results.append(self._work())
-        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
-            self._error = error
-        self.seconds = time.monotonic() - began
-
-    def result(self) -> T:
-        """Wait until the work has ended; return its result, or raise its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
 
 
 class FoundState:
