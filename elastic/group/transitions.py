@@ -70,6 +70,9 @@ class ReductionTerms:
     compare_checksums: bool  # reduce checksums of the states; same value on every rank
 
 
+NO_TERMS: Final = ReductionTerms(ready=False, compare_checksums=False)
+
+
 class Recovered(NamedTuple):
     """Point from which the new group continues."""
 

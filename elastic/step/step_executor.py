@@ -17,7 +17,7 @@ import torch
 
 from elastic import fault_points
 from elastic.group.membership import Membership
-from elastic.group.transitions import GroupTransitions, ReductionTerms
+from elastic.group.transitions import NO_TERMS, GroupTransitions
 from elastic.reporting import SampleRecords
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedRows
@@ -59,8 +59,7 @@ class StepExecutor:
         self._skip_steps = False
         self._reduced = False
         self._items: float | None = None  # items that the current batch's losses are averaged over
-        self._step_items: dict[int, float] = {}  # items of the step's earlier passes, by place
-        self._pass_items: dict[int, float] = {}  # items of the current pass, by place
+        self._step_items: dict[tuple[int, int], float] = {}  # by micro-batch and place
         self._passes = 0  # passes of the running step so far
         self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
@@ -119,10 +118,6 @@ class StepExecutor:
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
-            self._pass_items.clear()
-        for place, items in self._pass_items.items():
-            self._step_items[place] = self._step_items.get(place, 0.0) + items
-        self._pass_items.clear()
         grouped, reducer = self._membership.group.size > 1, self._reducer
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
@@ -225,9 +220,9 @@ class StepExecutor:
         if micro_batch.last:
             self._reduce(micro_batch, place)
         else:
-            self._pass_items[place] = self._items or 0.0
-            measures = self._membership.rank == 0
-            self._reduction.accumulate(micro_batch, self._items, place, measures=measures)
+            self._step_items[self._passes, place] = self._items or 0.0
+            contribution = Contribution(micro_batch=micro_batch, items=self._items, place=place)
+            self._reduction.accumulate(contribution, measures=self._membership.rank == 0)
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
@@ -317,17 +312,16 @@ class StepExecutor:
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         membership = self._membership
         self._reduced = True
-        terms = ReductionTerms(ready=False, compare_checksums=False)  # for later reductions
-        if place == 0:
-            terms = self._transitions.before_reduction(micro_batch.step)
+        terms = self._transitions.before_reduction(micro_batch.step) if place == 0 else NO_TERMS
+        earlier = [items for (_, at), items in self._step_items.items() if at == place]
         contribution = Contribution(
-            micro_batch,
-            terms,
-            membership.has_full_state,
-            skipped,
-            self._items,
-            self._step_items.get(place, 0.0) + (self._items or 0.0),
-            place,
+            micro_batch=micro_batch,
+            items=self._items,
+            place=place,
+            step_items=sum(earlier) + (self._items or 0.0),
+            skipped=skipped,
+            terms=terms,
+            has_full_state=membership.has_full_state,
         )
         try:
             agreed = self._reduction.run(membership.group, contribution)
