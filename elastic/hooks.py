@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -32,20 +32,16 @@ class StepGate(Protocol):
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
-        ...
 
     def refuse(self, problem: str, remedy: str) -> None:
         """Refuse something that a group cannot do exactly; a worker that trains alone warns."""
-        ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; return the factor for the rates in this step."""
-        ...
 
 
 _stepping: list[torch.optim.Optimizer] = []  # the agent's optimizers during their steps
 _gates: list[StepGate] = []  # gate of the latest agent in this process
-_hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
@@ -87,7 +83,9 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     if scheduled:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # noqa: SLF001
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-    _refuse_others(gate)
+    if not _gates:
+        register_optimizer_step_pre_hook(_refuse_foreign_step)
+    _gates[:] = [gate]
 
 
 def _closure_of(
@@ -115,12 +113,6 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
     return evaluate
 
 
-def _refuse_others(gate: StepGate) -> None:
-    _gates[:] = [gate]
-    if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_refuse_foreign_step))
-
-
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
     if _stepping:  # the agent's optimizer steps, or an optimizer inside of it
         return
@@ -133,15 +125,19 @@ def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> N
         )
 
 
-_trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
+class _SchedulerHooks(NamedTuple):
+    """Reactions to the schedulers of one optimizer."""
+
+    track: Callable[[LRScheduler], None]
+    steps: Callable[[], int]
+
+
+_scheduler_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, _SchedulerHooks] = (
     weakref.WeakKeyDictionary()
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
 _constructing: list[int] = []  # schedulers whose constructor is running
 _scheduling: list[LRScheduler] = []  # schedulers whose step is running
-_step_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def track_lr_schedulers(
@@ -156,26 +152,15 @@ def track_lr_schedulers(
     without arguments, the scheduler makes `steps()` steps.
     """
     count = itertools.count(1)
-    for optimizer in optimizers:
-        _step_counts[optimizer] = steps
-        _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
+    hooks = _SchedulerHooks(lambda made: track(**{f"scheduler {next(count)}": made}), steps)
+    _scheduler_hooks.update(dict.fromkeys(optimizers, hooks))
     if LRScheduler in _watched:
         return
-    for kind in [*_subclasses(LRScheduler)]:
+    kinds: list[type] = [LRScheduler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
         _watch(kind)
-
-    def derive(cls: type) -> None:
-        _watch(cls)
-
-    later: Any = classmethod(derive)
-    LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    derived: list[type] = kind.__subclasses__()
-    for each in derived:
-        yield from _subclasses(each)
+    LRScheduler.__init_subclass__ = classmethod(_watch)  # type: ignore[assignment, method-assign]
 
 
 def _watch(kind: type) -> None:
@@ -195,10 +180,8 @@ def _watch(kind: type) -> None:
             original(self, *args, **options)
         finally:
             _constructing.remove(id(self))
-        optimizer = _optimizer_of(self) if outermost else None
-        tracker = _trackers.get(optimizer) if optimizer is not None else None
-        if tracker is not None:
-            tracker(self)
+        if outermost and (hooks := _hooks_of(self)) is not None:
+            hooks.track(self)
 
     kind.__init__ = made  # type: ignore[misc]
 
@@ -213,16 +196,20 @@ def _watch_steps(kind: type) -> None:
         if args or options or _scheduling or _constructing:
             original(self, *args, **options)
             return
-        optimizer = _optimizer_of(self)
-        count = _step_counts.get(optimizer) if optimizer is not None else None
+        hooks = _hooks_of(self)
         _scheduling.append(self)
         try:
-            for _ in range(1 if count is None else count()):
+            for _ in range(1 if hooks is None else hooks.steps()):
                 original(self)
         finally:
             _scheduling.pop()
 
     kind.step = step  # type: ignore[attr-defined]
+
+
+def _hooks_of(scheduler: LRScheduler) -> _SchedulerHooks | None:
+    optimizer = _optimizer_of(scheduler)
+    return None if optimizer is None else _scheduler_hooks.get(optimizer)
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
@@ -242,8 +229,9 @@ _scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the la
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
     """Call `track`, and no earlier callback, with each scaler before it scales a loss."""
+    first = not _scaler_callbacks
     _scaler_callbacks[:] = [track]
-    if GradScaler.scale.__name__ == "scale_tracked":
+    if not first:
         return
     original: Any = GradScaler.scale
 
@@ -264,7 +252,6 @@ class BackwardListener(Protocol):
 
     def backward_finished(self) -> None:
         """Handle the end of an outermost backward pass."""
-        ...
 
 
 _listeners: list[BackwardListener] = []

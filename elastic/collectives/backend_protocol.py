@@ -34,7 +34,6 @@ class Operation(Protocol):
         Raises:
             RuntimeError: if a peer is lost or the backend was aborted; the result is then invalid.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -51,23 +50,18 @@ class Backend(Protocol):
             RuntimeError: if a rank did not connect, or the backend was aborted.
             ValueError: if the device is missing.
         """
-        ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Operation:
         """Start to sum a dense, contiguous tensor over all ranks, in place."""
-        ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Operation:
         """Start to broadcast a dense, contiguous tensor of rank `source`."""
-        ...
 
     def abort(self) -> None:
         """Stop all running operations on the device, without help from other ranks. Thread-safe."""
-        ...
 
     def retire(self) -> None:
         """Wait for running operations and close the backend, outside of the training thread."""
-        ...
 
 
 POLL_S: Final = 0.02  # poll interval of cancellable waits

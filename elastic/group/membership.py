@@ -13,11 +13,8 @@ from elastic import fault_points
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import BackgroundBuild, build_process_group
-from elastic.reporting import Report
-from elastic.sample_stream import TrainingPosition
 from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.ids import WorkerId, worker_id
-from schemas.wire.agent import GroupFormed
 from schemas.wire.worker import Assignment, GroupOrder
 
 
@@ -77,31 +74,6 @@ class Membership:
                 setproctitle(f"{owner}{rank}{group.rank}")
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)
-
-
-def report_formed(
-    report: Report,
-    membership: Membership,
-    position: TrainingPosition,
-    *,
-    pause_s: float = 0.0,
-    step_s: float = 0.0,
-) -> None:
-    """Report that this worker trains in its current group, with or without the full state.
-
-    Args:
-        position: position at which the worker starts in the group.
-        pause_s: time that training paused for the change; 0 if not measured.
-        step_s: duration of an average step before the change; 0 if not measured.
-    """
-    report(
-        GroupFormed,
-        group=membership.version,
-        epoch=position.epoch - 1,
-        step=position.step,
-        pause_ms=pause_s * 1e3,
-        step_ms=step_s * 1e3,
-    )
 
 
 def form_group(

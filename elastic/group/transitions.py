@@ -22,7 +22,7 @@ from elastic import fault_points
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
-from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
+from elastic.group.membership import LeftGroup, Membership, await_group
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.reporting import Report, SampleRecords
@@ -39,6 +39,7 @@ from schemas.wire.agent import (
     START,
     SUSPEND,
     GroupBroken,
+    GroupFormed,
     JoinFailed,
     Quiesced,
 )
@@ -66,11 +67,11 @@ class JoinPlan(msgspec.Struct, frozen=True):
 class ReductionTerms:
     """Content that the transitions add to a reduction."""
 
-    ready: bool  # vote for the pending group
-    compare_checksums: bool  # reduce checksums of the states; same value on every rank
+    ready: bool = False  # vote for the pending group
+    compare_checksums: bool = False  # reduce checksums of the states; same value on every rank
 
 
-NO_TERMS: Final = ReductionTerms(ready=False, compare_checksums=False)
+NO_TERMS: Final = ReductionTerms()
 
 
 class Recovered(NamedTuple):
@@ -152,7 +153,7 @@ class GroupTransitions:
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
             threading.Event().wait()  # the state may be mixed; the controller stops this worker
-        report_formed(self._report, self._membership, self._training.position)
+        self._report_formed()
 
     def _take_rank_0_state(self) -> None:
         group = self._membership.group
@@ -277,7 +278,7 @@ class GroupTransitions:
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
         took_s = time.perf_counter() - began
-        report_formed(self._report, membership, training.position, pause_s=took_s, step_s=step_s)
+        self._report_formed(pause_s=took_s, step_s=step_s)
         if newcomers:
             self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
@@ -291,13 +292,7 @@ class GroupTransitions:
             return
         waited_s = self._training.recent_steps.reduction_s() - cost.sync_s
         if waited_s > 0.0:
-            report_formed(
-                self._report,
-                self._membership,
-                self._training.position,
-                pause_s=cost.took_s + waited_s,
-                step_s=cost.step_s,
-            )
+            self._report_formed(pause_s=cost.took_s + waited_s, step_s=cost.step_s)
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
         membership, position = self._membership, self._training.position
@@ -308,7 +303,7 @@ class GroupTransitions:
         if not membership.has_full_state:
             membership.has_full_state = True
             fault_points.reach("handed_over", rank=membership.rank, version=membership.version)
-            report_formed(self._report, membership, position)
+            self._report_formed()
 
     def _follow_batch(self, first: int, batch: int) -> None:
         """From step `first` on, adapt the learning rate to `batch`, the new group's batch."""
@@ -484,7 +479,7 @@ class GroupTransitions:
         shares = tuple(member.local_batch for member in order.group.members)
         training.schedule = Schedule(ScheduleRow(1, shares, group.rank))
         fault_points.reach("recovered", rank=group.rank, version=order.version)
-        report_formed(self._report, membership, training.position)
+        self._report_formed()
         self._became_rank_0 |= group.rank == 0 and old.rank != 0
         return Recovered(step, metadata)
 
@@ -498,6 +493,21 @@ class GroupTransitions:
                 self._epochs.report_again(self._membership.version)
 
     # --- out
+
+    def _report_formed(self, *, pause_s: float = 0.0, step_s: float = 0.0) -> None:
+        """Report that this worker trains in its current group, with or without the full state.
+
+        The pause for the change and the average step before it are 0 if they were not measured.
+        """
+        position = self._training.position
+        self._report(
+            GroupFormed,
+            group=self._membership.version,
+            epoch=position.epoch - 1,
+            step=position.step,
+            pause_ms=pause_s * 1e3,
+            step_ms=step_s * 1e3,
+        )
 
     def _leave_on_order(self, order: GroupOrder) -> None:
         """Leave the group. If the job is suspended, rank 0 first writes a checkpoint."""

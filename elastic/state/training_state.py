@@ -227,22 +227,19 @@ class TrainingState:
 
     def snapshot(self) -> dict[str, Any]:
         """Return copies of schedulers, scalers and rates, with which a step can be rolled back."""
-        hyper = self._tensors.hyperparameters() if self._tensors else []
-        return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
+        hyper = copy_to_host(self.tensors().hyperparameters())
+        return {"tracked": self._tracked.states(), "hyper": hyper}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Restore the result of `snapshot`."""
         self._tracked.load(snapshot["tracked"])
-        if self._tensors is not None:
-            self._tensors.load_hyperparameters(snapshot["hyper"])
+        self.tensors().load_hyperparameters(snapshot["hyper"])
 
     # --- metadata: travels to newcomers
 
     def metadata(self) -> dict[str, Any]:
         """Return all state except tensors."""
-        tensors = self._tensors
-        if tensors is None:
-            return {}
+        tensors = self.tensors()
         return {
             "structure": copy_to_host(tensors.structure(tensors.parameters()[0].device)),
             "hyper": copy_to_host(tensors.hyperparameters()),
@@ -274,21 +271,24 @@ class TrainingState:
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
         """Load another member's metadata, except position and batch; tensors arrive separately."""
-        if self._tensors is None:
-            return
-        self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
-        self.reported = list(metadata["reported"])
         self.recent.clear()
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
-        self.lr_state.load_state_list(metadata["ramp"])
-        self._tracked.load(metadata["tracked"])
-        self._tensors.load_hyperparameters(metadata["hyper"])
-        if self.carried is not None:
-            self.carried.load(metadata["carried"])
-        self.set_seed(metadata["seed"])
+        self._load_facts(metadata)
+        self.tensors().load_hyperparameters(metadata["hyper"])
         seed_by_rank(metadata["random"]["torch"], self._rank)
+
+    def _load_facts(self, facts: dict[str, Any]) -> None:
+        """Load the result of `_facts`, except position and batch; old checkpoints have gaps."""
+        self.set_seed(facts.get("seed", self.stream.seed))
+        self.stop = msgspec.convert(facts["stop"], StopState)
+        self.reported = list(facts.get("reported", []))
+        if "ramp" in facts:
+            self.lr_state.load_state_list(facts["ramp"])
+        self._tracked.load(facts["tracked"])
+        if self.carried is not None:
+            self.carried.load(facts.get("carried", {}))
 
     def broadcast(
         self, group: ProcessGroup, source: int, cancel: threading.Event
@@ -321,9 +321,7 @@ class TrainingState:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return all state including tensors, copied to the host."""
-        tensors = self._tensors
-        if tensors is None:
-            return {}
+        tensors = self.tensors()
         states = {"model": tensors.model.state_dict(), **optimizer_states(tensors.named)}
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
@@ -341,7 +339,6 @@ class TrainingState:
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
         self._loaded = content
-        self.set_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
             epoch=content["epoch"] + 1,
@@ -350,14 +347,8 @@ class TrainingState:
             samples_done=content["samples_done"],
             epoch_step=content.get("epoch_step", 0),
         )
-        self.stop = msgspec.convert(content["stop"], StopState)
         self.why_done = content["why_done"]
-        self.reported = list(content.get("reported", []))
-        if "ramp" in content:
-            self.lr_state.load_state_list(content["ramp"])
-        self._tracked.load(content["tracked"])
-        if self.carried is not None:
-            self.carried.load(content.get("carried", {}))
+        self._load_facts(content)
         restore_random_state(content["random"])
 
     def restore_loaded(self) -> bool:
