@@ -8,6 +8,7 @@ telemetry, and the orders for the group. Records that a full disk does not accep
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from elastic.sample_stream import DealtStep, MicroBatch, SampleStream, share
 from schemas.codec import TO_WORKER, encode
@@ -77,39 +78,33 @@ class AppendFile:
 FRAME: Final = struct.Struct(">I")
 
 
-class ReportFile:
+class ReportFile(AppendFile):
     """Append-only file of one worker's reports; `count` includes reports of earlier processes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = AppendFile(path)
-        self._lock = threading.Lock()
+        super().__init__(path)
+        self._numbering = threading.Lock()
         self._pid = os.getpid()
         self.count = _frames(path.read_bytes())
 
-    def append(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
+    def report(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
         """Append a report of `sender` with the next index (1-based), except in a forked child."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            index = self.count + 1
-            data = encode(kind(**_identity(sender), index=index, **fields))
-            self._file.append(FRAME.pack(len(data)) + data)
+        with self._numbering:
+            data = encode(kind(**identity(sender), index=self.count + 1, **fields))
+            self.append(FRAME.pack(len(data)) + data)
             self.count += 1
 
-    def flush(self) -> bool:
-        """Try to write the waiting reports; return True if none is left."""
-        return self._file.flush()
 
-
-_files: dict[Path, ReportFile] = {}
-
-
+@functools.cache
 def report_file(path: Path) -> ReportFile:
     """Return the only `ReportFile` for `path`; two objects would number reports separately."""
-    return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
+    return ReportFile(path)
 
 
-def _identity(assignment: Assignment) -> dict[str, Any]:
+def identity(assignment: Assignment) -> dict[str, Any]:
+    """Return the fields by which a message names its worker."""
     return {"job": assignment.job, "version": assignment.version, "rank": assignment.rank}
 
 
@@ -145,7 +140,7 @@ class AgentConnection:
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
         """Append a report to the file and send a hint; job, version, rank and index are added."""
-        self._reports.append(kind, self._assignment, **fields)
+        self._reports.report(kind, self._assignment, **fields)
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
@@ -165,13 +160,13 @@ class AgentConnection:
         dealer = ThreadDealer(self._assignment.socket)
         self._wake = dealer.wake
         self._started.set()
-        hinted, greeted, identity = 0, False, _identity(self._assignment)
+        hinted, greeted, sender = 0, False, identity(self._assignment)
         while not self._stop.is_set():
             messages, connected = dealer.poll(TELEMETRY_INTERVAL_S)
             if connected or not greeted:
                 hinted = 0
                 token = self._assignment.token
-                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), token=token, **identity)))
+                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), token=token, **sender)))
             for data in messages:
                 try:
                     message = TO_WORKER.decode(data)
@@ -179,7 +174,7 @@ class AgentConnection:
                     continue
                 self._on_message(message)
             count = self._reports.count if self._reports.flush() else hinted
-            if count > hinted and dealer.send(encode(Reported(count=count, **identity))):
+            if count > hinted and dealer.send(encode(Reported(count=count, **sender))):
                 hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
@@ -224,12 +219,7 @@ class WorkerReporter:
             self.log(f"{name} {job} of the job file overrides the script's {script}")
 
 
-class Report(Protocol):
-    """Callback that reports to the controller; a report survives the exit of its worker."""
-
-    def __call__(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report an event; job, version, rank and index are added to `fields`."""
-        ...
+Report = Callable[..., None]  # `WorkerReporter.report`
 
 
 class SampleRecords:

@@ -55,18 +55,15 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
     latest group is chosen, because an older group might still train where it cannot be reached. If
     no checkpoint is found, the path of `point` is returned, although no file exists there.
     """
-    later = [
+    found = [
         (other.version, other.epoch, path)
         for path, other in list_checkpoints(folder)
-        if point.version <= other.version < version and other.epoch >= point.epoch
+        if other.epoch >= point.epoch
     ]
+    later = [entry for entry in found if point.version <= entry[0] < version]
     if later:
         return max(later)[-1]
-    older = [
-        path
-        for path, other in list_checkpoints(folder)
-        if other.epoch >= point.epoch and other.version <= point.version
-    ]
+    older = [path for group, _, path in found if group <= point.version]
     return older[-1] if older else checkpoint_path(folder, point)
 
 
@@ -101,7 +98,10 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
         with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file writes at most 2 GiB per call
-            _save_archive(content, file)
+            try:
+                torch.save(plain_containers(content), file)
+            except RuntimeError as error:  # torch still closes the archive and finds it truncated
+                raise (file.error or error) from None
             file.flush()
             os.fsync(file.fileno())
     finally:
@@ -119,13 +119,6 @@ class _ArchiveFile(BufferedWriter):
         except OSError as error:
             self.error = self.error or error
             raise
-
-
-def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
-    try:
-        torch.save(plain_containers(content), file)
-    except RuntimeError as error:  # torch still closes the archive and finds it truncated
-        raise (file.error or error) from None
 
 
 RETRY_INTERVAL_S: Final = 1.0
@@ -189,14 +182,9 @@ class CheckpointWriter:
         order = _Order(point, {"format": FORMAT, **content}, (durable,))
         with self._changed:
             self._changed.wait_for(lambda: self._next is None or self._failing or self._error)
-            self._raise()
+            self.check()
             self._next = order.after(self._next) if self._next else order
             self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raise the error that ended the writer. A full disk does not end the writer."""
-        with self._changed:
-            self._raise()
 
     def close(self) -> None:
         """Wait until the last checkpoint is written.
@@ -209,9 +197,10 @@ class CheckpointWriter:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise()
+        self.check()
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raise the error that ended the writer. A full disk does not end the writer."""
         if self._error is not None:
             full = isinstance(self._error, OSError)
             hint = (
@@ -270,18 +259,14 @@ class CheckpointWriter:
         fresh = target.with_suffix(".new")
         try:
             save_checkpoint(order.content, fresh)
-            self._check(fresh)
+            if not self._checked:
+                load_checkpoint(fresh)  # detects a state that cannot be read
+                self._checked = True
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
         sync_folder(self._folder)
         self._prune(order.point)
-
-    def _check(self, path: Path) -> None:
-        """Read this writer's first checkpoint back, to detect a state that cannot be read."""
-        if not self._checked:
-            load_checkpoint(path)
-            self._checked = True
 
     def _prune(self, point: ResumePoint) -> None:
         """Delete checkpoints before the last `KEPT_EPOCHS` epochs, except those of later groups."""

@@ -204,11 +204,9 @@ class TrainingState:
         """
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
-        if self._tensors is not None and self._resumed_groups:
-            # a scheduler's constructor resets the rates
-            self._tensors.load_hyperparameters(self._resumed_groups)
-        scaler = stateful.get("scaler")
-        if scaler is not None:
+        if self._resumed_groups:  # a scheduler's constructor resets the rates
+            self.tensors().load_hyperparameters(self._resumed_groups)
+        if (scaler := stateful.get("scaler")) is not None:
             self.losses.scale = scaler.get_scale
 
     def track_scaler(self, scaler: GradScaler) -> None:

@@ -33,7 +33,7 @@ from elastic.collectives.backends import slot_device, use_device
 from elastic.collectives.background import Background
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
-from elastic.reporting import AgentConnection
+from elastic.reporting import AgentConnection, identity
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
 from elastic.sweep_worker.state_store import (
     DiskFullError,
@@ -361,9 +361,7 @@ class SweepWorker:
             return None
         usage = self._usage.usage(cpu_seconds(), time.monotonic())
         return StepsReported(
-            job=self._assignment.job,
-            version=self._assignment.version,
-            rank=self._assignment.rank,
+            **identity(self._assignment),
             group=orders.group,
             epoch=1,
             step=self._speed.units,

@@ -232,7 +232,7 @@ class _FailureReporter:
         """Write the last report of this worker, after the reports of finished epochs."""
         cause = root_cause(error) if isinstance(error, BaseException) else None
         drain_checkpoints()  # finished epochs are reported first
-        self._reports.append(
+        self._reports.report(
             ScriptFailed,
             self._assignment,
             error=(error if isinstance(error, str) else one_line_error(error))[:2000],
