@@ -50,11 +50,7 @@ class Schedule:
 
     def at(self, step: int) -> ScheduleRow:
         """Return the row in force at `step` (1-based, counted over all epochs)."""
-        found = self._rows[0]
-        for row in self._rows:
-            if row.first <= step:
-                found = row
-        return found
+        return next((row for row in reversed(self._rows) if row.first <= step), self._rows[0])
 
     def announce(self, rows: Sequence[ScheduleRow]) -> None:
         """Add rows. They replace existing rows that start at the same step or later."""
@@ -156,8 +152,7 @@ class SampleStream:
         if not self.shuffled:
             return range(self.size)
         generator = torch.Generator().manual_seed(self.epoch_seed(epoch))
-        ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
-        return ids
+        return torch.randperm(self.size, generator=generator).tolist()
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of the random numbers for the data of `epoch` (1-based), below 2^63."""
@@ -306,31 +301,19 @@ def rest_of_epoch(
         ids = order[cursor : cursor + taken]
         own_ids = share(ids, row.local_batches, row.rank, stream.min_samples)
         counts = passes(len(own_ids), bound, stream.min_samples) if own_ids else (0,)
-        step_start = TrainingPosition(position.epoch, cursor, step)
-        yield from _micro_batches(ids, own_ids, counts, row, step_start)
-        cursor += len(ids)
-
-
-def _micro_batches(
-    ids: Sequence[int],
-    own_ids: list[int],
-    counts: tuple[int, ...],
-    row: ScheduleRow,
-    step_start: TrainingPosition,
-) -> Iterator[MicroBatch]:
-    """Yield a worker's share of a step, with one micro-batch per number in `counts`."""
-    start = 0
-    for place, count in enumerate(counts):
-        yield MicroBatch(
-            step=step_start.step,
-            epoch=step_start.epoch,
-            cursor_before=step_start.cursor,
-            cursor_after=step_start.cursor + len(ids),
-            ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
-            count=count,
-            total=len(ids),
-            first=place == 0,
-            last=place + 1 == len(counts),
-            row=row,
-        )
-        start += count
+        start = 0
+        for place, count in enumerate(counts):
+            yield MicroBatch(
+                step=step,
+                epoch=position.epoch,
+                cursor_before=cursor,
+                cursor_after=cursor + taken,
+                ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
+                count=count,
+                total=taken,
+                first=place == 0,
+                last=place + 1 == len(counts),
+                row=row,
+            )
+            start += count
+        cursor += taken

@@ -157,7 +157,7 @@ class OptimizerTurns:
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
-        self._origins = origins
+        self.origins = origins
         self._passes = 0  # backward passes of the current batch
         self._max_passes = 0  # maximum of backward passes in a batch; 0: not known yet
         self._stepped = False  # an optimizer stepped or skipped in the current batch
@@ -172,7 +172,7 @@ class OptimizerTurns:
             return
         self._undo = StepUndo(self._training) if may_break else None
         self._broken, self._before_rollback = False, None
-        self._origins.begin()
+        self.origins.begin()
 
     def backward_finished(self, micro_batch: MicroBatch) -> int:
         """Record an outermost backward pass; return its number in the batch, from 0.
@@ -180,7 +180,7 @@ class OptimizerTurns:
         Raises:
             UsageError: if an optimizer stepped already and the batch takes several micro-batches.
         """
-        self._origins.backward_finished()
+        self.origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
             raise UsageError(
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
@@ -209,10 +209,6 @@ class OptimizerTurns:
             undo.save_copy(optimizer)
         else:
             undo.is_complete = False
-
-    def uses_earlier_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether `optimizer` is about to use gradients of earlier batches."""
-        return self._origins.include_earlier(optimizer)
 
     def roll_back(self) -> bool:
         """Roll the step back; return True if the state before the step is restored."""

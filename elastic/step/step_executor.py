@@ -299,7 +299,7 @@ class StepExecutor:
         factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns
         if turns is not None and self.micro_batch is not None:
-            if turns.uses_earlier_gradients(optimizer):
+            if turns.origins.include_earlier(optimizer):
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
                     "batches",

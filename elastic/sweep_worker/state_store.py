@@ -45,6 +45,22 @@ class DiskFullError(ElasticError):
     """The node's disk does not accept a state."""
 
 
+def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) -> Frames:
+    """Fetch a state from the first of `sources` (HOST:PORT) that provides it.
+
+    Raises:
+        StateUnavailableError: if no source provided the state.
+    """
+    frames: Frames = ()
+
+    def check() -> None:
+        nonlocal frames
+        frames = target.frames(asked.digest)
+
+    fetch_state(sources, asked, target, check)
+    return frames
+
+
 class StateStore:
     """Cache of the states that this worker trained last, and access to all other states."""
 
@@ -86,22 +102,16 @@ class StateStore:
                 return FoundState(cached[1])
         if (found := self._on_disk(state)) is not None:
             return found
-        frames: Frames = ()
-
-        def check() -> None:
-            nonlocal frames
-            frames = self._receive_buffer.frames(state.digest)
-
         asked = AskState(
             job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
         )
         try:
-            fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
+            addresses = [source.address for source in sources]
+            return FoundState(fetch_frames(self._receive_buffer, addresses, asked))
         except (OnesError, MemoryError) as error:
             no_memory = f"no memory for the state: {error}"
             problem = error.message if isinstance(error, OnesError) else no_memory
             raise StateLostError(problem, "the unit is trained again") from None
-        return FoundState(frames)
 
     def _on_disk(self, state: StateRef) -> FoundState | None:
         path = find_state(self._folder, state.trial, state.version, state.digest)

@@ -30,10 +30,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 import elastic  # noqa: F401 - before the script's folder is on the path
 from elastic.agent import ScalingAgent
 from elastic.collectives.nccl import nccl_environment
-from elastic.reporting import report_file
+from elastic.reporting import ReportFile, report_file
 from elastic.state.checkpoints import drain_checkpoints
 from elastic.state.random_state import seed_generators, seed_initial_generators
 from elastic.sweep_worker.process import run_sweep_worker
+from elastic.sweep_worker.state_store import fetch_frames
 from elastic.sweep_worker.unit import (
     EvalFunction,
     Unit,
@@ -46,9 +47,8 @@ from elastic.sweep_worker.unit_runner import Trained, UnitRunner, as_trained
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import one_line_error, root_cause
-from schemas.host.state_files import read_frames
 from schemas.sweeps import TrialSpec
-from schemas.transport.state_transfer import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget
 from schemas.wire.agent import START, ScriptFailed
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
@@ -143,16 +143,10 @@ def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
 
 
 def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
-    target = MemoryTarget()
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0
     )
-
-    def check() -> None:
-        read_frames(target.content, trial.digest)
-
-    fetch_state(trial.sources, asked, target, check)
-    return from_frames(read_frames(target.content, trial.digest))
+    return from_frames(fetch_frames(MemoryTarget(), trial.sources, asked))
 
 
 USAGE_ERROR = 2
@@ -165,7 +159,7 @@ def main() -> None:
         sys.exit(USAGE_ERROR)
     seed_initial_generators(None)
     script = Path(sys.argv[1])
-    sys.exit(_run_source(script, _source(script), sys.argv[2:], None))
+    sys.exit(_run_source(script, _source(script), sys.argv[2:], lambda *_: None))
 
 
 def prepare_worker(folder: Path) -> Callable[[], int]:
@@ -190,22 +184,22 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     seed_initial_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
-    failures = _FailureReporter(folder, assignment)
+    report = partial(_report_failure, report_file(folder / "reports"), assignment)
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
         train = partial(run_sweep_worker, assignment, folder, sweep)
-        return lambda: _run_functions(assignment, train, failures)
+        return lambda: _run_functions(assignment, train, report)
     if (trial := assignment.spec.stated_trial) is not None:
         train = partial(train_graduated, assignment, trial)
-        return lambda: _run_functions(assignment, train, failures)
+        return lambda: _run_functions(assignment, train, report)
     script = workdir / assignment.spec.script
     source = _source(script)
-    return lambda: _run_source(script, source, assignment.spec.args, failures)
+    return lambda: _run_source(script, source, assignment.spec.args, report)
 
 
 def _run_functions(
-    assignment: Assignment, run: Callable[[], None], failures: _FailureReporter
+    assignment: Assignment, run: Callable[[], None], report: Callable[..., None]
 ) -> int:
     """Run a sweep worker, or a trial that continues as a job; return the exit code."""
     workdir = Path(assignment.workdir)
@@ -216,29 +210,24 @@ def _run_functions(
     except BaseException as error:  # noqa: BLE001 - any error ends the worker
         traceback.print_exception(error)
         place = _location(error.__cause__ or root_cause(error), workdir / "sweep")
-        failures.report(error, place)
+        report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-class _FailureReporter:
-    """Report of a script's failure to the cluster."""
-
-    def __init__(self, folder: Path, assignment: Assignment) -> None:
-        self._reports = report_file(folder / "reports")
-        self._assignment = assignment
-
-    def report(self, error: BaseException | str, where: str) -> None:
-        """Write the last report of this worker, after the reports of finished epochs."""
-        cause = root_cause(error) if isinstance(error, BaseException) else None
-        drain_checkpoints()  # finished epochs are reported first
-        self._reports.report(
-            ScriptFailed,
-            self._assignment,
-            error=(error if isinstance(error, str) else one_line_error(error))[:2000],
-            where=where,
-            refused=isinstance(cause, UsageError | MissingMetricError),
-        )
+def _report_failure(
+    reports: ReportFile, assignment: Assignment, error: BaseException | str, where: str
+) -> None:
+    """Write the last report of a worker, after the reports of finished epochs."""
+    cause = root_cause(error) if isinstance(error, BaseException) else None
+    drain_checkpoints()  # finished epochs are reported first
+    reports.report(
+        ScriptFailed,
+        assignment,
+        error=(error if isinstance(error, str) else one_line_error(error))[:2000],
+        where=where,
+        refused=isinstance(cause, UsageError | MissingMetricError),
+    )
 
 
 def _source(script: Path) -> bytes | None:
@@ -246,7 +235,7 @@ def _source(script: Path) -> bytes | None:
 
 
 def _run_source(
-    script: Path, source: bytes | None, args: Sequence[str], failures: _FailureReporter | None
+    script: Path, source: bytes | None, args: Sequence[str], report: Callable[..., None]
 ) -> int:
     """Run `source` as `__main__` and return its exit code; print a traceback if it raised.
 
@@ -255,8 +244,7 @@ def _run_source(
     """
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} does not exist\n")
-        if failures:
-            failures.report(f"script {script.name!r} is not in the working directory", "")
+        report(f"script {script.name!r} is not in the working directory", "")
         return USAGE_ERROR
     script = script.resolve()
     sys.argv = [str(script), *args]
@@ -268,15 +256,13 @@ def _run_source(
         code = compile(source, str(script), "exec")
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
-        if failures and not isinstance(leaving.code, int | None):
-            failures.report(leaving, _location(leaving, script))
+        if not isinstance(leaving.code, int | None):
+            report(leaving, _location(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - any error ends the script
         shown = _script_part(error, script) or error.__traceback__
         traceback.print_exception(type(error), error, shown)
-        if failures:
-            place = _location(root_cause(error), script) or _location(error, script)
-            failures.report(error, place)
+        report(error, _location(root_cause(error), script) or _location(error, script))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
