@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -107,11 +107,7 @@ class LrState:
 
     def state_list(self) -> list[Any]:
         """Return the state for metadata and checkpoints; see `load_state_list`."""
-        return [
-            value
-            for ramp in self._ramps
-            for value in (ramp.begin, ramp.to, ramp.since, ramp.doubling)
-        ]
+        return [value for ramp in self._ramps for value in astuple(ramp)]
 
     def load_state_list(self, state: list[Any]) -> None:
         """Load the result of `state_list`; rules and base batch do not change.

@@ -85,11 +85,10 @@ MIN_LIBRARY_SEED: Final = 2**62  # scripts use smaller seeds
 class _GeneratorMarks:
     """State of the generators at the library's last check."""
 
+    torch: int | None
+
     def __init__(self) -> None:
         """Record the state, except a torch seed that the script set before it imported this."""
-        self.torch: int | None = None
-        self.python: object = None
-        self.numpy: object = None
         self.set()
         if torch.initial_seed() < MAX_USER_SEED:
             self.torch = None

@@ -202,15 +202,14 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
         UsageError: if `built` is an empty container, contains something that is no optimizer, or
             contains an optimizer twice, or if one of several trains parameters outside of `model`.
     """
-    if _is_optimizer(built):
-        return {"0": built}
     if isinstance(built, Mapping):
         named = {str(key): value for key, value in built.items()}
     elif isinstance(built, list | tuple):
         named = {str(place): value for place, value in enumerate(built)}
     else:
         named = {"0": built}
-    others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
+    unknown = [each for each in named.values() if not isinstance(each, torch.optim.Optimizer)]
+    others = sorted({type(each).__name__ for each in unknown})
     if others or len({id(each) for each in named.values()}) != max(1, len(named)):
         problem = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
         raise UsageError(problem, "return one optimizer, or a tuple, list or dict of them")
@@ -223,10 +222,6 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
             hint = "return one module with all trained parameters from build_model"
             raise UsageError(problem, hint)
     return named
-
-
-def _is_optimizer(value: Any) -> bool:
-    return isinstance(value, torch.optim.Optimizer)
 
 
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:

@@ -189,10 +189,7 @@ class _MicroBatchSampler:
         if not training.epoch_open:
             return stream.steps(stream.size, training.schedule_batch)
         row = training.schedule.at(position.step + 1)
-        left, cursor = 0, position.cursor
-        while taken := stream.taken(cursor, max(1, row.batch)):
-            cursor, left = cursor + taken, left + 1
-        mine = 0
+        left, mine = stream.steps_left(position.cursor, max(1, row.batch)), 0
         if row.rank is not None and row.local_batches:
             mine = share_sizes(row.batch, row.local_batches, stream.min_samples)[row.rank]
         return position.epoch_step + left * len(

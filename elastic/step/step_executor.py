@@ -513,7 +513,7 @@ class StepView:
             ends.append(rule.epochs * whole)
         if rule.samples is not None:
             epochs, rest = divmod(rule.samples, stream.size)
-            ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
+            ends.append(epochs * whole + stream.steps(rest, base))
         return min(ends, default=None)
 
     def remaining_steps(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -174,10 +174,7 @@ class UnitRunner:
 
     def _read(self, partition: int | None) -> Any:
         seed_generators(keyed_seed("input", "all" if partition is None else partition))
-        try:
-            found = self._functions.input_fn(partition, self._partitions)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("input_fn", error) from error
+        found = _call("input_fn", self._functions.input_fn, partition, self._partitions)
         if found is None or (isinstance(found, Sized) and not len(found)):
             part = "the evaluation" if partition is None else f"partition {partition}"
             problem = f"input_fn returned no data for {part} of {self._partitions}"
@@ -201,10 +198,7 @@ class UnitRunner:
         trained = self._build(unit.config, unit.values, unit.sweep_seed)
         trained.load(from_frames(state))
         seed_generators(unit.seed)
-        try:
-            metrics = self._functions.train_fn(trained, data, unit)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("train_fn", error) from error
+        metrics = _call("train_fn", self._functions.train_fn, trained, data, unit)
         frames = to_frames(trained.state())
         eval_fn = self._functions.eval_fn
         scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
@@ -215,11 +209,7 @@ class UnitRunner:
 
     def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
         seed_generators(keyed_seed(seed, config))
-        try:
-            built = self._functions.model_fn(dict(values))
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("model_fn", error) from error
-        trained = as_trained(built)
+        trained = as_trained(_call("model_fn", self._functions.model_fn, dict(values)))
         trained.to(self.device)
         return trained
 
@@ -231,12 +221,17 @@ class UnitRunner:
         trained.model.eval()
         try:
             with torch.no_grad():
-                found = eval_fn(trained, data, unit)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("eval_fn", error) from error
+                found = _call("eval_fn", eval_fn, trained, data, unit)
         finally:
             trained.model.train(training)
         return _check_metrics("eval_fn", found)
+
+
+def _call(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        raise UnitFailedError(where, error) from error
 
 
 def _check_metrics(where: str, metrics: Any) -> dict[str, float]:
