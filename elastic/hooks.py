@@ -147,9 +147,9 @@ def track_lr_schedulers(
 ) -> None:
     """Track every scheduler that is created for one of `optimizers` from now on.
 
-    `track` is called with a keyword argument `scheduler N`, where N is the number of the scheduler
-    in the order of creation over all optimizers. When the script calls a scheduler's `step()`
-    without arguments, the scheduler makes `steps()` steps.
+    `track` gets a keyword argument `scheduler N`, where N counts the schedulers of all optimizers.
+    When the script calls a scheduler's `step()` without arguments, the scheduler makes `steps()`
+    steps.
     """
     count = itertools.count(1)
     hooks = _SchedulerHooks(lambda made: track(**{f"scheduler {next(count)}": made}), steps)
@@ -296,10 +296,7 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
-    """Pass a scalar loss to the listeners; if `by_itself`, they also check the loss.
-
-    `by_itself` is False if the script passes a gradient to `backward`.
-    """
+    """Pass a scalar loss to the listeners; if `by_itself`, they also check the loss."""
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
@@ -319,9 +316,9 @@ GPU_USED_EARLY: Final = (
 def hold_device(await_slot: Callable[[], None]) -> None:
     """Make the first use of CUDA in this process wait for `await_slot`.
 
-    In the first call that needs the device, torch opens it and then runs the deferred calls. This
-    function defers `await_slot`, which runs once, in the thread that uses the device first. Until
-    then no device memory is in use. If the device is already open, a log line says so.
+    In the first call that needs the device, torch opens it and then runs the deferred calls, here
+    `await_slot`. Until then no device memory is in use. If the device is already open, a log line
+    says so.
     """
     if CUDA.is_initialized():
         sys.stderr.write(GPU_USED_EARLY)

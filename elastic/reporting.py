@@ -34,9 +34,6 @@ class AppendFile:
     """Append-only file of records, which wait in memory while the disk has no room for them.
 
     A missing file is created, readable for its owner only.
-
-    Raises:
-        OSError: if the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,9 +45,7 @@ class AppendFile:
         """Write `record` now, or later if the disk is full.
 
         If the process exits before everything is written, the file can end with a part of a record.
-
-        Raises:
-            OSError: if more than `MAX_WAITING_BYTES` bytes are waiting.
+        If more than `MAX_WAITING_BYTES` bytes are waiting, the disk's OSError is raised.
         """
         with self._lock:
             self._waiting += record
@@ -144,10 +139,7 @@ class AgentConnection:
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
-        """Call `telemetry` about once a second in the connection's thread, and send its result.
-
-        A result of None is not sent.
-        """
+        """Call `telemetry` about once a second in the connection's thread, and send its result."""
         self._telemetry = telemetry
 
     def close(self) -> None:
@@ -182,10 +174,7 @@ class AgentConnection:
 
 
 class WorkerReporter:
-    """Reports and output lines of one worker; without an assignment, reports are discarded.
-
-    `is_leader` returns whether this worker prints for its group.
-    """
+    """Reports and output lines of one worker; without an assignment, reports are discarded."""
 
     def __init__(self, assignment: Assignment | None, is_leader: Callable[[], bool]) -> None:
         self._assignment = assignment
@@ -193,10 +182,7 @@ class WorkerReporter:
         self.connection: AgentConnection | None = None
 
     def open(self, folder: Path | None, on_message: Callable[[ToWorker], None]) -> None:
-        """Connect to the node's agent until the process exits; do nothing without a folder.
-
-        The agent's messages are passed to `on_message` in another thread, which must not wait.
-        """
+        """Connect to the node's agent until the process exits; do nothing without a folder."""
         if self._assignment is not None and folder is not None:
             self.connection = AgentConnection(self._assignment, folder, on_message)
             atexit.register(self.connection.close)
@@ -226,8 +212,8 @@ class SampleRecords:
     """Records of the samples in committed steps, if the job asked for records.
 
     A step is recorded when the next reduction proves that all ranks committed it. Survivors write
-    the records that a lost member might not have written. `recent` has the latest steps, which
-    newcomers receive.
+    what a lost member might not have written. `recent` has the latest steps, which newcomers
+    receive.
     """
 
     def __init__(self, recent: deque[DealtStep]) -> None:
@@ -245,10 +231,7 @@ class SampleRecords:
         self._file = AppendFile(path)
 
     def add(self, last: MicroBatch, workers: tuple[WorkerId, ...]) -> None:
-        """Add a finished step; `last` is its last micro-batch, which has the step's cursors.
-
-        `workers` are the members, by rank, of the group in which the step started.
-        """
+        """Add a finished step: its last micro-batch, and the members, by rank, when it started."""
         dealt = DealtStep(
             epoch=last.epoch,
             step=last.step,
@@ -272,11 +255,7 @@ class SampleRecords:
             self._append(dealt, rank, self._share(dealt, rank) if ids is None else ids)
 
     def write_for_lost(self, now: frozenset[WorkerId]) -> None:
-        """Write the samples of lost members in recent steps, which they might not have written.
-
-        `now` has the current members. Members can have been lost in several groups since the last
-        step.
-        """
+        """Write the samples of lost members in recent steps; `now` has the current members."""
         for dealt in self._recent:
             self._write_for_others(dealt, now)
 

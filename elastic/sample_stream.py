@@ -39,10 +39,9 @@ class ScheduleRow:
 
 
 class Schedule:
-    """Rows of a schedule, in the order of their first steps.
+    """Rows of a schedule, in the order of their first steps; the last may be announced only.
 
-    The last rows can be announced rows, which are not in force yet. The first row also applies to
-    all earlier steps.
+    The first row also applies to all earlier steps.
     """
 
     def __init__(self, row: ScheduleRow) -> None:
@@ -160,10 +159,7 @@ class SampleStream:
         return int.from_bytes(digest, "big") >> 1
 
     def taken(self, cursor: int, batch: int) -> int:
-        """Return the number of samples of the step that starts at `cursor`; 0 if the epoch is over.
-
-        `cursor` is the number of samples done in the epoch, and `batch` is the global batch.
-        """
+        """Return the number of samples of the step that starts at `cursor`; 0 if none is left."""
         left = max(0, self.size - cursor)
         if self.drop_last:
             return batch if batch <= left else 0 if cursor else left
@@ -193,10 +189,7 @@ class SampleStream:
 def share(
     step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1
 ) -> list[int]:
-    """Return the share of `rank` in the ids of a step; the shares in rank order form the step.
-
-    See `share_sizes` for the arguments.
-    """
+    """Return the share of `rank` in the ids of a step; see `share_sizes` for the arguments."""
     sizes = share_sizes(len(step), local_batches, min_samples)
     start = sum(sizes[:rank])
     return list(step[start : start + sizes[rank]])
@@ -282,12 +275,8 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    Schedule rows that are announced meanwhile apply to the steps that are not yielded yet. `bound`
-    is the number of samples that fit the device at once. A larger share is divided into several
-    passes.
-
-    Raises:
-        UsageError: if a step has too few samples to train the model.
+    Schedule rows that are announced meanwhile apply to the steps that are not yielded yet. A share
+    of more than `bound` samples is divided into several passes.
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)

@@ -26,13 +26,10 @@ def build_process_group(
     prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Return a process group that is connected to all members.
+    """Return a process group that is connected to all members, or raise BrokenGroupError.
 
     Blocks up to `BUILD_TIMEOUT_S` for each backend. Before the group connects, it is passed to
     `publish`, so that another thread can abort it.
-
-    Raises:
-        BrokenGroupError: if a member did not connect, or the group was aborted.
     """
     if size == 1:
         return ProcessGroup(version, rank, size, device, prefetched_steps=prefetched_steps)
@@ -70,9 +67,8 @@ def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
 class BackgroundBuild:
     """Construction of a process group in a separate thread, while training continues.
 
-    `make` builds the group and may wait. Before the group connects, `make` has to pass it to the
-    given callback, so that the group can be aborted. If `make` fails, the thread calls `failed`
-    with the reason, unless the group was dropped.
+    `make` builds the group. Before the group connects, `make` has to pass it to the given callback,
+    so that the group can be aborted. A failure is passed to `failed`, unless the group was dropped.
     """
 
     def __init__(

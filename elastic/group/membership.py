@@ -64,10 +64,7 @@ class Membership:
         return self.group.version
 
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Become a member of the group that `order` describes.
-
-        If only the batch changes, `group` is the current process group.
-        """
+        """Become a member of the group of `order`; `group` stays if only the batch changes."""
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
             if rank and owner.startswith("ones: "):  # unless the script set its own title
@@ -79,10 +76,7 @@ class Membership:
 def form_group(
     order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
 ) -> ProcessGroup:
-    """Build the process group of `order`; wait until all members have connected.
-
-    Before the first connection, the group is passed to `publish`, so that the group can be aborted.
-    """
+    """Build the process group of `order`; pass it to `publish` before the first connection."""
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
     fault_points.reach("build", rank=rank, version=order.version)
@@ -103,12 +97,7 @@ def form_group(
 def await_group(
     order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
-    """Build the process group of `order` in the background, wait for it and return it.
-
-    Raises:
-        BrokenGroupError: if the group cannot be built.
-        CancelledError: if `cancelled` is set first.
-    """
+    """Build the process group of `order` in the background, wait for it and return it."""
     failures: list[str] = []
     building = BackgroundBuild(
         lambda publish: form_group(order, membership, publish), failures.append

@@ -135,11 +135,7 @@ class OrderListener:
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """Return the process group of a pending version.
-
-        Returns None if the group is not complete yet, its build failed or never started, or the
-        group was dropped or entered.
-        """
+        """Return the process group of a pending version, or None if it is not complete."""
         build = self._builds.get(version)
         return build.group if build is not None else None
 
@@ -159,7 +155,7 @@ class OrderListener:
     def switch(self, pending: PendingGroup) -> ProcessGroup | None:
         """Forget `pending`, which becomes the current group, and return its process group.
 
-        Returns None if the same processes continue with another batch, or if this worker leaves.
+        It is None if the same processes continue with another batch, or if this worker leaves.
         """
         with self._changed:
             self._inbox.switch(pending)

@@ -163,11 +163,7 @@ class GroupTransitions:
                 self._training.load_metadata(metadata)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
-        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait.
-
-        Raises:
-            CancelledError: if the wait is cancelled.
-        """
+        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait."""
         plans: list[JoinPlan] = []
         received = threading.Event()
 
@@ -399,14 +395,10 @@ class GroupTransitions:
     def recover(
         self, error: Exception | None, roll_back: Callable[[], None] | None = None
     ) -> Recovered:
-        """Continue in the group that the controller forms of the survivors.
+        """Continue in the group that the controller forms of the survivors, or leave.
 
-        Args:
-            error: the error that revealed the loss; None if the controller cancelled the waits.
-            roll_back: restores the state of the last finished step; called first.
-
-        Raises:
-            LeftGroup: if this worker is not a member of the new group.
+        `error` revealed the loss; it is None if the controller cancelled the waits. `roll_back`
+        restores the state of the last finished step, and is called first.
         """
         self._switch_cost = None
         for group in (self._membership.group, self._retired):
@@ -495,10 +487,7 @@ class GroupTransitions:
     # --- out
 
     def _report_formed(self, *, pause_s: float = 0.0, step_s: float = 0.0) -> None:
-        """Report that this worker trains in its current group, with or without the full state.
-
-        The pause for the change and the average step before it are 0 if they were not measured.
-        """
+        """Report that this worker trains in its current group; a time of 0 was not measured."""
         position = self._training.position
         self._report(
             GroupFormed,

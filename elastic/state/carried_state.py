@@ -58,9 +58,7 @@ class CarriedState:
     def pack(self, state: Any, samples: int) -> torch.Tensor:
         """Return the script's state as rows of bytes, shape (samples, bytes).
 
-        Raises:
-            UsageError: if the state is neither a tensor nor tuples, lists and dicts of tensors, if
-                it does not have one row per sample, or if its shape changed.
+        The state consists of tensors with one row per sample, in the same shape for every batch.
         """
         parts: list[torch.Tensor] = []
         layout = self._describe(state, samples, parts.append)
@@ -129,8 +127,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 class CarriedRows:
     """Rows of the current step: at first this worker's own, after a reduction all workers'.
 
-    The rows take effect when the step is committed. Every worker then has all rows, so any worker
-    can continue any column after the group has changed or a member was lost.
+    The rows take effect when the step is committed.
     """
 
     def __init__(self, state: CarriedState) -> None:
@@ -147,11 +144,7 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the carried state before the current batch.
-
-        Raises:
-            UsageError: if no batch is current, or if the step has more samples than columns.
-        """
+        """Return the carried state before the current batch."""
         micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
             problem = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
@@ -175,10 +168,7 @@ class CarriedRows:
     def exchange(self, group: ProcessGroup, cancelled: threading.Event, *, skipped: bool) -> None:
         """Exchange the rows of all workers by a reduction, after the reduction of gradients.
 
-        `skipped` is True if a worker skipped its batch.
-
-        Raises:
-            UsageError: if the script set no state in this batch, or a worker skipped the batch.
+        It is an error if the script set no state in this batch, or a worker skipped the batch.
         """
         micro_batch = self._current_batch()
         if skipped or self._width is None:

@@ -51,9 +51,9 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
 
     This is the checkpoint of `point` or a later one. A group whose nodes are cut off continues to
     train and deletes old epochs. Its reports wait, or are lost with a node, so checkpoints after
-    `point` can exist. Every group since `point` continued from that point. The checkpoint of the
-    latest group is chosen, because an older group might still train where it cannot be reached. If
-    no checkpoint is found, the path of `point` is returned, although no file exists there.
+    `point` can exist. The checkpoint of the latest group is chosen, because an older group might
+    still train where it cannot be reached. If there is no checkpoint, the path of `point` is
+    returned.
     """
     found = [
         (other.version, other.epoch, path)
@@ -68,11 +68,7 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint to the host, without executing anything.
-
-    Raises:
-        CheckpointError: if the file is missing or damaged, or has another format.
-    """
+    """Load a checkpoint to the host without executing anything, or raise CheckpointError."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -91,8 +87,7 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     """Write `content` durably, and delay the training thread as little as torch allows.
 
     The archive has no checksums: they take half of the write time or more, under the lock that the
-    training thread needs. The caller's rename prevents partial files. Named tuples are read back as
-    tuples. `content` includes its `format`.
+    training thread needs. The caller's rename prevents partial files.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -173,11 +168,9 @@ class CheckpointWriter:
     ) -> None:
         """Queue `content`, which is on the host and must not change any more, for writing.
 
-        `durable` is called in the writer's thread once this state or a newer one is on the disk.
-
-        Raises:
-            CheckpointError: if an earlier state could not be written, and the disk was not the
-                reason.
+        `durable` is called in the writer's thread once this state or a newer one is on the disk. If
+        an earlier state could not be written, and the disk was not the reason, it raises
+        CheckpointError.
         """
         order = _Order(point, {"format": FORMAT, **content}, (durable,))
         with self._changed:
@@ -187,11 +180,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until the last checkpoint is written.
-
-        Raises:
-            CheckpointError: if the last state could not be written within `CLOSE_TIMEOUT_S`.
-        """
+        """Wait until the last checkpoint is written, on a full disk up to `CLOSE_TIMEOUT_S`."""
         _open.discard(self)
         with self._changed:
             self._closing = True

@@ -60,11 +60,7 @@ class EpochReports:
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Load the checkpoint of `point`, or the latest one after it; return the loaded epoch.
-
-        Raises:
-            CheckpointError: if the checkpoint cannot be used.
-        """
+        """Load the checkpoint of `point`, or the latest one after it; return the loaded epoch."""
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
         self._missing_reports = [
@@ -83,12 +79,8 @@ class EpochReports:
     ) -> dict[str, float]:
         """End the running epoch with rank 0's encoded `summary`; return rank 0's metrics.
 
-        Args:
-            now: monotonic seconds.
-            first: True on rank 0, which writes the checkpoint and reports the epoch.
-
-        Raises:
-            MissingMetricError: if the stop rule needs a metric that is missing.
+        `now` is in monotonic seconds. `first` is True on rank 0, which writes the checkpoint and
+        reports the epoch. If the stop rule's metric is missing, it raises MissingMetricError.
         """
         agreed = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
@@ -131,10 +123,7 @@ class EpochReports:
         return agreed.metrics
 
     def report_again(self, version: int) -> None:
-        """Repeat the reports that the previous rank 0 might not have sent.
-
-        One checkpoint of the current state covers all epochs in these reports.
-        """
+        """Repeat the reports that the previous rank 0 might not have sent, with one checkpoint."""
         self._write(self._training.unreported, version)
 
     def _write(self, reports: list[dict[str, Any]], version: int) -> None:
@@ -175,10 +164,9 @@ class EpochReports:
 
 
 def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
-    """Return rank 0's telemetry of recent steps.
+    """Return rank 0's telemetry of recent steps, outside of the training thread.
 
-    This function runs outside of the training thread, so its values can belong to two successive
-    steps.
+    So the values can belong to two successive steps.
     """
     position = training.position
     usage = training.usage.usage(cpu_seconds(), time.monotonic())

@@ -34,8 +34,7 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
     """Return the indices of the units in each step's portion, in order and of about equal bytes.
 
     A unit is a parameter with its optimizer state. It is sent in one step, and from that step on
-    the newcomer's optimizer updates it. So each parameter is consistent, although portions are sent
-    in different steps.
+    the newcomer's optimizer updates it. So each parameter is consistent.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -59,10 +58,7 @@ class ByteShare:
 
 
 def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """Return the part of `tensors`, as one row of bytes, that rank `member` of `members` sends.
-
-    The tensors are contiguous, in an order that all members agree on.
-    """
+    """Return the part of contiguous tensors, as one row of bytes, that rank `member` sends."""
     flat = [as_byte_row(tensor) for tensor in tensors]
     total = sum(chunk.numel() for chunk in flat)
     begin, end = total * member // members, total * (member + 1) // members
@@ -87,10 +83,7 @@ def contiguous_pairs(
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Encode tensors, numbers, text and containers of these; named tuples become tuples.
-
-    Other objects that can be pickled are encoded too, but `decode_metadata` refuses them.
-    """
+    """Encode tensors, numbers, text and their containers; `decode_metadata` refuses all else."""
     out = io.BytesIO()
     torch.save(plain_containers(metadata), out)
     return out.getvalue()

@@ -58,9 +58,8 @@ class TensorState:
     def units(self, device: torch.device) -> list[list[torch.Tensor]]:
         """Return each parameter with its optimizer state on `device`; other state is metadata.
 
-        The tensors can be overwritten without invalidating the script's autograd graph. So if a
-        state arrives between two backward passes of a batch, the second pass still runs, but its
-        result is not used.
+        The tensors can be overwritten between two backward passes of a batch: the script's autograd
+        graph stays valid.
         """
         units = []
         for parameter in self.parameters():
@@ -80,8 +79,7 @@ class TensorState:
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
         """Return the optimizer state of each parameter, in the order of `parameters`.
 
-        State on `device` is described by shape, strides and type. Other state is included as
-        values.
+        State on `device` is described by shape, strides and type; other state is included.
         """
         described = []
         for parameter in self.parameters():
@@ -100,11 +98,7 @@ class TensorState:
         return described
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-        """Allocate zeros for the optimizer state that another member's `structure` describes.
-
-        Raises:
-            ElasticError: if this worker's model differs from the group's.
-        """
+        """Allocate zeros for the optimizer state that another member's `structure` describes."""
         parameters = self.parameters()
         if len(structure) != len(parameters):
             problem = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
@@ -193,14 +187,10 @@ Optimizers = TypeVar(  # one optimizer, or several in the script's container
 
 
 def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """Return all optimizers by name, in the script's order.
+    """Return all optimizers by name, in the script's order, or refuse `built`.
 
     The name is the key in a mapping, otherwise the index from "0". Several optimizers must train
     parameters of `model` only, because checkpoints have no other parameters.
-
-    Raises:
-        UsageError: if `built` is an empty container, contains something that is no optimizer, or
-            contains an optimizer twice, or if one of several trains parameters outside of `model`.
     """
     if isinstance(built, Mapping):
         named = {str(key): value for key, value in built.items()}
@@ -233,11 +223,7 @@ def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[st
 def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
-    """Load the entry that `optimizer_states` returned, from the checkpoint `content`.
-
-    Raises:
-        CheckpointError: if the checkpoint has other optimizers.
-    """
+    """Load the entry that `optimizer_states` returned, from the checkpoint `content`."""
     states = content.get("optimizers")
     if states is None:
         states = {next(iter(optimizers)): content["optimizer"]}

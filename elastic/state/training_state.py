@@ -39,8 +39,8 @@ from schemas.wire.worker import Assignment
 class TrainingState:
     """State that is sent to newcomers and stored in checkpoints, and the meters of training.
 
-    `stop_rule` is the rule in the job file; if it is None, the script's rule is used. `rank` is the
-    rank of the worker at its start. The rank makes the random numbers of the workers differ.
+    `rank` is the rank of the worker at its start; it makes the random numbers of the workers
+    differ.
     """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
@@ -85,11 +85,7 @@ class TrainingState:
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """Return the tensors to train.
-
-        Raises:
-            UsageError: if nothing is loaded yet.
-        """
+        """Return the tensors to train; before `set_tensors`, raise UsageError."""
         if self._tensors is None:
             raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
@@ -123,10 +119,7 @@ class TrainingState:
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
     def loss_warning(self, loss: float | None) -> str:
-        """Return a warning if an epoch's mean loss shows no training, else "".
-
-        `loss` is None if no loss was seen.
-        """
+        """Return a warning if an epoch's mean loss (None: not seen) shows no training, else ""."""
         if loss is None:
             return (
                 "no backward() of a scalar loss was seen: a loop without one trains nothing; "
@@ -137,18 +130,14 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Batch for which the script's learning rate is meant, in samples.
-
-        A scheduler steps once for each such batch.
-        """
+        """Samples per step for which the script's rate is meant, and in a scheduler's step."""
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """Return the number of scheduler steps for the training step that is running.
 
-        A scheduler steps once for each `schedule_batch` samples. If training steps have twice as
-        many samples, the scheduler steps twice in each. If training steps have half as many
-        samples, the scheduler steps in every second training step.
+        A scheduler steps once for each `schedule_batch` samples, so if training steps have half as
+        many samples, the scheduler steps in every second one.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -159,10 +148,8 @@ class TrainingState:
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
         """Record a finished step; return True if the job continues.
 
-        Args:
-            cursor: samples of the epoch that are done after the step.
-            version: version of the group.
-            passes: number of passes that this worker ran in the step.
+        `cursor` is the number of samples of the epoch that are done after the step. `passes` is the
+        number of passes that this worker ran in it.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
@@ -178,10 +165,7 @@ class TrainingState:
         return limit is None or self.position.samples_done < limit
 
     def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until the current portion is sent, before the optimizer changes parameters.
-
-        Returns the factor for the optimizer's learning rates in this step.
-        """
+        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # nobody needs the transfer any more
                 self.transfer.await_sent(cancelled)
@@ -198,7 +182,7 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Track more objects. In a resumed job, `track` also restores their states.
+        """Track more objects, and restore their states in a resumed job.
 
         An object with the name `scaler` provides the scale of the losses.
         """
@@ -291,22 +275,16 @@ class TrainingState:
     def broadcast(
         self, group: ProcessGroup, source: int, cancel: threading.Event
     ) -> dict[str, Any] | None:
-        """Broadcast the state of rank `source`, and return the metadata of this state.
+        """Broadcast the state of rank `source`; return its metadata, or None on rank `source`.
 
-        On rank `source` itself, return None. The metadata is not loaded. If `cancel` is set,
-        tensors can be partly overwritten.
+        If `cancel` is set, tensors can be partly overwritten.
         """
         own = encode_metadata(self.metadata()) if group.rank == source else b""
         metadata = broadcast_state(self.tensors(), group, source, own, cancel)
         return None if group.rank == source else decode_metadata(metadata)
 
     def check_metadata(self) -> None:
-        """Check that all tracked state can be transferred.
-
-        Raises:
-            UsageError: if a `state_dict` contains objects that cannot be decoded without executing
-                code.
-        """
+        """Check that all tracked state can be decoded without executing code."""
         if _is_transferable(self.metadata()):
             return
         tracked = self._tracked.states()
@@ -327,10 +305,6 @@ class TrainingState:
         """Load the result of `checkpoint`.
 
         If an object is not tracked yet, its state is loaded when `track` is called with the object.
-
-        Raises:
-            UsageError: if nothing is loaded yet.
-            CheckpointError: if the checkpoint has other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
@@ -350,10 +324,9 @@ class TrainingState:
         restore_random_state(content["random"])
 
     def restore_loaded(self) -> bool:
-        """Load model and optimizer from the checkpoint again, if the model has changed since.
+        """Load model and optimizer from the checkpoint again; return True if the model had changed.
 
-        A script that sets initial weights after `load` also does so in a resumed job. Returns True
-        if the model had changed.
+        A script that sets initial weights after `load` also does so in a resumed job.
         """
         content, self._loaded = self._loaded, None
         if content is None:

@@ -47,9 +47,8 @@ def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torc
 class HostStaging:
     """Copies of one transfer between device and host, on a separate stream.
 
-    The copies have to run after the work on the current stream, and after the work on the stream of
-    the last parameter update. The training thread marks this work. A script can choose the stream
-    of its updates.
+    The copies run after the work on the current stream and on the stream of the last parameter
+    update, because a script can choose the stream of its updates.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,9 +79,8 @@ class HostStaging:
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
         """Return the content of `tensors` on the host. Call this in a helper thread: it blocks.
 
-        The tensors are contiguous and one-dimensional. They must not change before the method
-        returns.
-        `marks` are events that follow the work that computed the tensors.
+        The tensors are contiguous rows, which must not change before the method returns. `marks`
+        are events that follow the work that computed the tensors.
         """
         if self._on_host:
             return list(tensors)
@@ -276,11 +274,8 @@ class IncomingState(StateTransfer):
     ) -> None:
         """Wait for the portion of `step`, which the optimizer needs, and put it in place.
 
-        After the first portion, `take_metadata` is called with the metadata.
-
-        Raises:
-            BrokenGroupError: if the portion did not arrive.
-            CancelledError: if `cancelled` is set first.
+        After the first portion, `take_metadata` is called with the metadata. If the portion did not
+        arrive, it raises BrokenGroupError.
         """
         if self._received == step:
             return

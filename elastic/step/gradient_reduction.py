@@ -123,11 +123,10 @@ class Reducer:
     # --- calls of a step's reduction
 
     def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
-        """Add this pass's gradients to the step's sum, and leave zeros for the optimizer.
+        """Add this pass's gradients, times `weight`, to the sum of `place` in the step.
 
-        `weight` is the pass's number of samples divided by the global batch. `place` is the number
-        of the backward pass in its batch; each place has its own sum. Returns this pass's gradients
-        times `weight`, shape (scalars,), which are valid until the next pass.
+        The optimizer finds zeros. Returns this pass's gradients times `weight`, shape (scalars,),
+        which are valid until the next pass.
         """
         flat = self._filled(weight)
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
@@ -147,17 +146,12 @@ class Reducer:
     def pack(
         self, weight: float, extra: int, place: int = 0, *, counts: bool | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bucket with the step's gradients times `weight`, and a view of its tail.
+        """Return the bucket with the step's gradients, and a view of its tail.
 
-        The gradients that `accumulate` summed for the same `place` are added.
-
-        Args:
-            weight: the pass's number of samples divided by the global batch; 0 excludes the
-                gradients of the pass.
-            extra: numbers between gradients and flags. The bucket has shape (scalars + extra +
-                parameters,); the tail is its last `extra + parameters` numbers.
-            counts: True if the pass belongs to the step even with weight 0, so that its zeros are
-                gradients. The default is True if the weight is not 0.
+        The bucket has the gradients of this pass, times `weight`, plus those that `accumulate`
+        summed for `place`. Its shape is (scalars + extra + parameters,); the tail has the last
+        `extra + parameters` numbers. If `counts` is True, the pass belongs to the step even with
+        weight 0, so its zeros are gradients; the default is True if the weight is not 0.
         """
         flat = self._filled(weight, extra)
         kept = self._kept.pop(place, None)
@@ -177,10 +171,7 @@ class Reducer:
         return flat, flat[self._scalars :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
-        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`.
-
-        `used`, shape (parameters,), is True where some rank has a gradient for the parameter.
-        """
+        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`."""
         if scale != 1.0 and self._flat is not None:
             self._flat[: self._scalars].mul_(scale)
         for index, parameter in enumerate(self.parameters):
@@ -276,10 +267,9 @@ class Contribution:
 
     @property
     def weight(self) -> float:
-        """Weight of the gradients: `items`, or samples divided by the global batch.
+        """Weight of the gradients, 0 without samples: `items`, or samples / global batch.
 
-        0 excludes the gradients. With `items`, the summed gradients are divided by the items of all
-        workers after the reduction.
+        With `items`, the summed gradients are divided by all workers' items after the reduction.
         """
         if not self.counts:
             return 0.0
@@ -328,9 +318,7 @@ class StepReduction:
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
         """Reduce over `group`, set the parameters' gradients, and return the agreed words.
 
-        Raises:
-            OutOfStepError: if the ranks are not in the same step.
-            UsageError: if only some of the workers weigh their losses.
+        If the ranks are not in the same step, it raises OutOfStepError.
         """
         if not contribution.skipped:
             self._add_loss(contribution)

@@ -26,10 +26,7 @@ from elastic.training_errors import UsageError
 
 
 class GradientOrigins:
-    """Record of the batch in which each parameter's gradient started.
-
-    Create it before other hooks on the gradients.
-    """
+    """Record of the batch in which each gradient started. Create it before other hooks."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._batch = 0
@@ -177,8 +174,7 @@ class OptimizerTurns:
     def backward_finished(self, micro_batch: MicroBatch) -> int:
         """Record an outermost backward pass; return its number in the batch, from 0.
 
-        Raises:
-            UsageError: if an optimizer stepped already and the batch takes several micro-batches.
+        If an optimizer stepped already, the batch must be a single micro-batch.
         """
         self.origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
@@ -199,8 +195,7 @@ class OptimizerTurns:
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer that is about to step, if another reduction can follow.
 
-        No reduction is expected once the batch has had as many backward passes as the longest batch
-        before.
+        No reduction is expected after as many backward passes as the longest batch had before.
         """
         undo = self._undo
         if undo is None:
@@ -223,30 +218,22 @@ class OptimizerTurns:
     def adopt(self) -> None:
         """Continue a step that the other workers finished, with their tensors.
 
-        The script completes the step with its own schedulers and scalers, so these get back their
-        values from before the rollback.
+        The script completes the step with its own schedulers and scalers, as they were before the
+        rollback.
         """
         if self._before_rollback is not None:
             self._training.restore(self._before_rollback)
             self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """Check that either all workers or none skipped the batch.
-
-        Raises:
-            UsageError: if only some workers skipped the batch.
-        """
+        """Check that either all workers or none skipped the batch."""
         if 0 < skipped < ranks:
             problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             hint = "call backward() and step in every batch; multiply the loss by 0 to skip one"
             raise UsageError(problem, hint)
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """Conclude a batch; `unused` is True if gradients of earlier passes were not reduced.
-
-        Raises:
-            UsageError: if `unused` is True.
-        """
+        """Conclude a batch; if gradients of earlier passes were not reduced, `unused` is True."""
         if not self._broken:
             self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:

@@ -71,20 +71,13 @@ class StepExecutor:
     def set_reducer(
         self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None
     ) -> None:
-        """Set the reducer, the number of prefetched steps (`depth`) and the optimizers' turns.
-
-        `turns` is None with one optimizer.
-        """
+        """Set the reducer, the number of prefetched steps, and the turns of several optimizers."""
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self.cancelled)
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
-        """Check at the start of an epoch that exactly the trained parameters are reduced.
-
-        Raises:
-            UsageError: if the trained parameters have changed, in a group of several workers.
-        """
+        """Check at the start of an epoch that exactly the trained parameters are reduced."""
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
         frozen = self._turns is not None and set(trained) <= set(summed)  # another optimizer steps
@@ -93,11 +86,7 @@ class StepExecutor:
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
-        """Check at the start of training that all tracked state can be transferred.
-
-        Raises:
-            UsageError: if a state cannot be transferred; a worker that always trains alone warns.
-        """
+        """Check at the start of training that all tracked state can be transferred."""
         try:
             self._training.check_metadata()
         except UsageError as error:
@@ -133,8 +122,7 @@ class StepExecutor:
     def finish(self, micro_batch: MicroBatch) -> bool:
         """Conclude `micro_batch`; return True if the script should continue.
 
-        Returns False if the epoch is over, because the script reported it, the group is already in
-        another epoch, or the job has trained all its samples.
+        Returns False if the epoch is over, or the job has trained all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -189,11 +177,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Record that the losses of the current batch are means over `items` items.
-
-        Raises:
-            UsageError: outside of the loop over the loader, or if `items` is below 0.
-        """
+        """Record that the losses of the current batch are means over `items` items."""
         if self.micro_batch is None:
             problem = f"weight({items}) was called outside of the loop"
             raise UsageError(problem, "call it in the loop over the loader, before backward()")
@@ -240,8 +224,7 @@ class StepExecutor:
     def refuse(self, problem: str, remedy: str) -> None:
         """Refuse something in the loop that a group cannot do exactly.
 
-        Raises:
-            UsageError: if a cluster started this worker; a worker that always trains alone warns.
+        A worker that no cluster started always trains alone, so it only gets a warning.
         """
         if self.micro_batch is None:
             return
@@ -263,8 +246,7 @@ class StepExecutor:
     def _check_loss(self, loss: torch.Tensor) -> None:
         """Refuse losses that are sums, because they give workers with more samples a higher weight.
 
-        Only the first batch of at least two samples is checked, because a sum over one sample is a
-        mean. Uncertain cases are logged.
+        Only the first batch of at least two samples is checked. Uncertain cases are logged.
         """
         micro_batch = self.micro_batch
         if micro_batch is None:
@@ -290,11 +272,7 @@ class StepExecutor:
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; return the factor for the learning rates.
-
-        Raises:
-            UsageError: if one of several optimizers uses gradients of earlier batches.
-        """
+        """Wait until parameters may change; return the factor for the learning rates."""
         self._stepped = True
         factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns

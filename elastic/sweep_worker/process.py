@@ -352,10 +352,7 @@ class SweepWorker:
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
-        """Return telemetry of the whole group from rank 0; other ranks return None.
-
-        The group's speed is this worker's speed times the number of workers.
-        """
+        """Return telemetry of the whole group from rank 0; other ranks return None."""
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
             return None
@@ -366,7 +363,7 @@ class SweepWorker:
             epoch=1,
             step=self._speed.units,
             samples_done=self._speed.samples,
-            samples_per_s=speed * orders.size,
+            samples_per_s=speed * orders.size,  # as if the others were as fast
             train_loss=None,
             global_batch=orders.batch,
             lr=0.0,

@@ -72,10 +72,7 @@ class StagedData:
         """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         Only one worker of the node calls `read` at a time. The other workers then map the result.
-
-        Raises:
-            DataDiffersError: if the number of samples differs from an earlier call.
-            OSError: if the folder cannot be used.
+        If the number of samples differs from an earlier call, it raises DataDiffersError.
         """
         name = "evaluation" if partition is None else f"partition-{partition}"
         path = self._folder / f"{name}.data"
@@ -109,7 +106,7 @@ def count_samples(data: Any) -> int:
     """Return the number of samples in a user's data, at least 1.
 
     The items of a tuple or mapping are columns, and the first column is counted. The items of a
-    list are samples. A loader has the samples of its dataset. Data without a length are one sample.
+    list are samples. Data without a length are one sample.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))

@@ -46,11 +46,7 @@ class DiskFullError(ElasticError):
 
 
 def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) -> Frames:
-    """Fetch a state from the first of `sources` (HOST:PORT) that provides it.
-
-    Raises:
-        StateUnavailableError: if no source provided the state.
-    """
+    """Fetch a state from the first of `sources` (HOST:PORT) that provides it."""
     frames: Frames = ()
 
     def check() -> None:
@@ -75,10 +71,7 @@ class StateStore:
     # --- requests of other workers
 
     def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
-        """Return the bytes of a state's file, from memory or else from disk, for a peer's request.
-
-        Returns None if no state with the requested digest is found.
-        """
+        """Return the bytes of a state's file, from memory or disk, for a peer; None if unknown."""
         if request.job != self._job:
             return None
         with self._lock:
@@ -90,12 +83,9 @@ class StateStore:
     # --- states for this worker
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """Return a state from memory, disk or `sources`; wait for it if necessary.
+        """Return a state from memory, disk or `sources`, or raise StateLostError.
 
         The next call may overwrite the returned state.
-
-        Raises:
-            StateLostError: if no source provided the state.
         """
         with self._lock:
             if (cached := self._cache.get(state.digest)) is not None:
@@ -136,10 +126,7 @@ class StateStore:
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
         """Write a unit's state durably to the disk, and store it in memory.
 
-        Retries for `limit_s` seconds if the disk is full.
-
-        Raises:
-            DiskFullError: if the disk did not accept the state.
+        If the disk is full, it retries for `limit_s` seconds and then raises DiskFullError.
         """
         name = unit.result
         file = StateFile(name.trial, name.version, unit.attempt)

@@ -89,11 +89,7 @@ class UserFunctions:
 
 
 def import_functions(paths: Mapping[str, str]) -> UserFunctions:
-    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
-
-    Raises:
-        UsageError: names the field of a function that is missing or cannot be imported or called.
-    """
+    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`."""
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
         name = min(missing)
@@ -126,10 +122,7 @@ RECENT_UNITS: Final = 8  # number of units in the average speed
 
 
 class UnitSpeed:
-    """Speed in samples/s over recent units, including waits but not idle time between units.
-
-    One thread adds units while another thread reads the speed.
-    """
+    """Speed in samples/s over recent units, including waits but not idle time between units."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UNITS)
@@ -168,9 +161,7 @@ class StateFramesError(ElasticError):
 def to_frames(state: Mapping[str, Any]) -> list[bytes]:
     """Encode a state as a header and copies of the tensors' bytes.
 
-    Raises:
-        UsageError: if the state has values other than mappings, lists, tuples, tensors, numbers,
-            texts, bytes and None; the error names the place.
+    Values of other types than tensors, numbers, texts, bytes, None and containers are refused.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
@@ -180,11 +171,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def from_frames(frames: Frames) -> dict[str, Any]:
-    """Decode untrusted frames; the tensors are copies on the host.
-
-    Raises:
-        StateFramesError: if the frames are not a valid state.
-    """
+    """Decode untrusted frames, or raise StateFramesError; the tensors are copies on the host."""
     if not frames or len(frames[0]) > MAX_HEADER:
         raise StateFramesError("the state has no header", "send the state again")
     try:

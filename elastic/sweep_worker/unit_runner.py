@@ -68,11 +68,7 @@ class Trained:
         return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state`.
-
-        Raises:
-            UsageError: if the state is of objects with other names.
-        """
+        """Load the result of `state`, which must be of objects with the same names."""
         if state.keys() != self._objects.keys():
             problem = (
                 f"model_fn returned {', '.join(self._objects)}, the received state has "
@@ -91,11 +87,7 @@ class Trained:
 
 
 def as_trained(built: Any) -> Trained:
-    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
-
-    Raises:
-        UsageError: if the result is something else.
-    """
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`."""
     if isinstance(built, Trained):
         return built
     if isinstance(built, nn.Module):
@@ -139,8 +131,7 @@ class UnitResult:
 class UnitRunner:
     """Executor that runs one unit after the other and keeps each partition's data in memory.
 
-    `staged` shares data between the processes of the node. If it is None, this process reads its
-    own data.
+    `staged` shares the data with other processes of the node; if None, this process reads its own.
     """
 
     def __init__(
@@ -160,12 +151,6 @@ class UnitRunner:
         """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         The data are read at the first call.
-
-        Raises:
-            UnitFailedError: if `input_fn` raised an error.
-            UsageError: if `input_fn` returned no data.
-            DataDiffersError: if the number of samples differs from an earlier call on this node.
-            OSError: if staged data cannot be read.
         """
         if partition not in self._data:
             read = partial(self._read, partition)
@@ -189,10 +174,7 @@ class UnitRunner:
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
         """Train over the unit's partition from `state`; if `evaluate` is set, evaluate afterwards.
 
-        Raises:
-            UnitFailedError: if a user function raised an error.
-            UsageError: if a user function returned an unusable value.
-            StateFramesError: if `state` is invalid.
+        Errors of user functions are raised as UnitFailedError.
         """
         data = self.data(unit.partition)
         trained = self._build(unit.config, unit.values, unit.sweep_seed)

@@ -65,21 +65,12 @@ class WholeUnit(Unit):
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """Return the loader of the job, which reads all partitions and uses the job's batch.
-
-        All arguments are ignored: the job decides the batch and the order of samples.
-        """
+        """Return the loader of the job, which decides the batch and the order of samples."""
         return self.elastic_loader  # type: ignore[no-any-return]
 
 
 def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
-    """Train a trial to its last epoch, as a member of its job's group.
-
-    Raises:
-        UsageError: if a function cannot be imported, or its result cannot be trained elastically.
-        UnitFailedError: if `input_fn` raised an error.
-        StateUnavailableError: if no node has the trial's state any more.
-    """
+    """Train a trial to its last epoch, as a member of its job's group."""
     functions = import_functions(trial.functions)
     runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
     data = _all_partitions(runner, trial.partitions)
@@ -165,10 +156,8 @@ def main() -> None:
 def prepare_worker(folder: Path) -> Callable[[], int]:
     """Prepare this process as the worker of `folder`; return a function that runs user code.
 
-    The returned function returns the exit code of the process.
-
-    Raises:
-        OSError: if a file cannot be read or created. No user code has run then.
+    The function returns the exit code of the process. An OSError is raised before any user code
+    runs.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     owner = f"{assignment.user}/" if assignment.user else ""
@@ -237,11 +226,7 @@ def _source(script: Path) -> bytes | None:
 def _run_source(
     script: Path, source: bytes | None, args: Sequence[str], report: Callable[..., None]
 ) -> int:
-    """Run `source` as `__main__` and return its exit code; print a traceback if it raised.
-
-    The code is 2 if `source` is None (no such file), 130 for a KeyboardInterrupt, 1 for any other
-    exception, and otherwise the script's own code.
-    """
+    """Run `source` as `__main__` and return its exit code; print a traceback if it raised."""
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} does not exist\n")
         report(f"script {script.name!r} is not in the working directory", "")
@@ -302,10 +287,7 @@ DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """Output stream that drops and counts the bytes that a full disk does not accept.
-
-    It raises no error for a full disk, and it does not close the descriptor.
-    """
+    """Output stream that drops and counts the bytes that a full disk does not accept."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -324,9 +306,6 @@ class LossyOutput(io.RawIOBase):
         """Write the bytes that fit, after a line about earlier lost bytes if there are any.
 
         Returns the length of `data`, including lost bytes.
-
-        Raises:
-            OSError: if writing fails for another reason than a full or broken disk.
         """
         view = memoryview(data)  # type: ignore[arg-type] # any buffer of the text layer
         size = view.nbytes
