@@ -49,10 +49,14 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     original = type(optimizer).step
     scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
-    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+    def step(
+        self: torch.optim.Optimizer,
+        closure: Callable[[], Any] | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         if scheduled:
             self._opt_called = True  # type: ignore[attr-defined] # or the scheduler warns
-        closure, args, options = _closure_of(args, options)
         loss = None
         if closure is not None:  # the closure's backward pass reduces the gradients
             with torch.enable_grad():
@@ -86,15 +90,6 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     if not _gates:
         register_optimizer_step_pre_hook(_refuse_foreign_step)
     _gates[:] = [gate]
-
-
-def _closure_of(
-    args: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return args[0], args[1:], options
-    others = {name: value for name, value in options.items() if name != "closure"}
-    return options.get("closure"), (), others
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:

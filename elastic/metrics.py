@@ -79,7 +79,7 @@ class RecentSteps:
     def __init__(self, now: float) -> None:
         self.means: StepMeans | None = None  # replaced, never changed: another thread reads it
         self.steps = 0  # steps of the current group with the current shares
-        self._sync_s = 0.0  # seconds of reductions in the running step
+        self.sync_s = 0.0  # seconds of reductions in the running step
         self._is_first = True  # first window of a group: its means are used early
         self.begin_epoch(now)
         self._begin_window(now)
@@ -104,16 +104,12 @@ class RecentSteps:
 
     def add_reduction(self, seconds: float) -> None:
         """Add the seconds of a reduction; a step can have several reductions."""
-        self._sync_s += seconds
+        self.sync_s += seconds
 
     def average_step(self) -> tuple[float, float]:
         """Return the mean seconds of a step and of its reductions, both 0 if not measured yet."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
-
-    def reduction_s(self) -> float:
-        """Return the seconds that the running step has spent in reductions."""
-        return self._sync_s
 
     def step_over(
         self,
@@ -132,7 +128,7 @@ class RecentSteps:
         """
         self._epoch_samples += samples
         took_s, self._step_began = now - self._step_began, now
-        sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
+        sync_s, self.sync_s = min(self.sync_s, took_s), 0.0
         means = self.means
         if means is None or (means.version, means.shares) != (version, shares) or 0 in shares:
             self.means = None if 0 in shares else StepMeans(version, shares)

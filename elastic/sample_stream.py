@@ -170,10 +170,7 @@ class SampleStream:
 
         For a cursor of `size` or more, this is the number of steps of the whole epoch.
         """
-        if self.drop_last:
-            total = max(1, self.size // batch)
-        else:  # the last step takes a remainder below `min_samples`
-            total = 1 + max(0, (self.size - self.min_samples) // batch)
+        total = self.steps_left(0, batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def steps_left(self, cursor: int, batch: int) -> int:
@@ -183,6 +180,7 @@ class SampleStream:
             return 0
         if self.drop_last:
             return max(1, left // batch)
+        # the last step takes a remainder below `min_samples`
         return 1 + max(0, (left - self.min_samples) // batch)
 
 

@@ -286,7 +286,7 @@ class GroupTransitions:
         cost, self._switch_cost = self._switch_cost, None
         if cost is None:
             return
-        waited_s = self._training.recent_steps.reduction_s() - cost.sync_s
+        waited_s = self._training.recent_steps.sync_s - cost.sync_s
         if waited_s > 0.0:
             self._report_formed(pause_s=cost.took_s + waited_s, step_s=cost.step_s)
 

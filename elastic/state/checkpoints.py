@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -22,10 +22,6 @@ from elastic.training_errors import CheckpointError
 from schemas.host.state_files import sync_folder
 from schemas.ids import Version
 from schemas.nodes import ResumePoint
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 FORMAT: Final = 1
 KEPT_EPOCHS: Final = 2  # the newest epoch and the epoch before
@@ -108,7 +104,7 @@ class _ArchiveFile(BufferedWriter):
 
     error: OSError | None = None
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -90,9 +90,7 @@ class StepExecutor:
         try:
             self._training.check_metadata()
         except UsageError as error:
-            if self._membership.own_id:
-                raise
-            self._warn("a cluster", error.message, error.hint)
+            self._refuse_under_cluster(error.message, error.hint)
 
     # --- the loader
 
@@ -226,19 +224,18 @@ class StepExecutor:
 
         A worker that no cluster started always trains alone, so it only gets a warning.
         """
-        if self.micro_batch is None:
-            return
-        if self._membership.own_id:
-            raise UsageError(problem, remedy)
-        self._warn("a cluster", problem, remedy)
+        if self.micro_batch is not None:
+            self._refuse_under_cluster(problem, remedy)
+
+    def _refuse_under_cluster(self, problem: str, remedy: str) -> None:
+        self._raise_or_warn(bool(self._membership.own_id), "a cluster", problem, remedy)
 
     def _refuse_in_group(self, problem: str, remedy: str) -> None:
-        """Raise a UsageError in a group of several workers; warn once in a group of one."""
-        if self._membership.group.size > 1:
-            raise UsageError(problem, remedy)
-        self._warn("a group of workers", problem, remedy)
+        self._raise_or_warn(self._membership.group.size > 1, "a group of workers", problem, remedy)
 
-    def _warn(self, context: str, problem: str, remedy: str) -> None:
+    def _raise_or_warn(self, refused: bool, context: str, problem: str, remedy: str) -> None:  # noqa: FBT001
+        if refused:
+            raise UsageError(problem, remedy)
         if problem not in self._warned:
             self._warned.add(problem)
             sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")

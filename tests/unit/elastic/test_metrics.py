@@ -165,7 +165,7 @@ def test_an_average_step_has_its_reductions() -> None:
     clock.meter.add_reduction(0.25)
 
     assert clock.meter.average_step() == (1.0, 0.25)
-    assert clock.meter.reduction_s() == 0.75
+    assert clock.meter.sync_s == 0.75
 
 
 SCALARS = 2000
