@@ -216,15 +216,11 @@ class SampleRecords:
     receive.
     """
 
-    def __init__(self, recent: deque[DealtStep]) -> None:
-        self._stream = SampleStream(0, 0)
+    def __init__(self, recent: deque[DealtStep], stream: Callable[[], SampleStream]) -> None:
+        self._stream = stream  # returns the job's stream
         self._file: AppendFile | None = None
         self._recent = recent
         self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
-
-    def set_stream(self, stream: SampleStream) -> None:
-        """Set the job's stream, from which the shares of lost members are computed."""
-        self._stream = stream
 
     def open(self, path: Path) -> None:
         """Start to write records to `path`, one JSON object per line."""
@@ -272,9 +268,9 @@ class SampleRecords:
                 self._append(dealt, rank, ids)
 
     def _share(self, dealt: DealtStep, rank: int) -> list[int]:
-        order = self._stream.order(dealt.epoch)
-        ids = order[dealt.cursor_before : dealt.cursor_after]
-        return share(ids, dealt.local_batches, rank, self._stream.min_samples)
+        stream = self._stream()
+        ids = stream.order(dealt.epoch)[dealt.cursor_before : dealt.cursor_after]
+        return share(ids, dealt.local_batches, rank, stream.min_samples)
 
     def _append(self, dealt: DealtStep, rank: int, ids: list[int]) -> None:
         if self._file is not None:

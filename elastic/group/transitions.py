@@ -113,7 +113,7 @@ class GroupTransitions:
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
         self._retired: ProcessGroup | None = None  # previous group, until states are compared
-        self._new_batch: tuple[int, int] | None = None  # first step, global batch
+        self._new_batch: tuple[int, int] | None = None  # first step, global batch; sets the rates
         self._lost_members = False  # records for lost members have to be written
         self._became_rank_0 = False  # became rank 0 in a recovery; no step has followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
@@ -129,7 +129,6 @@ class GroupTransitions:
         if order.kind == RECOVER:  # this worker has no state and reports so
             self.recover(None)
             return
-        self._listener.pop()
         try:
             group = await_group(order, self._membership, self.cancelled)
             plan = self._await_join_plan(order, group) if order.kind == JOIN else None
@@ -222,8 +221,10 @@ class GroupTransitions:
             self.recover(error)
         if self._training.transfer is not None:
             self._advance_transfer(self._training.transfer)
-        if self._new_batch is not None:
-            self._follow_batch(*self._new_batch)
+        step = self._training.position.step  # of the recovery, if there was one
+        if self._new_batch is not None and step + 1 >= self._new_batch[0]:
+            self._training.lr_state.follow_batch(self._new_batch[1], step)
+            self._new_batch = None
         discard_prefetched, self._discard_prefetched = self._discard_prefetched, False
         return discard_prefetched
 
@@ -300,13 +301,6 @@ class GroupTransitions:
             membership.has_full_state = True
             fault_points.reach("handed_over", rank=membership.rank, version=membership.version)
             self._report_formed()
-
-    def _follow_batch(self, first: int, batch: int) -> None:
-        """From step `first` on, adapt the learning rate to `batch`, the new group's batch."""
-        step = self._training.position.step
-        if step + 1 >= first:
-            self._training.lr_state.follow_batch(batch, step)
-            self._new_batch = None
 
     # --- where gradients are reduced
 
