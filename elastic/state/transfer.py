@@ -31,6 +31,7 @@ from elastic.state.portions import (
     contiguous_pairs,
     decode_metadata,
     encode_metadata,
+    large_and_small,
     portions,
 )
 from elastic.state.state_tensors import TensorState
@@ -116,7 +117,7 @@ class Receiving:
         device, direct = group.device, group.device.type == "cpu"
         pairs, of_first = list(contiguous_pairs(tensors)), list(contiguous_pairs(buffers))
         parts = [byte_share([to for to, _ in pairs], member, members) for member in range(members)]
-        parts[0] = parts[0].joined_with(byte_share([to for to, _ in of_first], 0, 1))
+        parts[0] += byte_share([to for to, _ in of_first], 0, 1)
         self._pairs = pairs + of_first
 
         def landing(piece: torch.Tensor) -> torch.Tensor:
@@ -124,26 +125,27 @@ class Receiving:
 
         self._landed = [
             (
-                part,
-                [landing(piece) for piece in part.large],
-                _host_buffer(sum(piece.numel() for piece in part.small), torch.uint8, device),
+                large,
+                [landing(piece) for piece in large],
+                small,
+                _host_buffer(sum(piece.numel() for piece in small), torch.uint8, device),
             )
-            for part in parts
+            for large, small in map(large_and_small, parts)
         ]
         self.arrival = Background(partial(self._receive, group), "receive")
 
     def _receive(self, group: ProcessGroup) -> None:
         fault_points.reach("handover.receive", rank=group.rank, version=group.version)
-        for member, (part, large, together) in enumerate(self._landed):
-            chunks = [*large, *([together] if part.small else [])]
+        for member, (_, landed, small, together) in enumerate(self._landed):
+            chunks = [*landed, *([together] if small else [])]
             for pending in [group.receive(chunk, member) for chunk in chunks]:
                 pending.wait(OPERATION_TIMEOUT)
 
     def put_in_place(self) -> None:
         """Copy pieces from buffers into tensors, on the training thread after the arrival."""
-        for part, large, together in self._landed:
-            small = together.split_with_sizes([chunk.numel() for chunk in part.small])
-            for chunk, arrived in zip([*part.large, *part.small], [*large, *small], strict=True):
+        for large, landed, small, together in self._landed:
+            pieces = together.split_with_sizes([chunk.numel() for chunk in small])
+            for chunk, arrived in zip([*large, *small], [*landed, *pieces], strict=True):
                 if chunk is not arrived:
                     chunk.copy_(arrived, non_blocking=True)
         for travelled, stands_for in self._pairs:
@@ -210,11 +212,11 @@ class OutgoingState(StateTransfer):
         mine = byte_share(held, group.rank, self.senders)
         if place == 0 and group.rank == 0:
             buffers = [travelling for travelling, _ in contiguous_pairs(self._buffers)]
-            mine = mine.joined_with(byte_share(buffers, 0, 1))
-        chunks = list(mine.large)
+            mine += byte_share(buffers, 0, 1)
+        chunks, small = large_and_small(mine)
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
-        if mine.small:
-            together = torch.cat(mine.small)
+        if small:
+            together = torch.cat(small)
             chunks.append(-together - 1 if corrupt else together)  # corrupt: any different value
         marks, released = staging.mark(), threading.Event()
         self._released = released

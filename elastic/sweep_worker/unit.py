@@ -151,7 +151,6 @@ _DTYPES: Final = {
         torch.float8_e4m3fn, torch.float8_e5m2,
     )
 }  # fmt: skip
-_MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i", "d", "s"
 
 
 class StateFramesError(ElasticError):
@@ -218,22 +217,22 @@ def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):
-        return [_TENSOR, *_encode_tensor(value, tensors, where)]
+        return ["x", *_encode_tensor(value, tensors, where)]
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else [_LARGE, str(value)]
+        return value if -(2**63) <= value < 2**63 else ["i", str(value)]
     if isinstance(value, Mapping):
         pairs = [
             [_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")]
             for k, v in value.items()
         ]
-        return [_MAPPING, *pairs]
+        return ["m", *pairs]
     if isinstance(value, torch.Size):
-        return [_SIZE, *value]
+        return ["s", *value]
     if isinstance(value, list | tuple):
-        kind = _LIST if isinstance(value, list) else _TUPLE
+        kind = "l" if isinstance(value, list) else "t"
         return [kind, *(_encode(item, tensors, f"{where}[{at}]") for at, item in enumerate(value))]
     if isinstance(value, torch.dtype):
-        return [_DTYPE, str(value).removeprefix("torch.")]
+        return ["d", str(value).removeprefix("torch.")]
     problem = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
     hint = "keep tensors, numbers, texts, lists, tuples and mappings in states"
     raise UsageError(problem, hint, "model_fn")
