@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -49,10 +50,10 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
         self._any = False
         self._prior: dict[int, torch.Tensor] = {}  # gradients that the script kept, by index
-        self._kept: dict[int, torch.Tensor] = {}  # sums over the step's passes, by `place`
+        # Sum over the step's passes, and the parameters used in them, by `place`.
+        self._kept: dict[int, tuple[torch.Tensor, list[bool]]] = {}
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._used_before: dict[int, list[bool]] = {}  # used in earlier passes, by `place`
         self.active = False  # False in a group of one with a single pass
         self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
@@ -60,9 +61,9 @@ class Reducer:
         self.losses: list[torch.Tensor] = []  # losses of this step on which backward() ran
         self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before a pass
         for index, parameter in enumerate(self.parameters):
-            parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._before, index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._after(index)
+                partial(self._after, index)
             )
         listen(self)
 
@@ -71,15 +72,12 @@ class Reducer:
         self.active = False
         unlisten(self)
 
-    def _before(self, index: int) -> Callable[[torch.Tensor], None]:
-        def before(_: torch.Tensor) -> None:
-            kept = self.parameters[index].grad
-            if self.watch_kept and not self.found_kept and kept is not None:
-                self.found_kept = bool(kept.any())
-            if self.active and not self._fired[index]:
-                self._set_aside(index)
-
-        return before
+    def _before(self, index: int, _: torch.Tensor) -> None:
+        kept = self.parameters[index].grad
+        if self.watch_kept and not self.found_kept and kept is not None:
+            self.found_kept = bool(kept.any())
+        if self.active and not self._fired[index]:
+            self._set_aside(index)
 
     def _set_aside(self, index: int) -> None:
         """Set aside a gradient that the script kept, because it is not part of this step."""
@@ -89,12 +87,9 @@ class Reducer:
             self._prior[index] = kept.clone() if self._owns(kept) else kept
             parameter.grad = None
 
-    def _after(self, index: int) -> Callable[[torch.Tensor], None]:
-        def after(_: torch.Tensor) -> None:
-            self._any = True
-            self._fired[index] = self.active
-
-        return after
+    def _after(self, index: int, _: torch.Tensor) -> None:
+        self._any = True
+        self._fired[index] = self.active
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         flat = self._flat
@@ -129,13 +124,15 @@ class Reducer:
         which are valid until the next pass.
         """
         flat = self._filled(weight)
-        self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
-        self._used_before[place] = self._used(place)
+        if place in self._kept:
+            gradients, before = self._kept[place]
+            self._kept[place] = gradients.add_(flat), self._used(before)
+        else:
+            self._kept[place] = flat.clone(), [*self._fired]
         self._empty_grads()
         return flat[: self._scalars]
 
-    def _used(self, place: int) -> list[bool]:
-        before = self._used_before.get(place, self._fired)
+    def _used(self, before: Sequence[bool]) -> list[bool]:
         return [a or b for a, b in zip(before, self._fired, strict=True)]
 
     @property
@@ -154,13 +151,12 @@ class Reducer:
         weight 0, so its zeros are gradients; the default is True if the weight is not 0.
         """
         flat = self._filled(weight, extra)
-        kept = self._kept.pop(place, None)
-        if kept is not None:
-            flat[: kept.numel()].add_(kept)
-        used = self._used(place)
-        before = self._used_before.pop(place, [])
-        if not (weight != 0 if counts is None else counts) and not any(before):
-            used = [False] * len(used)
+        nothing = [False] * len(self.parameters)
+        gradients, before = self._kept.pop(place, (None, nothing))
+        if gradients is not None:
+            flat[: gradients.numel()].add_(gradients)
+        counted = any(before) or (weight != 0 if counts is None else counts)
+        used = self._used(before) if counted else nothing
         end = self._scalars
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
@@ -188,7 +184,6 @@ class Reducer:
     def discard(self) -> None:
         """Discard the gradients and the bucket, to which an abandoned operation may still write."""
         self._kept, self._flat, self._views = {}, None, []
-        self._used_before = {}
         self._empty_grads()
 
     def _clear(self) -> None:

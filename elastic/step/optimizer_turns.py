@@ -13,8 +13,9 @@ harmless. For example, a generator's backward pass leaves gradients in its criti
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class GradientOrigins:
         self._origins: dict[int, int] = {}  # batch in which a gradient started, by parameter id
         self._stale: dict[int, torch.Tensor] = {}  # True if it includes earlier batches, by id
         for parameter in parameters:
-            parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._before, parameter))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Start the next step."""
@@ -45,23 +46,18 @@ class GradientOrigins:
         """Record the end of an outermost backward pass."""
         self._fired.clear()
 
-    def _before(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
-        key = id(parameter)
-
-        def before(_: torch.Tensor) -> None:
-            if key in self._fired:
-                return
-            self._fired.add(key)
-            kept = parameter.grad
-            if kept is None:
-                self._stale.pop(key, None)
-            elif key in self._stale:
-                self._stale[key] = self._stale[key] & kept.any()
-            elif self._origins.get(key) != self._batch:
-                self._stale[key] = kept.any()
-            self._origins[key] = self._batch
-
-        return before
+    def _before(self, parameter: nn.Parameter, _: torch.Tensor) -> None:
+        key, kept = id(parameter), parameter.grad
+        if key in self._fired:
+            return
+        self._fired.add(key)
+        if kept is None:
+            self._stale.pop(key, None)
+        elif key in self._stale:
+            self._stale[key] = self._stale[key] & kept.any()
+        elif self._origins.get(key) != self._batch:
+            self._stale[key] = kept.any()
+        self._origins[key] = self._batch
 
     def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether `optimizer` will use gradients that contain parts of earlier batches."""
