@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from elastic.collectives.backend_protocol import Backend, RendezvousInfo, first_line
 from elastic.collectives.backends import CPU, GlooBackend, backend_for, use_device
+from elastic.collectives.background import Background
 from elastic.collectives.process_group import GroupBackends, ProcessGroup
 from elastic.collectives.rendezvous_store import GroupStore, connect_store
 from elastic.training_errors import BrokenGroupError
@@ -79,11 +80,10 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # set when the group is built or has failed
         self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name="build", daemon=True).start()
+        self.over = Background(self._run, "build").over  # set when it is built or has failed
 
     def drop(self) -> None:
         """Drop the group; abort its rendezvous if the group is not connected yet."""
@@ -109,11 +109,9 @@ class BackgroundBuild:
         except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)
-            self.over.set()
             return
         with self._lock:
             if self._dropped:
                 group.retire()
             else:
                 self.group = group
-        self.over.set()

@@ -18,6 +18,7 @@ A worker that leaves finishes its current unit first.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -179,11 +180,8 @@ DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
     """Run a worker of a sweep until it is no longer a member of any group."""
-    worker = SweepWorker(assignment, folder, sweep)
-    try:
+    with contextlib.closing(SweepWorker(assignment, folder, sweep)) as worker:
         worker.run()
-    finally:
-        worker.close()
 
 
 class SweepWorker:
