@@ -68,6 +68,14 @@ def _over(parts: Sequence[Any], join: Callable[[Sequence[torch.Tensor]], torch.T
     return list(parts)
 
 
+def _refused(problem: str, remedy: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        """Raise a UsageError, because the job does this itself."""
+        raise UsageError(problem, remedy)
+
+    return refuse
+
+
 class ElasticAccelerator(Accelerator):
     """An `Accelerator` for a group that changes; the script sees a single process.
 
@@ -266,30 +274,23 @@ class ElasticAccelerator(Accelerator):
 
     # --- refused
 
-    def save_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, because the job saves its own state."""
-        problem = "save_state() would store the state of one worker only"
-        remedy = (
-            "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
-        )
-        raise UsageError(problem, f"{remedy}; use save_model() to export a model")
-
-    def load_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, because the job restores its own state."""
-        problem = "load_state() would change the state of one worker only"
-        raise UsageError(problem, "leave it out: a job resumes automatically")
-
-    def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, because a resumed job continues at its position automatically."""
-        problem = "skip_first_batches() would leave out samples of the epoch"
-        remedy = "leave it out: a resumed job continues at its position automatically"
-        raise UsageError(problem, remedy)
-
-    def check_trigger(self) -> NoReturn:
-        """Refuse, because a job ends only after an epoch; see `stop`."""
-        problem = "check_trigger() would leave the loop within an epoch"
-        remedy = "use accelerator.stop(why), which ends the job with the epoch on all workers"
-        raise UsageError(problem, remedy)
+    save_state = _refused(
+        "save_state() would store the state of one worker only",
+        "leave it out: the job's state is saved at each epoch's end, and when the job is paused; "
+        "use save_model() to export a model",
+    )
+    load_state = _refused(
+        "load_state() would change the state of one worker only",
+        "leave it out: a job resumes automatically",
+    )
+    skip_first_batches = _refused(
+        "skip_first_batches() would leave out samples of the epoch",
+        "leave it out: a resumed job continues at its position automatically",
+    )
+    check_trigger = _refused(
+        "check_trigger() would leave the loop within an epoch",
+        "use accelerator.stop(why), which ends the job with the epoch on all workers",
+    )
 
 
 __all__ = ["ElasticAccelerator"]

@@ -99,7 +99,7 @@ class ScalingAgent:
         self._listener = OrderListener(membership, report, granted=granted)
         if not granted:
             hold_device(self._listener.await_slot)
-        self._records = SampleRecords(training.recent)
+        self._records = SampleRecords(training.recent, lambda: training.stream)
         transitions = self._transitions = GroupTransitions(
             membership,
             self._listener,
@@ -264,7 +264,6 @@ class ScalingAgent:
         stream = SampleStream(self._seed.value, size, min_step_samples(model), drop_last, shuffled)
         self._training.set_tensors(tensors, stream)
         self._training.script_schedule_batch = schedule_batch
-        self._records.set_stream(self._training.stream)
         self._set_batch_and_rate(tensors, batch_size, lr, lr_scaling, lr_doubling_steps)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
@@ -449,7 +448,6 @@ class ScalingAgent:
         if assignment.rank == 0:
             self._epochs.report_missing_epochs()
         self._transitions.join()
-        self._records.set_stream(training.stream)  # the stream has rank 0's seed now
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         connection.set_telemetry(self._telemetry)

@@ -22,14 +22,8 @@ USAGE: Final = 2
 def export_state(checkpoint: Path, target: Path) -> int:
     """Write a checkpoint's model state to `target`, atomically; return the number of tensors.
 
-    Args:
-        checkpoint: checkpoint of a job, or state file of a sweep.
-        target: file for `torch.load(target, weights_only=True)`; an existing file is replaced.
-
-    Raises:
-        CheckpointError: if `checkpoint` cannot be read.
-        DamagedStateError: if `checkpoint` is a state of a sweep and its digest differs.
-        OSError: if `target` cannot be written.
+    `checkpoint` is the checkpoint of a job, or the state file of a sweep. `target` is then readable
+    by `torch.load(target, weights_only=True)`.
     """
     state = _model_of(checkpoint)
     fresh = target.with_name(f".{target.name}.part")

@@ -56,10 +56,7 @@ class Fault:
     version: int | None = None
 
     def matches(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """Return whether this fault applies. A fault with a step also applies to later steps.
-
-        If `rank`, `step` or `version` is None, no fault with a condition on that value applies.
-        """
+        """Return whether this fault applies. A fault with a step also applies to later steps."""
         return (
             self.point == point
             and self.rank in {None, rank}
@@ -73,11 +70,7 @@ class InjectedError(Exception):
 
 
 def parse(text: str) -> list[Fault]:
-    """Parse the faults in `text`, whose format the module describes; an empty text has no faults.
-
-    Raises:
-        ValueError: if a part of the text cannot be parsed; the error names the part.
-    """
+    """Return the faults in `text`; the module describes the format."""
     faults = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         place, _, action = part.rpartition("=")
@@ -96,13 +89,9 @@ _lock = threading.Lock()
 def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
-    """Execute the first fault that applies at `point`, if there is one.
+    """Execute the first fault that applies at `point`; its action `fail` raises InjectedError.
 
-    Returns True if the caller has to corrupt the data that it sends next. `step` is 1-based. If
-    `rank`, `step` or `version` is None, no fault with a condition on that value applies.
-
-    Raises:
-        InjectedError: if the fault's action is `fail`.
+    Returns True if the caller has to corrupt the data that it sends next. `step` is 1-based.
     """
     global _plan  # noqa: PLW0603 - one list of faults per process
     if _plan is None:

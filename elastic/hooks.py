@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -32,20 +32,16 @@ class StepGate(Protocol):
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
-        ...
 
     def refuse(self, problem: str, remedy: str) -> None:
         """Refuse something that a group cannot do exactly; a worker that trains alone warns."""
-        ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; return the factor for the rates in this step."""
-        ...
 
 
 _stepping: list[torch.optim.Optimizer] = []  # the agent's optimizers during their steps
 _gates: list[StepGate] = []  # gate of the latest agent in this process
-_hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
@@ -53,10 +49,14 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     original = type(optimizer).step
     scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
-    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+    def step(
+        self: torch.optim.Optimizer,
+        closure: Callable[[], Any] | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         if scheduled:
             self._opt_called = True  # type: ignore[attr-defined] # or the scheduler warns
-        closure, args, options = _closure_of(args, options)
         loss = None
         if closure is not None:  # the closure's backward pass reduces the gradients
             with torch.enable_grad():
@@ -87,16 +87,9 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     if scheduled:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # noqa: SLF001
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-    _refuse_others(gate)
-
-
-def _closure_of(
-    args: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return args[0], args[1:], options
-    others = {name: value for name, value in options.items() if name != "closure"}
-    return options.get("closure"), (), others
+    if not _gates:
+        register_optimizer_step_pre_hook(_refuse_foreign_step)
+    _gates[:] = [gate]
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
@@ -115,12 +108,6 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
     return evaluate
 
 
-def _refuse_others(gate: StepGate) -> None:
-    _gates[:] = [gate]
-    if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_refuse_foreign_step))
-
-
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
     if _stepping:  # the agent's optimizer steps, or an optimizer inside of it
         return
@@ -133,15 +120,19 @@ def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> N
         )
 
 
-_trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
+class _SchedulerHooks(NamedTuple):
+    """Reactions to the schedulers of one optimizer."""
+
+    track: Callable[[LRScheduler], None]
+    steps: Callable[[], int]
+
+
+_scheduler_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, _SchedulerHooks] = (
     weakref.WeakKeyDictionary()
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
 _constructing: list[int] = []  # schedulers whose constructor is running
 _scheduling: list[LRScheduler] = []  # schedulers whose step is running
-_step_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def track_lr_schedulers(
@@ -151,31 +142,20 @@ def track_lr_schedulers(
 ) -> None:
     """Track every scheduler that is created for one of `optimizers` from now on.
 
-    `track` is called with a keyword argument `scheduler N`, where N is the number of the scheduler
-    in the order of creation over all optimizers. When the script calls a scheduler's `step()`
-    without arguments, the scheduler makes `steps()` steps.
+    `track` gets a keyword argument `scheduler N`, where N counts the schedulers of all optimizers.
+    When the script calls a scheduler's `step()` without arguments, the scheduler makes `steps()`
+    steps.
     """
     count = itertools.count(1)
-    for optimizer in optimizers:
-        _step_counts[optimizer] = steps
-        _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
+    hooks = _SchedulerHooks(lambda made: track(**{f"scheduler {next(count)}": made}), steps)
+    _scheduler_hooks.update(dict.fromkeys(optimizers, hooks))
     if LRScheduler in _watched:
         return
-    for kind in [*_subclasses(LRScheduler)]:
+    kinds: list[type] = [LRScheduler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
         _watch(kind)
-
-    def derive(cls: type) -> None:
-        _watch(cls)
-
-    later: Any = classmethod(derive)
-    LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    derived: list[type] = kind.__subclasses__()
-    for each in derived:
-        yield from _subclasses(each)
+    LRScheduler.__init_subclass__ = classmethod(_watch)  # type: ignore[assignment, method-assign]
 
 
 def _watch(kind: type) -> None:
@@ -195,10 +175,8 @@ def _watch(kind: type) -> None:
             original(self, *args, **options)
         finally:
             _constructing.remove(id(self))
-        optimizer = _optimizer_of(self) if outermost else None
-        tracker = _trackers.get(optimizer) if optimizer is not None else None
-        if tracker is not None:
-            tracker(self)
+        if outermost and (hooks := _hooks_of(self)) is not None:
+            hooks.track(self)
 
     kind.__init__ = made  # type: ignore[misc]
 
@@ -213,16 +191,20 @@ def _watch_steps(kind: type) -> None:
         if args or options or _scheduling or _constructing:
             original(self, *args, **options)
             return
-        optimizer = _optimizer_of(self)
-        count = _step_counts.get(optimizer) if optimizer is not None else None
+        hooks = _hooks_of(self)
         _scheduling.append(self)
         try:
-            for _ in range(1 if count is None else count()):
+            for _ in range(1 if hooks is None else hooks.steps()):
                 original(self)
         finally:
             _scheduling.pop()
 
     kind.step = step  # type: ignore[attr-defined]
+
+
+def _hooks_of(scheduler: LRScheduler) -> _SchedulerHooks | None:
+    optimizer = _optimizer_of(scheduler)
+    return None if optimizer is None else _scheduler_hooks.get(optimizer)
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
@@ -242,8 +224,9 @@ _scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the la
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
     """Call `track`, and no earlier callback, with each scaler before it scales a loss."""
+    first = not _scaler_callbacks
     _scaler_callbacks[:] = [track]
-    if GradScaler.scale.__name__ == "scale_tracked":
+    if not first:
         return
     original: Any = GradScaler.scale
 
@@ -264,7 +247,6 @@ class BackwardListener(Protocol):
 
     def backward_finished(self) -> None:
         """Handle the end of an outermost backward pass."""
-        ...
 
 
 _listeners: list[BackwardListener] = []
@@ -309,10 +291,7 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
-    """Pass a scalar loss to the listeners; if `by_itself`, they also check the loss.
-
-    `by_itself` is False if the script passes a gradient to `backward`.
-    """
+    """Pass a scalar loss to the listeners; if `by_itself`, they also check the loss."""
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
@@ -332,9 +311,9 @@ GPU_USED_EARLY: Final = (
 def hold_device(await_slot: Callable[[], None]) -> None:
     """Make the first use of CUDA in this process wait for `await_slot`.
 
-    In the first call that needs the device, torch opens it and then runs the deferred calls. This
-    function defers `await_slot`, which runs once, in the thread that uses the device first. Until
-    then no device memory is in use. If the device is already open, a log line says so.
+    In the first call that needs the device, torch opens it and then runs the deferred calls, here
+    `await_slot`. Until then no device memory is in use. If the device is already open, a log line
+    says so.
     """
     if CUDA.is_initialized():
         sys.stderr.write(GPU_USED_EARLY)

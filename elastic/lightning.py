@@ -139,12 +139,12 @@ class ElasticFitLoop(_FitLoop):
 
     def _own_rule(self, agent: ScalingAgent) -> StopRule:
         size, batch = agent.epoch_samples, agent.view.schedule_batch
+        limit = self.max_epochs if self.max_epochs and self.max_epochs > 0 else None
         if self.max_steps > 0:
             epochs, rest = divmod(self.max_steps, agent.view.planned_steps(StopRule(epochs=1)) or 1)
             samples = epochs * size + min(rest * batch, size)
-            limit = self.max_epochs if self.max_epochs and self.max_epochs > 0 else None
             return StopRule(samples=samples if limit is None else min(samples, limit * size))
-        return StopRule(epochs=self.max_epochs if self.max_epochs and self.max_epochs > 0 else 1000)
+        return StopRule(epochs=limit or 1000)
 
     def advance(self) -> None:
         """Run one epoch; repeat its last step if the group broke and the step was dropped."""

@@ -79,7 +79,7 @@ class RecentSteps:
     def __init__(self, now: float) -> None:
         self.means: StepMeans | None = None  # replaced, never changed: another thread reads it
         self.steps = 0  # steps of the current group with the current shares
-        self._sync_s = 0.0  # seconds of reductions in the running step
+        self.sync_s = 0.0  # seconds of reductions in the running step
         self._is_first = True  # first window of a group: its means are used early
         self.begin_epoch(now)
         self._begin_window(now)
@@ -104,16 +104,12 @@ class RecentSteps:
 
     def add_reduction(self, seconds: float) -> None:
         """Add the seconds of a reduction; a step can have several reductions."""
-        self._sync_s += seconds
+        self.sync_s += seconds
 
     def average_step(self) -> tuple[float, float]:
         """Return the mean seconds of a step and of its reductions, both 0 if not measured yet."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
-
-    def reduction_s(self) -> float:
-        """Return the seconds that the running step has spent in reductions."""
-        return self._sync_s
 
     def step_over(
         self,
@@ -127,15 +123,12 @@ class RecentSteps:
     ) -> None:
         """Record a finished step.
 
-        Args:
-            shares: current samples of a step, by rank.
-            rank: rank of this worker; None if it has no share.
-            samples: samples of the step; below the sum of `shares` if the step ended an epoch.
-            passes: passes of this worker in the step.
+        `shares` are the current samples of a step, by rank; `rank` is None if this worker has none.
+        `samples` is below their sum if the step ended an epoch. `passes` are this worker's passes.
         """
         self._epoch_samples += samples
         took_s, self._step_began = now - self._step_began, now
-        sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
+        sync_s, self.sync_s = min(self.sync_s, took_s), 0.0
         means = self.means
         if means is None or (means.version, means.shares) != (version, shares) or 0 in shares:
             self.means = None if 0 in shares else StepMeans(version, shares)
@@ -159,11 +152,7 @@ class RecentSteps:
 
 
 class LossMeter:
-    """Mean training loss since the last `take`, from the losses of `backward()`.
-
-    Adding a loss does not wait for the device: the sum stays a tensor on the device until it is
-    read.
-    """
+    """Mean training loss since the last `take`. Adding a loss does not wait for the device."""
 
     def __init__(self) -> None:
         self.scale: Callable[[], float] = lambda: 1.0  # factor of a tracked gradient scaler
@@ -219,10 +208,10 @@ class NoiseMeter:
         self._squares, self._inverse_sizes, self._parts = 0.0, 0.0, 0
 
     def add_pass(self, share: torch.Tensor, own: int, whole: int) -> None:
-        """Measure one pass's part of the step's sum.
+        """Measure one pass's part `share` of the step's sum, shape (scalars,).
 
-        `share` has shape (scalars,). It is the pass's mean gradient times `own` / `whole`, where
-        `own` is the number of samples in the pass and `whole` the number in the step.
+        It is the pass's mean gradient times `own` / `whole`, the samples of the pass and of the
+        step.
         """
         # Computed at once, because the reduction overwrites `share`.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
@@ -230,10 +219,10 @@ class NoiseMeter:
         self._parts += 1
 
     def add_total(self, total: torch.Tensor, whole: int) -> None:
-        """Measure the reduced sum, and update the estimates.
+        """Measure the reduced sum `total`, shape (scalars,), and update the estimates.
 
-        `total` has shape (scalars,). It is the mean gradient of the batch of `whole` samples. If
-        one pass had all these samples, nothing is measured.
+        It is the mean gradient of `whole` samples. If one pass had all of them, nothing is
+        measured.
         """
         squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
         self.begin()
@@ -290,10 +279,7 @@ class UsageMeter:
         self._sent += 2.0 * (members - 1) / members * sum_bytes
 
     def usage(self, cpu_s: float, now: float) -> Usage | None:
-        """Return the means over the last complete window, or None before the first one ends.
-
-        `cpu_s` is the processor time used so far.
-        """
+        """Return the means over the last complete window, or None before the first one ends."""
         if self._mark is None:
             self._mark = (now, cpu_s, self._sent)
         began, cpu_then, sent_then = self._mark
@@ -306,11 +292,7 @@ class UsageMeter:
 
 
 def cpu_seconds() -> float:
-    """Return the processor seconds of this process and its children, such as loader workers.
-
-    The times of running children are read from /proc. For children that were waited for, the kernel
-    keeps the sum.
-    """
+    """Return the processor seconds of this process and its children, such as loader workers."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.process_time() + ended.ru_utime + ended.ru_stime
     for listed in Path("/proc/self/task").glob("*/children"):
@@ -340,8 +322,7 @@ def stop_reason(
 ) -> str:
     """Update `state` with a finished epoch (1-based). Return why the job is done, "" if it is not.
 
-    Raises:
-        MissingMetricError: if the rule's metric was not reported.
+    If the rule's metric was not reported, it raises MissingMetricError.
     """
     if rule.metric is not None:
         reason = _metric_reason(rule, state, metrics)

@@ -8,6 +8,7 @@ telemetry, and the orders for the group. Records that a full disk does not accep
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from elastic.sample_stream import DealtStep, MicroBatch, SampleStream, share
 from schemas.codec import TO_WORKER, encode
@@ -33,9 +34,6 @@ class AppendFile:
     """Append-only file of records, which wait in memory while the disk has no room for them.
 
     A missing file is created, readable for its owner only.
-
-    Raises:
-        OSError: if the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,9 +45,7 @@ class AppendFile:
         """Write `record` now, or later if the disk is full.
 
         If the process exits before everything is written, the file can end with a part of a record.
-
-        Raises:
-            OSError: if more than `MAX_WAITING_BYTES` bytes are waiting.
+        If more than `MAX_WAITING_BYTES` bytes are waiting, the disk's OSError is raised.
         """
         with self._lock:
             self._waiting += record
@@ -77,39 +73,33 @@ class AppendFile:
 FRAME: Final = struct.Struct(">I")
 
 
-class ReportFile:
+class ReportFile(AppendFile):
     """Append-only file of one worker's reports; `count` includes reports of earlier processes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = AppendFile(path)
-        self._lock = threading.Lock()
+        super().__init__(path)
+        self._numbering = threading.Lock()
         self._pid = os.getpid()
         self.count = _frames(path.read_bytes())
 
-    def append(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
+    def report(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
         """Append a report of `sender` with the next index (1-based), except in a forked child."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            index = self.count + 1
-            data = encode(kind(**_identity(sender), index=index, **fields))
-            self._file.append(FRAME.pack(len(data)) + data)
+        with self._numbering:
+            data = encode(kind(**identity(sender), index=self.count + 1, **fields))
+            self.append(FRAME.pack(len(data)) + data)
             self.count += 1
 
-    def flush(self) -> bool:
-        """Try to write the waiting reports; return True if none is left."""
-        return self._file.flush()
 
-
-_files: dict[Path, ReportFile] = {}
-
-
+@functools.cache
 def report_file(path: Path) -> ReportFile:
     """Return the only `ReportFile` for `path`; two objects would number reports separately."""
-    return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
+    return ReportFile(path)
 
 
-def _identity(assignment: Assignment) -> dict[str, Any]:
+def identity(assignment: Assignment) -> dict[str, Any]:
+    """Return the fields by which a message names its worker."""
     return {"job": assignment.job, "version": assignment.version, "rank": assignment.rank}
 
 
@@ -145,14 +135,11 @@ class AgentConnection:
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
         """Append a report to the file and send a hint; job, version, rank and index are added."""
-        self._reports.append(kind, self._assignment, **fields)
+        self._reports.report(kind, self._assignment, **fields)
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
-        """Call `telemetry` about once a second in the connection's thread, and send its result.
-
-        A result of None is not sent.
-        """
+        """Call `telemetry` about once a second in the connection's thread, and send its result."""
         self._telemetry = telemetry
 
     def close(self) -> None:
@@ -165,13 +152,13 @@ class AgentConnection:
         dealer = ThreadDealer(self._assignment.socket)
         self._wake = dealer.wake
         self._started.set()
-        hinted, greeted, identity = 0, False, _identity(self._assignment)
+        hinted, greeted, sender = 0, False, identity(self._assignment)
         while not self._stop.is_set():
             messages, connected = dealer.poll(TELEMETRY_INTERVAL_S)
             if connected or not greeted:
                 hinted = 0
                 token = self._assignment.token
-                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), token=token, **identity)))
+                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), token=token, **sender)))
             for data in messages:
                 try:
                     message = TO_WORKER.decode(data)
@@ -179,7 +166,7 @@ class AgentConnection:
                     continue
                 self._on_message(message)
             count = self._reports.count if self._reports.flush() else hinted
-            if count > hinted and dealer.send(encode(Reported(count=count, **identity))):
+            if count > hinted and dealer.send(encode(Reported(count=count, **sender))):
                 hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
@@ -187,10 +174,7 @@ class AgentConnection:
 
 
 class WorkerReporter:
-    """Reports and output lines of one worker; without an assignment, reports are discarded.
-
-    `is_leader` returns whether this worker prints for its group.
-    """
+    """Reports and output lines of one worker; without an assignment, reports are discarded."""
 
     def __init__(self, assignment: Assignment | None, is_leader: Callable[[], bool]) -> None:
         self._assignment = assignment
@@ -198,10 +182,7 @@ class WorkerReporter:
         self.connection: AgentConnection | None = None
 
     def open(self, folder: Path | None, on_message: Callable[[ToWorker], None]) -> None:
-        """Connect to the node's agent until the process exits; do nothing without a folder.
-
-        The agent's messages are passed to `on_message` in another thread, which must not wait.
-        """
+        """Connect to the node's agent until the process exits; do nothing without a folder."""
         if self._assignment is not None and folder is not None:
             self.connection = AgentConnection(self._assignment, folder, on_message)
             atexit.register(self.connection.close)
@@ -224,41 +205,29 @@ class WorkerReporter:
             self.log(f"{name} {job} of the job file overrides the script's {script}")
 
 
-class Report(Protocol):
-    """Callback that reports to the controller; a report survives the exit of its worker."""
-
-    def __call__(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report an event; job, version, rank and index are added to `fields`."""
-        ...
+Report = Callable[..., None]  # `WorkerReporter.report`
 
 
 class SampleRecords:
     """Records of the samples in committed steps, if the job asked for records.
 
     A step is recorded when the next reduction proves that all ranks committed it. Survivors write
-    the records that a lost member might not have written. `recent` has the latest steps, which
-    newcomers receive.
+    what a lost member might not have written. `recent` has the latest steps, which newcomers
+    receive.
     """
 
-    def __init__(self, recent: deque[DealtStep]) -> None:
-        self._stream = SampleStream(0, 0)
+    def __init__(self, recent: deque[DealtStep], stream: Callable[[], SampleStream]) -> None:
+        self._stream = stream  # returns the job's stream
         self._file: AppendFile | None = None
         self._recent = recent
         self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
-
-    def set_stream(self, stream: SampleStream) -> None:
-        """Set the job's stream, from which the shares of lost members are computed."""
-        self._stream = stream
 
     def open(self, path: Path) -> None:
         """Start to write records to `path`, one JSON object per line."""
         self._file = AppendFile(path)
 
     def add(self, last: MicroBatch, workers: tuple[WorkerId, ...]) -> None:
-        """Add a finished step; `last` is its last micro-batch, which has the step's cursors.
-
-        `workers` are the members, by rank, of the group in which the step started.
-        """
+        """Add a finished step: its last micro-batch, and the members, by rank, when it started."""
         dealt = DealtStep(
             epoch=last.epoch,
             step=last.step,
@@ -282,11 +251,7 @@ class SampleRecords:
             self._append(dealt, rank, self._share(dealt, rank) if ids is None else ids)
 
     def write_for_lost(self, now: frozenset[WorkerId]) -> None:
-        """Write the samples of lost members in recent steps, which they might not have written.
-
-        `now` has the current members. Members can have been lost in several groups since the last
-        step.
-        """
+        """Write the samples of lost members in recent steps; `now` has the current members."""
         for dealt in self._recent:
             self._write_for_others(dealt, now)
 
@@ -303,9 +268,9 @@ class SampleRecords:
                 self._append(dealt, rank, ids)
 
     def _share(self, dealt: DealtStep, rank: int) -> list[int]:
-        order = self._stream.order(dealt.epoch)
-        ids = order[dealt.cursor_before : dealt.cursor_after]
-        return share(ids, dealt.local_batches, rank, self._stream.min_samples)
+        stream = self._stream()
+        ids = stream.order(dealt.epoch)[dealt.cursor_before : dealt.cursor_after]
+        return share(ids, dealt.local_batches, rank, stream.min_samples)
 
     def _append(self, dealt: DealtStep, rank: int, ids: list[int]) -> None:
         if self._file is not None:

@@ -39,10 +39,9 @@ class ScheduleRow:
 
 
 class Schedule:
-    """Rows of a schedule, in the order of their first steps.
+    """Rows of a schedule, in the order of their first steps; the last may be announced only.
 
-    The last rows can be announced rows, which are not in force yet. The first row also applies to
-    all earlier steps.
+    The first row also applies to all earlier steps.
     """
 
     def __init__(self, row: ScheduleRow) -> None:
@@ -50,11 +49,7 @@ class Schedule:
 
     def at(self, step: int) -> ScheduleRow:
         """Return the row in force at `step` (1-based, counted over all epochs)."""
-        found = self._rows[0]
-        for row in self._rows:
-            if row.first <= step:
-                found = row
-        return found
+        return next((row for row in reversed(self._rows) if row.first <= step), self._rows[0])
 
     def announce(self, rows: Sequence[ScheduleRow]) -> None:
         """Add rows. They replace existing rows that start at the same step or later."""
@@ -156,8 +151,7 @@ class SampleStream:
         if not self.shuffled:
             return range(self.size)
         generator = torch.Generator().manual_seed(self.epoch_seed(epoch))
-        ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
-        return ids
+        return torch.randperm(self.size, generator=generator).tolist()
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of the random numbers for the data of `epoch` (1-based), below 2^63."""
@@ -165,10 +159,7 @@ class SampleStream:
         return int.from_bytes(digest, "big") >> 1
 
     def taken(self, cursor: int, batch: int) -> int:
-        """Return the number of samples of the step that starts at `cursor`; 0 if the epoch is over.
-
-        `cursor` is the number of samples done in the epoch, and `batch` is the global batch.
-        """
+        """Return the number of samples of the step that starts at `cursor`; 0 if none is left."""
         left = max(0, self.size - cursor)
         if self.drop_last:
             return batch if batch <= left else 0 if cursor else left
@@ -179,10 +170,7 @@ class SampleStream:
 
         For a cursor of `size` or more, this is the number of steps of the whole epoch.
         """
-        if self.drop_last:
-            total = max(1, self.size // batch)
-        else:  # the last step takes a remainder below `min_samples`
-            total = 1 + max(0, (self.size - self.min_samples) // batch)
+        total = self.steps_left(0, batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def steps_left(self, cursor: int, batch: int) -> int:
@@ -192,16 +180,14 @@ class SampleStream:
             return 0
         if self.drop_last:
             return max(1, left // batch)
+        # the last step takes a remainder below `min_samples`
         return 1 + max(0, (left - self.min_samples) // batch)
 
 
 def share(
     step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1
 ) -> list[int]:
-    """Return the share of `rank` in the ids of a step; the shares in rank order form the step.
-
-    See `share_sizes` for the arguments.
-    """
+    """Return the share of `rank` in the ids of a step; see `share_sizes` for the arguments."""
     sizes = share_sizes(len(step), local_batches, min_samples)
     start = sum(sizes[:rank])
     return list(step[start : start + sizes[rank]])
@@ -287,12 +273,8 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    Schedule rows that are announced meanwhile apply to the steps that are not yielded yet. `bound`
-    is the number of samples that fit the device at once. A larger share is divided into several
-    passes.
-
-    Raises:
-        UsageError: if a step has too few samples to train the model.
+    Schedule rows that are announced meanwhile apply to the steps that are not yielded yet. A share
+    of more than `bound` samples is divided into several passes.
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)
@@ -306,31 +288,19 @@ def rest_of_epoch(
         ids = order[cursor : cursor + taken]
         own_ids = share(ids, row.local_batches, row.rank, stream.min_samples)
         counts = passes(len(own_ids), bound, stream.min_samples) if own_ids else (0,)
-        step_start = TrainingPosition(position.epoch, cursor, step)
-        yield from _micro_batches(ids, own_ids, counts, row, step_start)
-        cursor += len(ids)
-
-
-def _micro_batches(
-    ids: Sequence[int],
-    own_ids: list[int],
-    counts: tuple[int, ...],
-    row: ScheduleRow,
-    step_start: TrainingPosition,
-) -> Iterator[MicroBatch]:
-    """Yield a worker's share of a step, with one micro-batch per number in `counts`."""
-    start = 0
-    for place, count in enumerate(counts):
-        yield MicroBatch(
-            step=step_start.step,
-            epoch=step_start.epoch,
-            cursor_before=step_start.cursor,
-            cursor_after=step_start.cursor + len(ids),
-            ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
-            count=count,
-            total=len(ids),
-            first=place == 0,
-            last=place + 1 == len(counts),
-            row=row,
-        )
-        start += count
+        start = 0
+        for place, count in enumerate(counts):
+            yield MicroBatch(
+                step=step,
+                epoch=position.epoch,
+                cursor_before=cursor,
+                cursor_after=cursor + taken,
+                ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
+                count=count,
+                total=taken,
+                first=place == 0,
+                last=place + 1 == len(counts),
+                row=row,
+            )
+            start += count
+        cursor += taken

@@ -20,7 +20,6 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
@@ -77,9 +76,7 @@ class FirstCallback(TrainerCallback):
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Join the group before the other callbacks see the start of training."""
         self._trainer.begin_job()
         agent = self._trainer.agent
@@ -89,15 +86,11 @@ class FirstCallback(TrainerCallback):
         if state.global_step or not agent.view.has_state:
             args.eval_on_start = False  # training has already started
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let the current rank 0 print and save."""
         state.is_world_process_zero = state.is_local_process_zero = self._trainer.agent.rank == 0
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Set the job's counts, and plan as many steps as the current batch size needs."""
         view = self._trainer.agent.view
         if view.batch is not None:
@@ -107,9 +100,7 @@ class FirstCallback(TrainerCallback):
         # The end of the data ends the job, because the last step may have to be repeated.
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Commit the last step. After the job's last step, request evaluation and checkpoint."""
         view = self._trainer.agent.view
         self._trainer.end_batches()
@@ -127,9 +118,7 @@ class LastCallback(TrainerCallback):
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer = trainer
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Skip logs and saves if the step is dropped or the state is partial; agree on a stop."""
         view = self._trainer.agent.view
         if view.is_dropped or not view.has_state:
@@ -138,9 +127,7 @@ class LastCallback(TrainerCallback):
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let rank 0 decide whether the job ends, because workers' metrics can differ."""
         self._agree_on_stop(control)
 

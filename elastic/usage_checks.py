@@ -38,9 +38,6 @@ def build(
     """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
     Before the second call, `place` checks the model and moves it to its device.
-
-    Raises:
-        UsageError: if a function cannot be called this way, or `build_model` returns no model.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         problem = "load() got build_model and build_optimizer in the wrong order"
@@ -125,8 +122,7 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
 def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
     """Return the DataLoader options without those that only repeat what the agent does.
 
-    Raises:
-        UsageError: if an option selects samples differently.
+    An option that selects samples differently is refused.
     """
     happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
@@ -169,10 +165,7 @@ def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
 
 
 def refuse_columns(columns: int | None, batch: int) -> None:
-    """Refuse batches with two samples of one column, because the second continues the first.
-
-    `batch` is the largest global batch that a step can have.
-    """
+    """Refuse a `batch` with two samples of one column, because the second continues the first."""
     if columns is not None and not 1 <= batch <= columns:
         problem = f"batches may have {batch} samples, the data has {columns} columns"
         hint = f'set {columns} or "keep" in the job file, or cut the data into {batch} columns'
@@ -180,11 +173,7 @@ def refuse_columns(columns: int | None, batch: int) -> None:
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
-    """Return ||D||, the number of samples in a map-style or iterable dataset with a length.
-
-    Raises:
-        UsageError: if the dataset has no length, is empty, or selects samples itself.
-    """
+    """Return ||D||, the number of samples in a map-style or iterable dataset with a length."""
     if isinstance(dataset, IterDataPipe | DataLoader):
         problem = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
@@ -204,12 +193,7 @@ def dataset_size(dataset: Dataset[Any]) -> int:
 
 
 def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of an epoch as numbers.
-
-    Raises:
-        UsageError: if a value is neither a number nor a tensor with one element, if a name is not
-            printable, or if there are too many.
-    """
+    """Return the metrics of an epoch as numbers."""
     if len(metrics) > MAX_EPOCH_METRICS:
         problem = f"report() got {len(metrics)} metrics"
         raise UsageError(problem, f"give {MAX_EPOCH_METRICS} at most")
@@ -221,11 +205,7 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_value(name: str, value: Any) -> float:
-    """Return a metric as a number.
-
-    Raises:
-        UsageError: if `value` is neither a number nor a tensor with one element.
-    """
+    """Return a metric, a number or a tensor with one element, as a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

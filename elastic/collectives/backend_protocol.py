@@ -31,10 +31,8 @@ class Operation(Protocol):
     def is_over(self) -> bool:
         """Wait briefly; return True if the calling thread's next operation can use the result.
 
-        Raises:
-            RuntimeError: if a peer is lost or the backend was aborted; the result is then invalid.
+        A lost peer or an abort raises RuntimeError; the result is then invalid.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -47,27 +45,20 @@ class Backend(Protocol):
     def connect(self) -> None:
         """Connect to the other ranks. Blocks until all are connected; an abort ends the wait early.
 
-        Raises:
-            RuntimeError: if a rank did not connect, or the backend was aborted.
-            ValueError: if the device is missing.
+        If it fails, it raises RuntimeError, or ValueError if the device is missing.
         """
-        ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Operation:
         """Start to sum a dense, contiguous tensor over all ranks, in place."""
-        ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Operation:
         """Start to broadcast a dense, contiguous tensor of rank `source`."""
-        ...
 
     def abort(self) -> None:
         """Stop all running operations on the device, without help from other ranks. Thread-safe."""
-        ...
 
     def retire(self) -> None:
         """Wait for running operations and close the backend, outside of the training thread."""
-        ...
 
 
 POLL_S: Final = 0.02  # poll interval of cancellable waits
@@ -79,8 +70,7 @@ OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
     """Wait until `ready` is set, for at most `limit_s` seconds. None sets no limit.
 
-    Raises:
-        CancelledError: if `cancel` is set or the limit has passed before `ready` is set.
+    If `cancel` is set first or the limit has passed, it raises CancelledError.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
     while not ready.wait(POLL_S):

@@ -80,17 +80,11 @@ class GlooBackend:
         return GlooOperation(self._connected().broadcast([tensor], options))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Start to send a contiguous host tensor, and return torch's work object.
-
-        Wait for the work in a helper thread. The tensor must not change before the work is over.
-        """
+        """Start to send a contiguous host tensor; return torch's work, for a helper thread."""
         return self._connected().send([tensor], to, 0)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Start to receive into a contiguous host tensor, and return torch's work object.
-
-        Wait for the work in a helper thread. The tensor must not be read before the work is over.
-        """
+        """Start to receive into a contiguous host tensor; return torch's work, as `send` does."""
         return self._connected().recv([tensor], source, 0)
 
     def abort(self) -> None:
@@ -113,8 +107,7 @@ def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
 def slot_device() -> torch.device:
     """Return the device of this worker's slot: the first visible accelerator, or the CPU.
 
-    The index is always set, because `cuda` and `cuda:0` are not equal: without an index, the device
-    of a tensor would differ from the device of its worker.
+    The index is always set, because `cuda` and `cuda:0` are not equal.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:

@@ -62,22 +62,14 @@ class AgreedWords:
     used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """Check that all ranks reduced `step`, which is None if this rank has finished the epoch.
-
-        Raises:
-            OutOfStepError: if the steps differ, or only some ranks have finished the epoch.
-        """
+        """Check that all ranks reduced `step`, which is None if this rank has ended the epoch."""
         if self.ends not in {0, ranks} or (step is None) != (self.ends == ranks):
             raise OutOfStepError("some have ended the epoch, others take another batch")
         if step is not None and self.step != step % STEP_MODULUS:
             raise OutOfStepError(f"not all are in step {step}")
 
     def check_shares(self, total: int) -> None:
-        """Check that the local batches of all ranks add up to `total` samples.
-
-        Raises:
-            OutOfStepError: if the sum is another number.
-        """
+        """Check that the local batches of all ranks add up to `total` samples."""
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 

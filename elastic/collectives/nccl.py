@@ -63,9 +63,9 @@ INTERFACE_VARIABLE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has `address`, an address or name of this host.
+    """Return the network interface that has `address` (an address or name), or "" if none has it.
 
-    The name is `lo` for all of 127.0.0.0/8. It is empty if no interface has the address.
+    For all of 127.0.0.0/8 it is `lo`.
     """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
@@ -96,9 +96,8 @@ def nccl_environment(
 ) -> dict[str, str]:
     """Return the variables to set before the first NCCL process group is created.
 
-    NCCL's sockets then use the interface of `address`, like gloo's. Variables that need no change
-    are omitted. A required value replaces a different value in `present`. A default value applies
-    only if `present` has no value.
+    NCCL's sockets then use the interface of `address`, like gloo's. Required values replace other
+    values in `present`. Default values apply only where `present` has none.
     """
     wanted = {
         name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
@@ -127,11 +126,7 @@ class NcclOperation:
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Poll for up to `POLL_S`; return True if later work on this stream can use the result.
-
-        Raises:
-            RuntimeError: if the communicator was aborted, or the operation failed.
-        """
+        """Poll for up to `POLL_S`; return True if later work on this stream can use the result."""
         end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():

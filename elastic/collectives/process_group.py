@@ -114,10 +114,10 @@ class ProcessGroup:
         return self._require_backends().transfers.receive(tensor, source)
 
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
-        """Stop the group's operations on the device, so that the device is free for other work.
+        """Stop the group's operations on the device in a second thread, so that the device is free.
 
-        A second thread stops the operations. Call `abort` while the training thread is in no
-        collective. It returns after `limit_s` seconds even if the device is not free.
+        Call `abort` while the training thread is in no collective. It returns after `limit_s`
+        seconds even if the device is not free.
         """
         backends = self._backends
         if backends is None:

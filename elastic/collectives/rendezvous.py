@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from elastic.collectives.backend_protocol import Backend, RendezvousInfo, first_line
 from elastic.collectives.backends import CPU, GlooBackend, backend_for, use_device
+from elastic.collectives.background import Background
 from elastic.collectives.process_group import GroupBackends, ProcessGroup
 from elastic.collectives.rendezvous_store import GroupStore, connect_store
 from elastic.training_errors import BrokenGroupError
@@ -26,13 +27,10 @@ def build_process_group(
     prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Return a process group that is connected to all members.
+    """Return a process group that is connected to all members, or raise BrokenGroupError.
 
     Blocks up to `BUILD_TIMEOUT_S` for each backend. Before the group connects, it is passed to
     `publish`, so that another thread can abort it.
-
-    Raises:
-        BrokenGroupError: if a member did not connect, or the group was aborted.
     """
     if size == 1:
         return ProcessGroup(version, rank, size, device, prefetched_steps=prefetched_steps)
@@ -70,9 +68,8 @@ def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
 class BackgroundBuild:
     """Construction of a process group in a separate thread, while training continues.
 
-    `make` builds the group and may wait. Before the group connects, `make` has to pass it to the
-    given callback, so that the group can be aborted. If `make` fails, the thread calls `failed`
-    with the reason, unless the group was dropped.
+    `make` builds the group. Before the group connects, `make` has to pass it to the given callback,
+    so that the group can be aborted. A failure is passed to `failed`, unless the group was dropped.
     """
 
     def __init__(
@@ -83,11 +80,10 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # set when the group is built or has failed
         self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name="build", daemon=True).start()
+        self.over = Background(self._run, "build").over  # set when it is built or has failed
 
     def drop(self) -> None:
         """Drop the group; abort its rendezvous if the group is not connected yet."""
@@ -113,11 +109,9 @@ class BackgroundBuild:
         except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)
-            self.over.set()
             return
         with self._lock:
             if self._dropped:
                 group.retire()
             else:
                 self.group = group
-        self.over.set()

@@ -18,9 +18,7 @@ from elastic.training_errors import BrokenGroupError
 class StoreServer:
     """TCPStore of one version, served on this worker's address. The system chooses the port.
 
-    Raises:
-        OSError: if this host does not have the address, or no port is free.
-        RuntimeError: if torch cannot serve the store.
+    If it cannot be served, the constructor raises OSError or torch's RuntimeError.
     """
 
     def __init__(self, address: str) -> None:
@@ -48,10 +46,6 @@ class StoreServers:
         """Return the port of the store of `version`; open the store if it is not open yet.
 
         Opening a store closes the stores of versions before `oldest`.
-
-        Raises:
-            OSError: if no port is free.
-            RuntimeError: if torch cannot serve the store.
         """
         if version not in self._servers:
             self._servers = {
@@ -62,11 +56,7 @@ class StoreServers:
 
 
 def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) -> PrefixStore:
-    """Return a new client of the store at HOST:PORT. A client must not be shared by threads.
-
-    Raises:
-        BrokenGroupError: if the store cannot be reached.
-    """
+    """Return a new client of the store at HOST:PORT. A client must not be shared by threads."""
     host, _, port = address.rpartition(":")
     try:
         store = TCPStore(
@@ -102,9 +92,7 @@ class GroupStore:
     def fetch(self, key: str) -> bytes:
         """Wait until `key` is posted and return its value. Never call it on the training thread.
 
-        Raises:
-            BrokenGroupError: if the store cannot be reached.
-            RuntimeError: if the store disappears during the wait.
+        If the store is lost, it raises BrokenGroupError, or RuntimeError during the wait.
         """
         store = connect_store(self._address, self._version)
         store.wait([key], OPERATION_TIMEOUT)

@@ -13,11 +13,8 @@ from elastic import fault_points
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import BackgroundBuild, build_process_group
-from elastic.reporting import Report
-from elastic.sample_stream import TrainingPosition
 from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.ids import WorkerId, worker_id
-from schemas.wire.agent import GroupFormed
 from schemas.wire.worker import Assignment, GroupOrder
 
 
@@ -67,10 +64,7 @@ class Membership:
         return self.group.version
 
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Become a member of the group that `order` describes.
-
-        If only the batch changes, `group` is the current process group.
-        """
+        """Become a member of the group of `order`; `group` stays if only the batch changes."""
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
             if rank and owner.startswith("ones: "):  # unless the script set its own title
@@ -79,38 +73,10 @@ class Membership:
         self.workers = tuple(member.worker for member in order.group.members)
 
 
-def report_formed(
-    report: Report,
-    membership: Membership,
-    position: TrainingPosition,
-    *,
-    pause_s: float = 0.0,
-    step_s: float = 0.0,
-) -> None:
-    """Report that this worker trains in its current group, with or without the full state.
-
-    Args:
-        position: position at which the worker starts in the group.
-        pause_s: time that training paused for the change; 0 if not measured.
-        step_s: duration of an average step before the change; 0 if not measured.
-    """
-    report(
-        GroupFormed,
-        group=membership.version,
-        epoch=position.epoch - 1,
-        step=position.step,
-        pause_ms=pause_s * 1e3,
-        step_ms=step_s * 1e3,
-    )
-
-
 def form_group(
     order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
 ) -> ProcessGroup:
-    """Build the process group of `order`; wait until all members have connected.
-
-    Before the first connection, the group is passed to `publish`, so that the group can be aborted.
-    """
+    """Build the process group of `order`; pass it to `publish` before the first connection."""
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
     fault_points.reach("build", rank=rank, version=order.version)
@@ -131,12 +97,7 @@ def form_group(
 def await_group(
     order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
-    """Build the process group of `order` in the background, wait for it and return it.
-
-    Raises:
-        BrokenGroupError: if the group cannot be built.
-        CancelledError: if `cancelled` is set first.
-    """
+    """Build the process group of `order` in the background, wait for it and return it."""
     failures: list[str] = []
     building = BackgroundBuild(
         lambda publish: form_group(order, membership, publish), failures.append

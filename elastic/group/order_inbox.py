@@ -171,10 +171,10 @@ class OrderInbox:
     def close_vote(
         self, *, unanimous: bool, boundary: int
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
-        """Process the result of the vote in the reduction that just ended.
+        """Process the vote in the reduction that just ended, and return the effects.
 
-        If the vote was unanimous, fix the boundary (the last step of the current group) and return
-        the pending group and the effects. Otherwise return None and the effects.
+        After a unanimous vote, the boundary (the last step of the current group) is fixed, and the
+        pending group is returned, too.
         """
         voted_for, self._voted_for = self._voted_for, None
         if voted_for is None:

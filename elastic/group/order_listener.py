@@ -104,23 +104,17 @@ class OrderListener:
         self._granted.wait()
 
     def await_order(self) -> GroupOrder:
-        """Wait for an order and return it; the order stays in the inbox."""
+        """Wait for an order and return it; an order to recover stays for `await_recovery`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox.peek() is not None)
-            order = self._inbox.peek()
-            assert order is not None  # noqa: S101 - the condition holds under the lock
-            return order
-
-    def pop(self) -> GroupOrder:
-        """Remove and return the oldest waiting order."""
-        with self._changed:
-            return self._inbox.pop()
+            order = self._changed.wait_for(self._inbox.peek)
+            assert order is not None  # noqa: S101 - `wait_for` waits until it is not
+            return order if order.kind == RECOVER else self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
         """Wait for an order to quiesce or recover and return it; drop all other orders."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._inbox.peek() is not None)
+                self._changed.wait_for(self._inbox.peek)
                 order = self._inbox.pop()
                 if order.kind == RECOVER:
                     if self._inbox.peek() is None:
@@ -135,11 +129,7 @@ class OrderListener:
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """Return the process group of a pending version.
-
-        Returns None if the group is not complete yet, its build failed or never started, or the
-        group was dropped or entered.
-        """
+        """Return the process group of a pending version, or None if it is not complete."""
         build = self._builds.get(version)
         return build.group if build is not None else None
 
@@ -159,7 +149,7 @@ class OrderListener:
     def switch(self, pending: PendingGroup) -> ProcessGroup | None:
         """Forget `pending`, which becomes the current group, and return its process group.
 
-        Returns None if the same processes continue with another batch, or if this worker leaves.
+        It is None if the same processes continue with another batch, or if this worker leaves.
         """
         with self._changed:
             self._inbox.switch(pending)

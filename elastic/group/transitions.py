@@ -22,7 +22,7 @@ from elastic import fault_points
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
-from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
+from elastic.group.membership import LeftGroup, Membership, await_group
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.reporting import Report, SampleRecords
@@ -39,6 +39,7 @@ from schemas.wire.agent import (
     START,
     SUSPEND,
     GroupBroken,
+    GroupFormed,
     JoinFailed,
     Quiesced,
 )
@@ -66,8 +67,11 @@ class JoinPlan(msgspec.Struct, frozen=True):
 class ReductionTerms:
     """Content that the transitions add to a reduction."""
 
-    ready: bool  # vote for the pending group
-    compare_checksums: bool  # reduce checksums of the states; same value on every rank
+    ready: bool = False  # vote for the pending group
+    compare_checksums: bool = False  # reduce checksums of the states; same value on every rank
+
+
+NO_TERMS: Final = ReductionTerms()
 
 
 class Recovered(NamedTuple):
@@ -109,7 +113,7 @@ class GroupTransitions:
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
         self._retired: ProcessGroup | None = None  # previous group, until states are compared
-        self._new_batch: tuple[int, int] | None = None  # first step, global batch
+        self._new_batch: tuple[int, int] | None = None  # first step, global batch; sets the rates
         self._lost_members = False  # records for lost members have to be written
         self._became_rank_0 = False  # became rank 0 in a recovery; no step has followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
@@ -125,7 +129,6 @@ class GroupTransitions:
         if order.kind == RECOVER:  # this worker has no state and reports so
             self.recover(None)
             return
-        self._listener.pop()
         try:
             group = await_group(order, self._membership, self.cancelled)
             plan = self._await_join_plan(order, group) if order.kind == JOIN else None
@@ -149,7 +152,7 @@ class GroupTransitions:
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
             threading.Event().wait()  # the state may be mixed; the controller stops this worker
-        report_formed(self._report, self._membership, self._training.position)
+        self._report_formed()
 
     def _take_rank_0_state(self) -> None:
         group = self._membership.group
@@ -159,11 +162,7 @@ class GroupTransitions:
                 self._training.load_metadata(metadata)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
-        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait.
-
-        Raises:
-            CancelledError: if the wait is cancelled.
-        """
+        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait."""
         plans: list[JoinPlan] = []
         received = threading.Event()
 
@@ -222,8 +221,10 @@ class GroupTransitions:
             self.recover(error)
         if self._training.transfer is not None:
             self._advance_transfer(self._training.transfer)
-        if self._new_batch is not None:
-            self._follow_batch(*self._new_batch)
+        step = self._training.position.step  # of the recovery, if there was one
+        if self._new_batch is not None and step + 1 >= self._new_batch[0]:
+            self._training.lr_state.follow_batch(self._new_batch[1], step)
+            self._new_batch = None
         discard_prefetched, self._discard_prefetched = self._discard_prefetched, False
         return discard_prefetched
 
@@ -274,7 +275,7 @@ class GroupTransitions:
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
         took_s = time.perf_counter() - began
-        report_formed(self._report, membership, training.position, pause_s=took_s, step_s=step_s)
+        self._report_formed(pause_s=took_s, step_s=step_s)
         if newcomers:
             self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
@@ -286,15 +287,9 @@ class GroupTransitions:
         cost, self._switch_cost = self._switch_cost, None
         if cost is None:
             return
-        waited_s = self._training.recent_steps.reduction_s() - cost.sync_s
+        waited_s = self._training.recent_steps.sync_s - cost.sync_s
         if waited_s > 0.0:
-            report_formed(
-                self._report,
-                self._membership,
-                self._training.position,
-                pause_s=cost.took_s + waited_s,
-                step_s=cost.step_s,
-            )
+            self._report_formed(pause_s=cost.took_s + waited_s, step_s=cost.step_s)
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
         membership, position = self._membership, self._training.position
@@ -305,14 +300,7 @@ class GroupTransitions:
         if not membership.has_full_state:
             membership.has_full_state = True
             fault_points.reach("handed_over", rank=membership.rank, version=membership.version)
-            report_formed(self._report, membership, position)
-
-    def _follow_batch(self, first: int, batch: int) -> None:
-        """From step `first` on, adapt the learning rate to `batch`, the new group's batch."""
-        step = self._training.position.step
-        if step + 1 >= first:
-            self._training.lr_state.follow_batch(batch, step)
-            self._new_batch = None
+            self._report_formed()
 
     # --- where gradients are reduced
 
@@ -366,7 +354,7 @@ class GroupTransitions:
         rows = [ScheduleRow(boundary + 1, new, rank)]
         newcomers = len({m.worker for m in order.group.members} - set(membership.workers))
         if newcomers:
-            sizes = [unit.size for unit in training.tensors().units(membership.device)]
+            sizes = training.tensors().unit_sizes(membership.device)
             pending.transfer_steps = transfer_steps(
                 sum(sizes), agreed.seconds, TRANSFER_BYTES_PER_S, len(sizes)
             )
@@ -401,14 +389,10 @@ class GroupTransitions:
     def recover(
         self, error: Exception | None, roll_back: Callable[[], None] | None = None
     ) -> Recovered:
-        """Continue in the group that the controller forms of the survivors.
+        """Continue in the group that the controller forms of the survivors, or leave.
 
-        Args:
-            error: the error that revealed the loss; None if the controller cancelled the waits.
-            roll_back: restores the state of the last finished step; called first.
-
-        Raises:
-            LeftGroup: if this worker is not a member of the new group.
+        `error` revealed the loss; it is None if the controller cancelled the waits. `roll_back`
+        restores the state of the last finished step, and is called first.
         """
         self._switch_cost = None
         for group in (self._membership.group, self._retired):
@@ -481,7 +465,7 @@ class GroupTransitions:
         shares = tuple(member.local_batch for member in order.group.members)
         training.schedule = Schedule(ScheduleRow(1, shares, group.rank))
         fault_points.reach("recovered", rank=group.rank, version=order.version)
-        report_formed(self._report, membership, training.position)
+        self._report_formed()
         self._became_rank_0 |= group.rank == 0 and old.rank != 0
         return Recovered(step, metadata)
 
@@ -495,6 +479,18 @@ class GroupTransitions:
                 self._epochs.report_again(self._membership.version)
 
     # --- out
+
+    def _report_formed(self, *, pause_s: float = 0.0, step_s: float = 0.0) -> None:
+        """Report that this worker trains in its current group; a time of 0 was not measured."""
+        position = self._training.position
+        self._report(
+            GroupFormed,
+            group=self._membership.version,
+            epoch=position.epoch - 1,
+            step=position.step,
+            pause_ms=pause_s * 1e3,
+            step_ms=step_s * 1e3,
+        )
 
     def _leave_on_order(self, order: GroupOrder) -> None:
         """Leave the group. If the job is suspended, rank 0 first writes a checkpoint."""

@@ -45,14 +45,20 @@ class CarriedState:
         if self._rows is None or not any(place >= self.columns for place in samples):
             return None
         rows = self._rows[places % self.columns] * begun[:, None]
-        return self._unpack(self._layout, rows, _Cursor())
+        start = 0
+
+        def next_part(width: int) -> torch.Tensor:
+            """Return the next bytes of each row, as a copy that is aligned for any type."""
+            nonlocal start
+            start += width
+            return rows[:, start - width : start].clone(memory_format=torch.contiguous_format)
+
+        return self._unpack(self._layout, len(rows), next_part)
 
     def pack(self, state: Any, samples: int) -> torch.Tensor:
         """Return the script's state as rows of bytes, shape (samples, bytes).
 
-        Raises:
-            UsageError: if the state is neither a tensor nor tuples, lists and dicts of tensors, if
-                it does not have one row per sample, or if its shape changed.
+        The state consists of tensors with one row per sample, in the same shape for every batch.
         """
         parts: list[torch.Tensor] = []
         layout = self._describe(state, samples, parts.append)
@@ -102,29 +108,17 @@ class CarriedState:
         problem = f"agent.carried got {type(state).__name__}"
         raise UsageError(problem, "give a tensor, or tuples, lists and dicts of tensors")
 
-    def _unpack(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
+    def _unpack(self, layout: Any, rows: int, next_part: Callable[[int], torch.Tensor]) -> Any:
         if ROW_SHAPE_KEY in layout:
             dtype = getattr(torch, layout["dtype"])
             shape = torch.Size(layout[ROW_SHAPE_KEY])
-            width = shape.numel() * dtype.itemsize
-            part = cursor.next(rows, width).view(dtype).view(len(rows), *shape)
+            part = next_part(shape.numel() * dtype.itemsize).view(dtype).view(rows, *shape)
             return part.movedim(0, self._dim).contiguous()
         if "dict" in layout:
-            return {k: self._unpack(v, rows, cursor) for k, v in layout["dict"]}
+            return {k: self._unpack(v, rows, next_part) for k, v in layout["dict"]}
         kind = list if "list" in layout else tuple
         parts = layout.get("list", layout.get("tuple"))
-        return kind(self._unpack(part, rows, cursor) for part in parts)
-
-
-class _Cursor:
-    def __init__(self) -> None:
-        self._at = 0
-
-    def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the next `width` bytes of each row, as a copy that is aligned for any type."""
-        part = rows[:, self._at : self._at + width]
-        self._at += width
-        return part.clone(memory_format=torch.contiguous_format)
+        return kind(self._unpack(part, rows, next_part) for part in parts)
 
 
 LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
@@ -133,8 +127,7 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 class CarriedRows:
     """Rows of the current step: at first this worker's own, after a reduction all workers'.
 
-    The rows take effect when the step is committed. Every worker then has all rows, so any worker
-    can continue any column after the group has changed or a member was lost.
+    The rows take effect when the step is committed.
     """
 
     def __init__(self, state: CarriedState) -> None:
@@ -151,11 +144,7 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the carried state before the current batch.
-
-        Raises:
-            UsageError: if no batch is current, or if the step has more samples than columns.
-        """
+        """Return the carried state before the current batch."""
         micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
             problem = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
@@ -179,10 +168,7 @@ class CarriedRows:
     def exchange(self, group: ProcessGroup, cancelled: threading.Event, *, skipped: bool) -> None:
         """Exchange the rows of all workers by a reduction, after the reduction of gradients.
 
-        `skipped` is True if a worker skipped its batch.
-
-        Raises:
-            UsageError: if the script set no state in this batch, or a worker skipped the batch.
+        It is an error if the script set no state in this batch, or a worker skipped the batch.
         """
         micro_batch = self._current_batch()
         if skipped or self._width is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -22,10 +22,6 @@ from elastic.training_errors import CheckpointError
 from schemas.host.state_files import sync_folder
 from schemas.ids import Version
 from schemas.nodes import ResumePoint
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 FORMAT: Final = 1
 KEPT_EPOCHS: Final = 2  # the newest epoch and the epoch before
@@ -51,31 +47,24 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
 
     This is the checkpoint of `point` or a later one. A group whose nodes are cut off continues to
     train and deletes old epochs. Its reports wait, or are lost with a node, so checkpoints after
-    `point` can exist. Every group since `point` continued from that point. The checkpoint of the
-    latest group is chosen, because an older group might still train where it cannot be reached. If
-    no checkpoint is found, the path of `point` is returned, although no file exists there.
+    `point` can exist. The checkpoint of the latest group is chosen, because an older group might
+    still train where it cannot be reached. If there is no checkpoint, the path of `point` is
+    returned.
     """
-    later = [
+    found = [
         (other.version, other.epoch, path)
         for path, other in list_checkpoints(folder)
-        if point.version <= other.version < version and other.epoch >= point.epoch
+        if other.epoch >= point.epoch
     ]
+    later = [entry for entry in found if point.version <= entry[0] < version]
     if later:
         return max(later)[-1]
-    older = [
-        path
-        for path, other in list_checkpoints(folder)
-        if other.epoch >= point.epoch and other.version <= point.version
-    ]
+    older = [path for group, _, path in found if group <= point.version]
     return older[-1] if older else checkpoint_path(folder, point)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint to the host, without executing anything.
-
-    Raises:
-        CheckpointError: if the file is missing or damaged, or has another format.
-    """
+    """Load a checkpoint to the host without executing anything, or raise CheckpointError."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -94,14 +83,16 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     """Write `content` durably, and delay the training thread as little as torch allows.
 
     The archive has no checksums: they take half of the write time or more, under the lock that the
-    training thread needs. The caller's rename prevents partial files. Named tuples are read back as
-    tuples. `content` includes its `format`.
+    training thread needs. The caller's rename prevents partial files.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file writes at most 2 GiB per call
-            _save_archive(content, file)
+            try:
+                torch.save(plain_containers(content), file)
+            except RuntimeError as error:  # torch still closes the archive and finds it truncated
+                raise (file.error or error) from None
             file.flush()
             os.fsync(file.fileno())
     finally:
@@ -113,19 +104,12 @@ class _ArchiveFile(BufferedWriter):
 
     error: OSError | None = None
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
             self.error = self.error or error
             raise
-
-
-def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
-    try:
-        torch.save(plain_containers(content), file)
-    except RuntimeError as error:  # torch still closes the archive and finds it truncated
-        raise (file.error or error) from None
 
 
 RETRY_INTERVAL_S: Final = 1.0
@@ -180,38 +164,28 @@ class CheckpointWriter:
     ) -> None:
         """Queue `content`, which is on the host and must not change any more, for writing.
 
-        `durable` is called in the writer's thread once this state or a newer one is on the disk.
-
-        Raises:
-            CheckpointError: if an earlier state could not be written, and the disk was not the
-                reason.
+        `durable` is called in the writer's thread once this state or a newer one is on the disk. If
+        an earlier state could not be written, and the disk was not the reason, it raises
+        CheckpointError.
         """
         order = _Order(point, {"format": FORMAT, **content}, (durable,))
         with self._changed:
             self._changed.wait_for(lambda: self._next is None or self._failing or self._error)
-            self._raise()
+            self.check()
             self._next = order.after(self._next) if self._next else order
             self._changed.notify_all()
 
-    def check(self) -> None:
-        """Raise the error that ended the writer. A full disk does not end the writer."""
-        with self._changed:
-            self._raise()
-
     def close(self) -> None:
-        """Wait until the last checkpoint is written.
-
-        Raises:
-            CheckpointError: if the last state could not be written within `CLOSE_TIMEOUT_S`.
-        """
+        """Wait until the last checkpoint is written, on a full disk up to `CLOSE_TIMEOUT_S`."""
         _open.discard(self)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise()
+        self.check()
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raise the error that ended the writer. A full disk does not end the writer."""
         if self._error is not None:
             full = isinstance(self._error, OSError)
             hint = (
@@ -270,18 +244,14 @@ class CheckpointWriter:
         fresh = target.with_suffix(".new")
         try:
             save_checkpoint(order.content, fresh)
-            self._check(fresh)
+            if not self._checked:
+                load_checkpoint(fresh)  # detects a state that cannot be read
+                self._checked = True
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
         sync_folder(self._folder)
         self._prune(order.point)
-
-    def _check(self, path: Path) -> None:
-        """Read this writer's first checkpoint back, to detect a state that cannot be read."""
-        if not self._checked:
-            load_checkpoint(path)
-            self._checked = True
 
     def _prune(self, point: ResumePoint) -> None:
         """Delete checkpoints before the last `KEPT_EPOCHS` epochs, except those of later groups."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from elastic.metrics import cpu_seconds, stop_reason
-from elastic.reporting import Report
+from elastic.reporting import Report, identity
 from elastic.state.checkpoints import CheckpointWriter, find_checkpoint, load_checkpoint
 from elastic.state.training_state import TrainingState
 from schemas.epochs import EpochFacts
@@ -32,10 +32,6 @@ class EpochSummary(msgspec.Struct, frozen=True):
     durable: int = 0  # last epoch that this worker knows to be reported
     stop: str = ""  # reason why the script ends the job with this epoch
 
-    def encode(self) -> bytes:
-        """Return the encoded summary, for other workers and for metadata."""
-        return msgspec.msgpack.encode(self)
-
 
 class EpochReports:
     """Checkpoints and reports of one worker's epochs."""
@@ -50,7 +46,7 @@ class EpochReports:
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
         """Return this worker's encoded summary; `loss` is None if no loss was seen."""
         wish = self._training.stop_request
-        return EpochSummary(metrics, loss, self._durable, wish).encode()
+        return msgspec.msgpack.encode(EpochSummary(metrics, loss, self._durable, wish))
 
     def open(self, folder: Path) -> None:
         """Write checkpoints to `folder` from now on; the first checkpoint creates the folder."""
@@ -64,11 +60,7 @@ class EpochReports:
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Load the checkpoint of `point`, or the latest one after it; return the loaded epoch.
-
-        Raises:
-            CheckpointError: if the checkpoint cannot be used.
-        """
+        """Load the checkpoint of `point`, or the latest one after it; return the loaded epoch."""
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
         self._missing_reports = [
@@ -87,12 +79,8 @@ class EpochReports:
     ) -> dict[str, float]:
         """End the running epoch with rank 0's encoded `summary`; return rank 0's metrics.
 
-        Args:
-            now: monotonic seconds.
-            first: True on rank 0, which writes the checkpoint and reports the epoch.
-
-        Raises:
-            MissingMetricError: if the stop rule needs a metric that is missing.
+        `now` is in monotonic seconds. `first` is True on rank 0, which writes the checkpoint and
+        reports the epoch. If the stop rule's metric is missing, it raises MissingMetricError.
         """
         agreed = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
@@ -135,10 +123,7 @@ class EpochReports:
         return agreed.metrics
 
     def report_again(self, version: int) -> None:
-        """Repeat the reports that the previous rank 0 might not have sent.
-
-        One checkpoint of the current state covers all epochs in these reports.
-        """
+        """Repeat the reports that the previous rank 0 might not have sent, with one checkpoint."""
         self._write(self._training.unreported, version)
 
     def _write(self, reports: list[dict[str, Any]], version: int) -> None:
@@ -179,30 +164,24 @@ class EpochReports:
 
 
 def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
-    """Return rank 0's telemetry of recent steps.
+    """Return rank 0's telemetry of recent steps, outside of the training thread.
 
-    This function runs outside of the training thread, so its values can belong to two successive
-    steps.
+    So the values can belong to two successive steps.
     """
-    position, batch = training.position, training.global_batch
+    position = training.position
     usage = training.usage.usage(cpu_seconds(), time.monotonic())
-    means, shares = (
-        training.recent_steps.means,
-        training.schedule.at(position.step + 1).local_batches,
-    )
-    if means is not None and (means.version, means.shares) != (group, shares):
+    means, row = training.recent_steps.means, training.schedule.at(position.step + 1)
+    if means is not None and (means.version, means.shares) != (group, row.local_batches):
         means = None  # the means are of the previous group or batch
     return StepsReported(
-        job=assignment.job,
-        version=assignment.version,
-        rank=assignment.rank,
+        **identity(assignment),
         group=group,
         epoch=position.epoch,
         step=position.step,
         samples_done=position.samples_done,
         samples_per_s=0.0 if means is None else means.samples_per_s,
         train_loss=training.losses.mean(),
-        global_batch=batch,
+        global_batch=row.batch,
         lr=training.learning_rate(),
         noise_scale=training.noise.scale(),
         cpu_cores=None if usage is None else usage.cpu_cores,

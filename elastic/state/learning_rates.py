@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -24,8 +24,7 @@ def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
     """Return the factor that adapts a rate for `base` samples per step to `batch` samples.
 
     "linear" is the paper's rule, for SGD. "sqrt" is for Adam-like optimizers, which divide by the
-    gradient's own size; the paper does not treat them. For "none" or a `base` below 1 the factor is
-    1.
+    gradient's own size; the paper does not treat them.
     """
     if rule == "none" or base <= 0:
         return 1.0
@@ -82,13 +81,10 @@ class LrState:
         batch: int,
         doubling: int = DOUBLING_STEPS,
     ) -> None:
-        """Set the rules that the rates follow.
+        """Set the rules that the rates follow, one per optimizer.
 
-        Args:
-            rules: one rule per optimizer.
-            base_batch: global batch for which the script's rate is meant.
-            batch: initial global batch.
-            doubling: the factor grows by at most 2x in this many steps; 0 for no limit.
+        The script's rate is meant for the global batch `base_batch`. The factor grows by at most 2x
+        in `doubling` steps; 0 sets no limit.
         """
         self._rules, self.base_batch = list(rules), base_batch
         targets = [lr_factor(rule, batch, base_batch) for rule in rules]
@@ -107,11 +103,7 @@ class LrState:
 
     def state_list(self) -> list[Any]:
         """Return the state for metadata and checkpoints; see `load_state_list`."""
-        return [
-            value
-            for ramp in self._ramps
-            for value in (ramp.begin, ramp.to, ramp.since, ramp.doubling)
-        ]
+        return [value for ramp in self._ramps for value in astuple(ramp)]
 
     def load_state_list(self, state: list[Any]) -> None:
         """Load the result of `state_list`; rules and base batch do not change.
@@ -125,8 +117,7 @@ class LrState:
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
     """Set the rate of `optimizers`, keeping the ratios between all parameter groups.
 
-    Ratios are relative to the default rate of the first optimizer. A group that has this default
-    rate gets the rate `lr`.
+    A group that has the default rate of the first optimizer gets the rate `lr`.
     """
     own = float(optimizers[0].defaults["lr"])
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -134,12 +125,9 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) ->
 
 
 def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
-    """Scale the rates of a scheduler that was created before the job's rate was known.
+    """Multiply the rates of a scheduler that was created before the job's rate was known.
 
-    `factor` is the job's rate divided by the script's.
-
-    Raises:
-        UsageError: if the scheduler consists of other schedulers, or its rates cannot be found.
+    Schedulers that consist of other schedulers are refused.
     """
     if factor == 1.0:
         return
@@ -154,11 +142,7 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
 
 
 def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:
-    """Return the rule `asked`; for "auto", return the rule for the class of `optimizer`.
-
-    Raises:
-        UsageError: if the rule is unknown.
-    """
+    """Return the rule `asked`; for "auto", return the rule for the class of `optimizer`."""
     if asked == "auto":
         kinds = {kind.__name__ for kind in type(optimizer).__mro__}
         return "sqrt" if kinds & ADAM_LIKE else "linear"

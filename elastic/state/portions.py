@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -34,8 +33,7 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
     """Return the indices of the units in each step's portion, in order and of about equal bytes.
 
     A unit is a parameter with its optimizer state. It is sent in one step, and from that step on
-    the newcomer's optimizer updates it. So each parameter is consistent, although portions are sent
-    in different steps.
+    the newcomer's optimizer updates it. So each parameter is consistent.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -46,36 +44,28 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ByteShare:
-    """One member's part of a portion. Large pieces are sent in place, and small ones joined."""
-
-    large: list[torch.Tensor]  # views of bytes
-    small: list[torch.Tensor]
-
-    def joined_with(self, other: ByteShare) -> ByteShare:
-        """Return one share with the pieces of both, this share's pieces first."""
-        return ByteShare([*self.large, *other.large], [*self.small, *other.small])
-
-
-def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """Return the part of `tensors`, as one row of bytes, that rank `member` of `members` sends.
-
-    The tensors are contiguous, in an order that all members agree on.
-    """
+def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> list[torch.Tensor]:
+    """Return the part of contiguous tensors that rank `member` sends, as pieces of byte rows."""
     flat = [as_byte_row(tensor) for tensor in tensors]
     total = sum(chunk.numel() for chunk in flat)
     begin, end = total * member // members, total * (member + 1) // members
     begin, end = begin // 64 * 64, end if member + 1 == members else end // 64 * 64
-    large: list[torch.Tensor] = []
-    small: list[torch.Tensor] = []
+    pieces: list[torch.Tensor] = []
     at = 0
     for chunk in flat:
         low, high = max(begin - at, 0), min(end - at, chunk.numel())
         at += chunk.numel()
         if low < high:
-            (large if high - low >= MIN_IN_PLACE_BYTES else small).append(chunk[low:high])
-    return ByteShare(large, small)
+            pieces.append(chunk[low:high])
+    return pieces
+
+
+def large_and_small(
+    pieces: Sequence[torch.Tensor],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the pieces that are sent in place, and those that are copied and sent together."""
+    large = [piece for piece in pieces if piece.numel() >= MIN_IN_PLACE_BYTES]
+    return large, [piece for piece in pieces if piece.numel() < MIN_IN_PLACE_BYTES]
 
 
 def contiguous_pairs(
@@ -87,10 +77,7 @@ def contiguous_pairs(
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Encode tensors, numbers, text and containers of these; named tuples become tuples.
-
-    Other objects that can be pickled are encoded too, but `decode_metadata` refuses them.
-    """
+    """Encode tensors, numbers, text and their containers; `decode_metadata` refuses all else."""
     out = io.BytesIO()
     torch.save(plain_containers(metadata), out)
     return out.getvalue()

@@ -50,10 +50,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_by_rank(state: torch.Tensor, rank: int) -> None:
-    """Seed the generators from the state of rank 0's torch generator, differently on each rank.
-
-    `rank` is the rank that this worker had when it started.
-    """
+    """Seed the generators from rank 0's torch generator, differently for each initial rank."""
     digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
     seed_generators(int.from_bytes(digest.digest(), "big") >> 1)
 
@@ -85,11 +82,10 @@ MIN_LIBRARY_SEED: Final = 2**62  # scripts use smaller seeds
 class _GeneratorMarks:
     """State of the generators at the library's last check."""
 
+    torch: int | None
+
     def __init__(self) -> None:
         """Record the state, except a torch seed that the script set before it imported this."""
-        self.torch: int | None = None
-        self.python: object = None
-        self.numpy: object = None
         self.set()
         if torch.initial_seed() < MAX_USER_SEED:
             self.torch = None
@@ -114,7 +110,7 @@ _marks: Final = _GeneratorMarks()
 def seed_initial_generators(stated: int | None) -> None:
     """Seed a process before a script runs, so that every worker draws the same numbers.
 
-    The seeds are derived from the job file's seed (`stated`), but no script would choose them.
+    The seeds follow from the job file's seed, but no script would choose them.
     """
     seed = DEFAULT_SEED if stated is None else stated
     torch.default_generator.manual_seed(MIN_LIBRARY_SEED + seed % MIN_LIBRARY_SEED)
@@ -125,20 +121,16 @@ def seed_initial_generators(stated: int | None) -> None:
 
 
 class JobSeed:
-    """Seed of the job, as this worker knows it. In a group, rank 0's seed is used.
-
-    `stated` is the seed in the job file. If it is None, the script decides.
-    """
+    """Seed of the job, as this worker knows it; `stated` is the seed in the job file."""
 
     def __init__(self, stated: int | None) -> None:
         self._stated = stated
         self.value = DEFAULT_SEED if stated is None else stated
 
     def begin(self, given: int | None) -> int | None:
-        """Choose the seed and seed the generators.
+        """Choose the seed and seed the generators. `given` is the seed that the script passed.
 
-        If the script's seed is used, generators that the script seeded keep their state. `given` is
-        the seed that the script passed; if it is None, the script might have seeded torch. Returns
+        If the script's seed is used, generators that the script seeded keep their state. Returns
         the script's seed if the job file overrides it, else None.
         """
         found = _script_seed() if given is None else given

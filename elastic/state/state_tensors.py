@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -19,18 +18,6 @@ from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
 DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
-
-
-@dataclass(slots=True)
-class ParameterState:
-    """Tensors of one parameter: the parameter itself and its optimizer state."""
-
-    tensors: list[torch.Tensor]
-
-    @property
-    def size(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class TensorState:
@@ -68,19 +55,22 @@ class TensorState:
         """Return the parameters that require gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
-    def units(self, device: torch.device) -> list[ParameterState]:
+    def units(self, device: torch.device) -> list[list[torch.Tensor]]:
         """Return each parameter with its optimizer state on `device`; other state is metadata.
 
-        The tensors can be overwritten without invalidating the script's autograd graph. So if a
-        state arrives between two backward passes of a batch, the second pass still runs, but its
-        result is not used.
+        The tensors can be overwritten between two backward passes of a batch: the script's autograd
+        graph stays valid.
         """
         units = []
         for parameter in self.parameters():
             kept = self._optimizer_state(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
-            units.append(ParameterState([parameter.data, *tensors]))
+            units.append([parameter.data, *tensors])
         return units
+
+    def unit_sizes(self, device: torch.device) -> list[int]:
+        """Return the size in bytes of each unit."""
+        return [sum(tensor.nbytes for tensor in unit) for unit in self.units(device)]
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the model's buffers; like `units`, they can be overwritten safely."""
@@ -89,8 +79,7 @@ class TensorState:
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
         """Return the optimizer state of each parameter, in the order of `parameters`.
 
-        State on `device` is described by shape, strides and type. Other state is included as
-        values.
+        State on `device` is described by shape, strides and type; other state is included.
         """
         described = []
         for parameter in self.parameters():
@@ -109,11 +98,7 @@ class TensorState:
         return described
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-        """Allocate zeros for the optimizer state that another member's `structure` describes.
-
-        Raises:
-            ElasticError: if this worker's model differs from the group's.
-        """
+        """Allocate zeros for the optimizer state that another member's `structure` describes."""
         parameters = self.parameters()
         if len(structure) != len(parameters):
             problem = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
@@ -147,7 +132,7 @@ class TensorState:
         hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
         picked: dict[torch.dtype, list[torch.Tensor]] = {}
         for unit in self.units(self.parameters()[0].device):
-            for tensor in unit.tensors:
+            for tensor in unit:
                 flat = tensor.reshape(-1)
                 stride = max(1, flat.numel() // DIGEST_SAMPLES)
                 picked.setdefault(tensor.dtype, []).append(flat[::stride])
@@ -202,24 +187,19 @@ Optimizers = TypeVar(  # one optimizer, or several in the script's container
 
 
 def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """Return all optimizers by name, in the script's order.
+    """Return all optimizers by name, in the script's order, or refuse `built`.
 
     The name is the key in a mapping, otherwise the index from "0". Several optimizers must train
     parameters of `model` only, because checkpoints have no other parameters.
-
-    Raises:
-        UsageError: if `built` is an empty container, contains something that is no optimizer, or
-            contains an optimizer twice, or if one of several trains parameters outside of `model`.
     """
-    if _is_optimizer(built):
-        return {"0": built}
     if isinstance(built, Mapping):
         named = {str(key): value for key, value in built.items()}
     elif isinstance(built, list | tuple):
         named = {str(place): value for place, value in enumerate(built)}
     else:
         named = {"0": built}
-    others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
+    unknown = [each for each in named.values() if not isinstance(each, torch.optim.Optimizer)]
+    others = sorted({type(each).__name__ for each in unknown})
     if others or len({id(each) for each in named.values()}) != max(1, len(named)):
         problem = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
         raise UsageError(problem, "return one optimizer, or a tuple, list or dict of them")
@@ -234,10 +214,6 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
     return named
 
 
-def _is_optimizer(value: Any) -> bool:
-    return isinstance(value, torch.optim.Optimizer)
-
-
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
     """Return a checkpoint's entry, `optimizer` for one optimizer, `optimizers` for several."""
     states = {name: each.state_dict() for name, each in optimizers.items()}
@@ -247,11 +223,7 @@ def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[st
 def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
-    """Load the entry that `optimizer_states` returned, from the checkpoint `content`.
-
-    Raises:
-        CheckpointError: if the checkpoint has other optimizers.
-    """
+    """Load the entry that `optimizer_states` returned, from the checkpoint `content`."""
     states = content.get("optimizers")
     if states is None:
         states = {next(iter(optimizers)): content["optimizer"]}

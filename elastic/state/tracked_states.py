@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 def copy_to_host(state: Any) -> Any:
     """Return `state` with every tensor copied to the host, so that training can continue.
 
-    Lists and tuples keep their type. Mappings become dicts, numpy arrays become tensors, and numpy
-    scalars become Python numbers. Other objects are not copied.
+    Mappings become dicts, numpy arrays tensors, and numpy scalars Python numbers.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
@@ -79,7 +78,7 @@ class TrackedStates:
         """Return copies of all states on the host, by name.
 
         `add` inserts the initial state of a new object into the last copies, so a rollback to these
-        copies resets the object to its initial state.
+        copies resets the object.
         """
         copies: dict[str, Any] = copy_to_host(
             {name: _state(thing) for name, thing in self._things.items()}

@@ -39,8 +39,8 @@ from schemas.wire.worker import Assignment
 class TrainingState:
     """State that is sent to newcomers and stored in checkpoints, and the meters of training.
 
-    `stop_rule` is the rule in the job file; if it is None, the script's rule is used. `rank` is the
-    rank of the worker at its start. The rank makes the random numbers of the workers differ.
+    `rank` is the rank of the worker at its start; it makes the random numbers of the workers
+    differ.
     """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
@@ -85,11 +85,7 @@ class TrainingState:
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """Return the tensors to train.
-
-        Raises:
-            UsageError: if nothing is loaded yet.
-        """
+        """Return the tensors to train; before `set_tensors`, raise UsageError."""
         if self._tensors is None:
             raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
@@ -123,10 +119,7 @@ class TrainingState:
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
     def loss_warning(self, loss: float | None) -> str:
-        """Return a warning if an epoch's mean loss shows no training, else "".
-
-        `loss` is None if no loss was seen.
-        """
+        """Return a warning if an epoch's mean loss (None: not seen) shows no training, else ""."""
         if loss is None:
             return (
                 "no backward() of a scalar loss was seen: a loop without one trains nothing; "
@@ -137,18 +130,14 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Batch for which the script's learning rate is meant, in samples.
-
-        A scheduler steps once for each such batch.
-        """
+        """Samples per step for which the script's rate is meant, and in a scheduler's step."""
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """Return the number of scheduler steps for the training step that is running.
 
-        A scheduler steps once for each `schedule_batch` samples. If training steps have twice as
-        many samples, the scheduler steps twice in each. If training steps have half as many
-        samples, the scheduler steps in every second training step.
+        A scheduler steps once for each `schedule_batch` samples, so if training steps have half as
+        many samples, the scheduler steps in every second one.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
@@ -159,10 +148,8 @@ class TrainingState:
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
         """Record a finished step; return True if the job continues.
 
-        Args:
-            cursor: samples of the epoch that are done after the step.
-            version: version of the group.
-            passes: number of passes that this worker ran in the step.
+        `cursor` is the number of samples of the epoch that are done after the step. `passes` is the
+        number of passes that this worker ran in it.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
@@ -178,10 +165,7 @@ class TrainingState:
         return limit is None or self.position.samples_done < limit
 
     def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until the current portion is sent, before the optimizer changes parameters.
-
-        Returns the factor for the optimizer's learning rates in this step.
-        """
+        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # nobody needs the transfer any more
                 self.transfer.await_sent(cancelled)
@@ -198,17 +182,15 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Track more objects. In a resumed job, `track` also restores their states.
+        """Track more objects, and restore their states in a resumed job.
 
         An object with the name `scaler` provides the scale of the losses.
         """
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
-        if self._tensors is not None and self._resumed_groups:
-            # a scheduler's constructor resets the rates
-            self._tensors.load_hyperparameters(self._resumed_groups)
-        scaler = stateful.get("scaler")
-        if scaler is not None:
+        if self._resumed_groups:  # a scheduler's constructor resets the rates
+            self.tensors().load_hyperparameters(self._resumed_groups)
+        if (scaler := stateful.get("scaler")) is not None:
             self.losses.scale = scaler.get_scale
 
     def track_scaler(self, scaler: GradScaler) -> None:
@@ -227,22 +209,19 @@ class TrainingState:
 
     def snapshot(self) -> dict[str, Any]:
         """Return copies of schedulers, scalers and rates, with which a step can be rolled back."""
-        hyper = self._tensors.hyperparameters() if self._tensors else []
-        return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
+        hyper = copy_to_host(self.tensors().hyperparameters())
+        return {"tracked": self._tracked.states(), "hyper": hyper}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Restore the result of `snapshot`."""
         self._tracked.load(snapshot["tracked"])
-        if self._tensors is not None:
-            self._tensors.load_hyperparameters(snapshot["hyper"])
+        self.tensors().load_hyperparameters(snapshot["hyper"])
 
     # --- metadata: travels to newcomers
 
     def metadata(self) -> dict[str, Any]:
         """Return all state except tensors."""
-        tensors = self._tensors
-        if tensors is None:
-            return {}
+        tensors = self.tensors()
         return {
             "structure": copy_to_host(tensors.structure(tensors.parameters()[0].device)),
             "hyper": copy_to_host(tensors.hyperparameters()),
@@ -274,41 +253,38 @@ class TrainingState:
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
         """Load another member's metadata, except position and batch; tensors arrive separately."""
-        if self._tensors is None:
-            return
-        self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
-        self.reported = list(metadata["reported"])
         self.recent.clear()
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
-        self.lr_state.load_state_list(metadata["ramp"])
-        self._tracked.load(metadata["tracked"])
-        self._tensors.load_hyperparameters(metadata["hyper"])
-        if self.carried is not None:
-            self.carried.load(metadata["carried"])
-        self.set_seed(metadata["seed"])
+        self._load_facts(metadata)
+        self.tensors().load_hyperparameters(metadata["hyper"])
         seed_by_rank(metadata["random"]["torch"], self._rank)
+
+    def _load_facts(self, facts: dict[str, Any]) -> None:
+        """Load the result of `_facts`, except position and batch; old checkpoints have gaps."""
+        self.set_seed(facts.get("seed", self.stream.seed))
+        self.stop = msgspec.convert(facts["stop"], StopState)
+        self.reported = list(facts.get("reported", []))
+        if "ramp" in facts:
+            self.lr_state.load_state_list(facts["ramp"])
+        self._tracked.load(facts["tracked"])
+        if self.carried is not None:
+            self.carried.load(facts.get("carried", {}))
 
     def broadcast(
         self, group: ProcessGroup, source: int, cancel: threading.Event
     ) -> dict[str, Any] | None:
-        """Broadcast the state of rank `source`, and return the metadata of this state.
+        """Broadcast the state of rank `source`; return its metadata, or None on rank `source`.
 
-        On rank `source` itself, return None. The metadata is not loaded. If `cancel` is set,
-        tensors can be partly overwritten.
+        If `cancel` is set, tensors can be partly overwritten.
         """
         own = encode_metadata(self.metadata()) if group.rank == source else b""
         metadata = broadcast_state(self.tensors(), group, source, own, cancel)
         return None if group.rank == source else decode_metadata(metadata)
 
     def check_metadata(self) -> None:
-        """Check that all tracked state can be transferred.
-
-        Raises:
-            UsageError: if a `state_dict` contains objects that cannot be decoded without executing
-                code.
-        """
+        """Check that all tracked state can be decoded without executing code."""
         if _is_transferable(self.metadata()):
             return
         tracked = self._tracked.states()
@@ -321,9 +297,7 @@ class TrainingState:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return all state including tensors, copied to the host."""
-        tensors = self._tensors
-        if tensors is None:
-            return {}
+        tensors = self.tensors()
         states = {"model": tensors.model.state_dict(), **optimizer_states(tensors.named)}
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
@@ -331,17 +305,12 @@ class TrainingState:
         """Load the result of `checkpoint`.
 
         If an object is not tracked yet, its state is loaded when `track` is called with the object.
-
-        Raises:
-            UsageError: if nothing is loaded yet.
-            CheckpointError: if the checkpoint has other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
         self._loaded = content
-        self.set_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
             epoch=content["epoch"] + 1,
@@ -350,21 +319,14 @@ class TrainingState:
             samples_done=content["samples_done"],
             epoch_step=content.get("epoch_step", 0),
         )
-        self.stop = msgspec.convert(content["stop"], StopState)
         self.why_done = content["why_done"]
-        self.reported = list(content.get("reported", []))
-        if "ramp" in content:
-            self.lr_state.load_state_list(content["ramp"])
-        self._tracked.load(content["tracked"])
-        if self.carried is not None:
-            self.carried.load(content.get("carried", {}))
+        self._load_facts(content)
         restore_random_state(content["random"])
 
     def restore_loaded(self) -> bool:
-        """Load model and optimizer from the checkpoint again, if the model has changed since.
+        """Load model and optimizer from the checkpoint again; return True if the model had changed.
 
-        A script that sets initial weights after `load` also does so in a resumed job. Returns True
-        if the model had changed.
+        A script that sets initial weights after `load` also does so in a resumed job.
         """
         content, self._loaded = self._loaded, None
         if content is None:

@@ -15,13 +15,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import torch
 
 from elastic import fault_points
 from elastic.collectives.backend_protocol import OPERATION_TIMEOUT, wait_for
 from elastic.collectives.backends import finish_device_work, use_device
+from elastic.collectives.background import Background
 from elastic.collectives.process_group import ProcessGroup, as_byte_row
 from elastic.state.portions import (
     MIN_IN_PLACE_BYTES,
@@ -29,10 +31,13 @@ from elastic.state.portions import (
     contiguous_pairs,
     decode_metadata,
     encode_metadata,
+    large_and_small,
     portions,
 )
-from elastic.state.state_tensors import ParameterState, TensorState
+from elastic.state.state_tensors import TensorState
 from elastic.training_errors import BrokenGroupError
+
+T = TypeVar("T")
 
 
 def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -43,9 +48,8 @@ def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torc
 class HostStaging:
     """Copies of one transfer between device and host, on a separate stream.
 
-    The copies have to run after the work on the current stream, and after the work on the stream of
-    the last parameter update. The training thread marks this work. A script can choose the stream
-    of its updates.
+    The copies run after the work on the current stream and on the stream of the last parameter
+    update, because a script can choose the stream of its updates.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,9 +80,8 @@ class HostStaging:
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
         """Return the content of `tensors` on the host. Call this in a helper thread: it blocks.
 
-        The tensors are contiguous and one-dimensional. They must not change before the method
-        returns.
-        `marks` are events that follow the work that computed the tensors.
+        The tensors are contiguous rows, which must not change before the method returns. `marks`
+        are events that follow the work that computed the tensors.
         """
         if self._on_host:
             return list(tensors)
@@ -101,122 +104,50 @@ class HostStaging:
         return stream
 
 
-class Transfer:
-    """Transfer of one portion, in a separate thread."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.error = ""
-
-    def _run(self, work: Any) -> None:
-        try:
-            work()
-        except (RuntimeError, BrokenGroupError, fault_points.InjectedError) as error:
-            self.error = str(error).partition("\n")[0][:300] or type(error).__name__
-        self.done.set()
-
-    def _start(self, work: Any, name: str) -> None:
-        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
-
-
-class Sending(Transfer):
-    """Sending of this member's part of a portion to every newcomer. Rank 0 also sends the buffers.
-
-    Each rank r < `members` sends about the same number of bytes.
-    """
-
-    def __init__(
-        self,
-        group: ProcessGroup,
-        staging: HostStaging,
-        portion: Sequence[ParameterState],
-        members: int,
-        newcomers: Sequence[int],
-        *,
-        buffers: Sequence[torch.Tensor] = (),
-    ) -> None:
-        super().__init__()
-        self.released = threading.Event()  # set when the sent tensors may change again
-        tensors = [tensor for unit in portion for tensor in unit.tensors]
-        held = [travelling for travelling, _ in contiguous_pairs(tensors)]
-        mine = byte_share(held, group.rank, members)
-        if group.rank == 0:
-            own = [travelling for travelling, _ in contiguous_pairs(buffers)]
-            held += own
-            mine = mine.joined_with(byte_share(own, 0, 1))
-        together = torch.cat(mine.small) if mine.small else None
-        corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
-        if corrupt and together is not None:
-            together = -together - 1  # any different value
-        marks = staging.mark()
-
-        def work() -> None:
-            chunks = [*mine.large, *([] if together is None else [together])]
-            copies = staging.to_host(chunks, marks)
-            if group.device.type != "cpu":
-                self.released.set()  # only the copies are sent, so the originals may change
-            for to in newcomers:
-                for pending in [group.send(copy, to) for copy in copies]:
-                    pending.wait(OPERATION_TIMEOUT)
-            held.clear()
-
-        self._start(work, "send")
-
-    def _run(self, work: Any) -> None:
-        super()._run(work)
-        self.released.set()
-
-
-class Receiving(Transfer):
+class Receiving:
     """Receiving of a portion from all members, directly into the final tensors where possible."""
 
     def __init__(
         self,
         group: ProcessGroup,
-        portion: Sequence[ParameterState],
+        tensors: Sequence[torch.Tensor],
         members: int,
-        buffers: Sequence[torch.Tensor] = (),
+        buffers: Sequence[torch.Tensor],
     ) -> None:
-        super().__init__()
-        tensors = [tensor for unit in portion for tensor in unit.tensors]
-        pairs = list(contiguous_pairs(tensors))
-        received = [
-            byte_share([to for to, _ in pairs], member, members) for member in range(members)
-        ]
         device, direct = group.device, group.device.type == "cpu"
-        of_first = list(contiguous_pairs(buffers))
-        received[0] = received[0].joined_with(byte_share([to for to, _ in of_first], 0, 1))
-        pairs += of_first
-        together = [
-            _host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
-            for part in received
-        ]
-        landing = [
-            part.large if direct else [_host_buffer(p.numel(), p.dtype, device) for p in part.large]
-            for part in received
-        ]
-        self._pairs, self._landed = pairs, list(zip(received, landing, together, strict=True))
+        pairs, of_first = list(contiguous_pairs(tensors)), list(contiguous_pairs(buffers))
+        parts = [byte_share([to for to, _ in pairs], member, members) for member in range(members)]
+        parts[0] += byte_share([to for to, _ in of_first], 0, 1)
+        self._pairs = pairs + of_first
 
-        def work() -> None:
-            fault_points.reach("handover.receive", rank=group.rank, version=group.version)
-            for member, (part, large, small) in enumerate(self._landed):
-                chunks = [*large, *([small] if part.small else [])]
-                for pending in [group.receive(chunk, member) for chunk in chunks]:
-                    pending.wait(OPERATION_TIMEOUT)
+        def landing(piece: torch.Tensor) -> torch.Tensor:
+            return piece if direct else _host_buffer(piece.numel(), piece.dtype, device)
 
-        self._start(work, "receive")
+        self._landed = [
+            (
+                large,
+                [landing(piece) for piece in large],
+                small,
+                _host_buffer(sum(piece.numel() for piece in small), torch.uint8, device),
+            )
+            for large, small in map(large_and_small, parts)
+        ]
+        self.arrival = Background(partial(self._receive, group), "receive")
+
+    def _receive(self, group: ProcessGroup) -> None:
+        fault_points.reach("handover.receive", rank=group.rank, version=group.version)
+        for member, (_, landed, small, together) in enumerate(self._landed):
+            chunks = [*landed, *([together] if small else [])]
+            for pending in [group.receive(chunk, member) for chunk in chunks]:
+                pending.wait(OPERATION_TIMEOUT)
 
     def put_in_place(self) -> None:
-        """Copy pieces from buffers into tensors. Call this on the training thread after `done`."""
-        for part, large, _ in self._landed:
-            for chunk, arrived in zip(part.large, large, strict=True):
+        """Copy pieces from buffers into tensors, on the training thread after the arrival."""
+        for large, landed, small, together in self._landed:
+            pieces = together.split_with_sizes([chunk.numel() for chunk in small])
+            for chunk, arrived in zip([*large, *small], [*landed, *pieces], strict=True):
                 if chunk is not arrived:
                     chunk.copy_(arrived, non_blocking=True)
-        for part, _, together in self._landed:
-            start = 0
-            for chunk in part.small:
-                chunk.copy_(together[start : start + chunk.numel()])
-                start += chunk.numel()
         for travelled, stands_for in self._pairs:
             if travelled is not stands_for:
                 stands_for.copy_(travelled)
@@ -229,8 +160,8 @@ METADATA_KEY: Final = "metadata"  # key in the group's store
 class StateTransfer:
     """Facts that both sides know: the group, the steps, and the portion of each step.
 
-    Each rank r < `senders` sends. There are `steps` portions, and the first of them is transferred
-    in step `first`.
+    Each rank r < `senders` sends about the same number of bytes. There are `steps` portions, and
+    the first of them is transferred in step `first`.
     """
 
     group: ProcessGroup
@@ -243,19 +174,18 @@ class StateTransfer:
         """Set up the parts that both sides use."""
         self._staging = HostStaging(self.group.device)
         self._order: list[list[int]] = []  # parameters of each portion
-        self._buffers: list[torch.Tensor] = []  # sent with the first portion
+        self._buffers: list[torch.Tensor] = []  # sent with the first portion, by rank 0
 
     def is_over(self, step: int) -> bool:
         """True if nothing is transferred in `step` (1-based) or later."""
         return step - self.first >= self.steps
 
     def _plan(self) -> None:
-        sizes = [unit.size for unit in self.state.units(self.group.device)]
-        self._order = portions(sizes, self.steps)
+        self._order = portions(self.state.unit_sizes(self.group.device), self.steps)
 
-    def _portion(self, place: int) -> list[ParameterState]:
+    def _portion(self, place: int) -> list[torch.Tensor]:
         units = self.state.units(self.group.device)
-        return [units[index] for index in self._order[place]]
+        return [tensor for index in self._order[place] for tensor in units[index]]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -267,34 +197,48 @@ class OutgoingState(StateTransfer):
     def __post_init__(self) -> None:
         """Plan the transfer, and copy the buffers, because forward passes change them."""
         super().__post_init__()
-        self._sending: Sending | None = None
+        self._released: threading.Event | None = None  # set when sent tensors may change again
         self._plan()
         self._buffers = [buffer.clone() for buffer in self.state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Post the metadata for the newcomers. Only rank 0 does this.
-
-        The metadata must not change afterwards.
-        """
+        """Post the metadata, which must not change afterwards. Only rank 0 does this."""
         self.group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
-        """Start to send the portion of the coming step."""
-        place = step - self.first
-        self._sending = Sending(
-            self.group,
-            self._staging,
-            self._portion(place),
-            self.senders,
-            self.newcomers,
-            buffers=self._buffers if place == 0 else (),
-        )
+        """Start to send this member's part of the portion of `step` to every newcomer."""
+        group, staging, place = self.group, self._staging, step - self.first
+        held = [travelling for travelling, _ in contiguous_pairs(self._portion(place))]
+        mine = byte_share(held, group.rank, self.senders)
+        if place == 0 and group.rank == 0:
+            buffers = [travelling for travelling, _ in contiguous_pairs(self._buffers)]
+            mine += byte_share(buffers, 0, 1)
+        chunks, small = large_and_small(mine)
+        corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
+        if small:
+            together = torch.cat(small)
+            chunks.append(-together - 1 if corrupt else together)  # corrupt: any different value
+        marks, released = staging.mark(), threading.Event()
+        self._released = released
+
+        def send() -> None:
+            try:
+                copies = staging.to_host(chunks, marks)
+                if group.device.type != "cpu":
+                    released.set()  # only the copies are sent, so the originals may change
+                for to in self.newcomers:
+                    for pending in [group.send(copy, to) for copy in copies]:
+                        pending.wait(OPERATION_TIMEOUT)
+            finally:
+                released.set()
+
+        Background(send, "send")  # an error is ignored: the next reduction detects a lost newcomer
 
     def await_sent(self, cancelled: threading.Event) -> None:
         """Wait until the portion of this step is sent, before the optimizer changes the portion."""
         self._staging.note_update()
-        if self._sending is not None:
-            wait_for(self._sending.released, cancelled)
+        if self._released is not None:
+            wait_for(self._released, cancelled)
 
 
 class IncomingState(StateTransfer):
@@ -303,37 +247,25 @@ class IncomingState(StateTransfer):
     def __post_init__(self) -> None:
         """Start a thread that waits for the metadata, allocates the state and starts to receive."""
         super().__post_init__()
-        self._metadata: dict[str, Any] | None = None
-        self._metadata_ready = threading.Event()  # set when metadata arrived, or on an error
-        self._error = ""
-        self._receiving: Receiving | None = None
+        self._receiving: Receiving  # set before the metadata is complete
         self._received = 0  # last step whose portion was put in place
-        threading.Thread(target=self._take_metadata, name=METADATA_KEY, daemon=True).start()
+        self._metadata = Background(self._take_metadata, METADATA_KEY)
 
-    def _take_metadata(self) -> None:
-        try:
-            metadata = decode_metadata(self.group.store.fetch(METADATA_KEY))
-            with self._staging.on_training_stream():
-                self.state.adopt(metadata["structure"], self.group.device)
-                self._plan()
-                self._metadata = metadata
-                self._receive_portion(0)
-        except Exception as error:  # noqa: BLE001 - raised again in the training thread
-            self._error = str(error).partition("\n")[0] or type(error).__name__
-        self._metadata_ready.set()
+    def _take_metadata(self) -> dict[str, Any]:
+        metadata = decode_metadata(self.group.store.fetch(METADATA_KEY))
+        with self._staging.on_training_stream():
+            self.state.adopt(metadata["structure"], self.group.device)
+            self._plan()
+            self._buffers = [torch.empty_like(buffer) for buffer in self.state.buffers()]
+            self._receive_portion(0, self._buffers)
+        return metadata
 
     def begin_portion(self, step: int) -> None:
-        """Start to receive the portion of the coming step; do nothing for the first portion.
-
-        The first portion starts when the metadata arrives.
-        """
+        """Start to receive the portion of `step`; the first starts when the metadata arrives."""
         if step > self.first:
             self._receive_portion(step - self.first)
 
-    def _receive_portion(self, place: int) -> None:
-        if place == 0:
-            self._buffers = [torch.empty_like(buffer) for buffer in self.state.buffers()]
-        buffers = self._buffers if place == 0 else ()
+    def _receive_portion(self, place: int, buffers: Sequence[torch.Tensor] = ()) -> None:
         self._receiving = Receiving(self.group, self._portion(place), self.senders, buffers)
 
     def take_portion(
@@ -344,28 +276,29 @@ class IncomingState(StateTransfer):
     ) -> None:
         """Wait for the portion of `step`, which the optimizer needs, and put it in place.
 
-        After the first portion, `take_metadata` is called with the metadata.
-
-        Raises:
-            BrokenGroupError: if the portion did not arrive.
-            CancelledError: if `cancelled` is set first.
+        After the first portion, `take_metadata` is called with the metadata. If the portion did not
+        arrive, it raises BrokenGroupError.
         """
         if self._received == step:
             return
         self._received = step
-        wait_for(self._metadata_ready, cancelled)
-        receiving = self._receiving
-        if receiving is not None:
-            wait_for(receiving.done, cancelled)
-        error = self._error or (receiving.error if receiving else "nothing came")
-        if error or receiving is None:
-            raise BrokenGroupError(f"the state did not arrive: {error}")
-        receiving.put_in_place()
-        if step == self.first and self._metadata is not None:
+        metadata = _arrived(self._metadata, cancelled)
+        _arrived(self._receiving.arrival, cancelled)
+        self._receiving.put_in_place()
+        if step == self.first:
             for buffer, arrived in zip(self.state.buffers(), self._buffers, strict=True):
                 buffer.copy_(arrived)
-            take_metadata(self._metadata)
+            take_metadata(metadata)
         finish_device_work(self.group.device)  # because a script may train on its own stream
+
+
+def _arrived(awaited: Background[T], cancelled: threading.Event) -> T:
+    wait_for(awaited.over, cancelled)
+    try:
+        return awaited.result()
+    except Exception as error:  # noqa: BLE001 - any error of the thread
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
+        raise BrokenGroupError(f"the state did not arrive: {reason}") from None
 
 
 # --- broadcast, while training waits
@@ -382,7 +315,7 @@ def broadcast_state(
     if group.rank != source:
         state.adopt(decode_metadata(encoded)["structure"], group.device)
     finish_device_work(group.device)  # includes work on the script's own streams
-    tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
+    tensors = [tensor for unit in state.units(group.device) for tensor in unit]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
         if as_byte_row(travelling).numel() < MIN_IN_PLACE_BYTES:
@@ -405,9 +338,7 @@ def _broadcast_together(
     group.broadcast(together, source, cancel)
     if group.rank == source:
         return
-    start = 0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        chunk = together[start : start + size].clone()  # a copy is aligned for any type
-        tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
-        start += size
+    chunks = together.split_with_sizes([tensor.nbytes for tensor in tensors])
+    for tensor, chunk in zip(tensors, chunks, strict=True):
+        aligned = chunk.clone()  # a copy is aligned for any type
+        tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))

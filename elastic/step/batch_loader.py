@@ -31,9 +31,8 @@ from elastic.training_errors import UsageError
 class StreamReader(Dataset[Any]):
     """Map-style dataset that reads an iterable dataset from its start, once in each process.
 
-    It reads and skips the samples of other workers. A request for an earlier position restarts the
-    reading. So every process sees the same stream, even if the group changes. The iterable
-    dataset does not see the loader's workers. Its random numbers follow from seed and epoch.
+    It skips the samples of other workers, and restarts for an earlier position. So every process
+    sees the same stream, even if the group changes. Its random numbers follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
@@ -52,10 +51,8 @@ class StreamReader(Dataset[Any]):
     def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
         """Return the samples at `ids`: pairs of epoch (from 1) and position (from 0).
 
-        Increasing positions are fast.
-
-        Raises:
-            UsageError: if the dataset has more or fewer samples than the stream.
+        Increasing positions are fast. A dataset with more or fewer samples than the stream is
+        refused.
         """
         outside = host_random_state()
         try:
@@ -109,8 +106,7 @@ class StreamReader(Dataset[Any]):
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with its tensors on `device`; on the CPU it is unchanged.
 
-    It moves tensors, objects with a method `to`, and mappings, lists, (named) tuples and
-    dataclasses of these, which keep their type. Other objects are returned unchanged.
+    Mappings, lists, (named) tuples and dataclasses keep their type. Unknown objects are unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -189,10 +185,7 @@ class _MicroBatchSampler:
         if not training.epoch_open:
             return stream.steps(stream.size, training.schedule_batch)
         row = training.schedule.at(position.step + 1)
-        left, cursor = 0, position.cursor
-        while taken := stream.taken(cursor, max(1, row.batch)):
-            cursor, left = cursor + taken, left + 1
-        mine = 0
+        left, mine = stream.steps_left(position.cursor, max(1, row.batch)), 0
         if row.rank is not None and row.local_batches:
             mine = share_sizes(row.batch, row.local_batches, stream.min_samples)[row.rank]
         return position.epoch_step + left * len(
@@ -292,11 +285,7 @@ class ElasticLoader:
 
 
 def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
-    """Return options with which `ScalingAgent.load` produces the batches of `loader`.
-
-    Raises:
-        UsageError: if `loader` has its own sampler or batch sampler.
-    """
+    """Return options with which `ScalingAgent.load` produces the batches of `loader`."""
     if loader.batch_size is None:
         problem = "the training loader has its own batch sampler, or none"
         hint = "use DataLoader(data, batch_size=..., shuffle=True)"

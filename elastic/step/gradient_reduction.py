@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -20,13 +21,12 @@ from elastic import fault_points
 from elastic.collectives.control_words import (
     DIGEST_BYTES,
     FIXED_WORDS,
-    STEP_MODULUS,
     AgreedWords,
     ControlWords,
     read_agreed_words,
 )
 from elastic.collectives.process_group import ProcessGroup
-from elastic.group.transitions import ReductionTerms
+from elastic.group.transitions import NO_TERMS, ReductionTerms
 from elastic.hooks import listen, unlisten
 from elastic.metrics import MEASURE_INTERVAL
 from elastic.sample_stream import MicroBatch
@@ -50,10 +50,10 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
         self._any = False
         self._prior: dict[int, torch.Tensor] = {}  # gradients that the script kept, by index
-        self._kept: dict[int, torch.Tensor] = {}  # sums over the step's passes, by `place`
+        # Sum over the step's passes, and the parameters used in them, by `place`.
+        self._kept: dict[int, tuple[torch.Tensor, list[bool]]] = {}
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._used_before: dict[int, list[bool]] = {}  # used in earlier passes, by `place`
         self.active = False  # False in a group of one with a single pass
         self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
@@ -61,9 +61,9 @@ class Reducer:
         self.losses: list[torch.Tensor] = []  # losses of this step on which backward() ran
         self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before a pass
         for index, parameter in enumerate(self.parameters):
-            parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._before, index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._after(index)
+                partial(self._after, index)
             )
         listen(self)
 
@@ -72,15 +72,12 @@ class Reducer:
         self.active = False
         unlisten(self)
 
-    def _before(self, index: int) -> Callable[[torch.Tensor], None]:
-        def before(_: torch.Tensor) -> None:
-            kept = self.parameters[index].grad
-            if self.watch_kept and not self.found_kept and kept is not None:
-                self.found_kept = bool(kept.any())
-            if self.active and not self._fired[index]:
-                self._set_aside(index)
-
-        return before
+    def _before(self, index: int, _: torch.Tensor) -> None:
+        kept = self.parameters[index].grad
+        if self.watch_kept and not self.found_kept and kept is not None:
+            self.found_kept = bool(kept.any())
+        if self.active and not self._fired[index]:
+            self._set_aside(index)
 
     def _set_aside(self, index: int) -> None:
         """Set aside a gradient that the script kept, because it is not part of this step."""
@@ -90,12 +87,9 @@ class Reducer:
             self._prior[index] = kept.clone() if self._owns(kept) else kept
             parameter.grad = None
 
-    def _after(self, index: int) -> Callable[[torch.Tensor], None]:
-        def after(_: torch.Tensor) -> None:
-            self._any = True
-            self._fired[index] = self.active
-
-        return after
+    def _after(self, index: int, _: torch.Tensor) -> None:
+        self._any = True
+        self._fired[index] = self.active
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         flat = self._flat
@@ -124,22 +118,21 @@ class Reducer:
     # --- calls of a step's reduction
 
     def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
-        """Add this pass's gradients to the step's sum, and leave zeros for the optimizer.
+        """Add this pass's gradients, times `weight`, to the sum of `place` in the step.
 
-        `weight` is the pass's number of samples divided by the global batch. `place` is the number
-        of the backward pass in its batch; each place has its own sum. Returns this pass's gradients
-        times `weight`, shape (scalars,), which are valid until the next pass.
+        The optimizer finds zeros. Returns this pass's gradients times `weight`, shape (scalars,),
+        which are valid until the next pass.
         """
         flat = self._filled(weight)
-        self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
-        self._used_before[place] = self._used(place)
+        if place in self._kept:
+            gradients, before = self._kept[place]
+            self._kept[place] = gradients.add_(flat), self._used(before)
+        else:
+            self._kept[place] = flat.clone(), [*self._fired]
         self._empty_grads()
         return flat[: self._scalars]
 
-    def _used(self, place: int) -> list[bool]:
-        before = self._used_before.get(place)
-        if before is None:
-            return [*self._fired]
+    def _used(self, before: Sequence[bool]) -> list[bool]:
         return [a or b for a, b in zip(before, self._fired, strict=True)]
 
     @property
@@ -150,26 +143,20 @@ class Reducer:
     def pack(
         self, weight: float, extra: int, place: int = 0, *, counts: bool | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bucket with the step's gradients times `weight`, and a view of its tail.
+        """Return the bucket with the step's gradients, and a view of its tail.
 
-        The gradients that `accumulate` summed for the same `place` are added.
-
-        Args:
-            weight: the pass's number of samples divided by the global batch; 0 excludes the
-                gradients of the pass.
-            extra: numbers between gradients and flags. The bucket has shape (scalars + extra +
-                parameters,); the tail is its last `extra + parameters` numbers.
-            counts: True if the pass belongs to the step even with weight 0, so that its zeros are
-                gradients. The default is True if the weight is not 0.
+        The bucket has the gradients of this pass, times `weight`, plus those that `accumulate`
+        summed for `place`. Its shape is (scalars + extra + parameters,); the tail has the last
+        `extra + parameters` numbers. If `counts` is True, the pass belongs to the step even with
+        weight 0, so its zeros are gradients; the default is True if the weight is not 0.
         """
         flat = self._filled(weight, extra)
-        kept = self._kept.pop(place, None)
-        if kept is not None:
-            flat[: kept.numel()].add_(kept)
-        used = self._used(place)
-        before = self._used_before.pop(place, [])
-        if not (weight != 0 if counts is None else counts) and not any(before):
-            used = [False] * len(used)
+        nothing = [False] * len(self.parameters)
+        gradients, before = self._kept.pop(place, (None, nothing))
+        if gradients is not None:
+            flat[: gradients.numel()].add_(gradients)
+        counted = any(before) or (weight != 0 if counts is None else counts)
+        used = self._used(before) if counted else nothing
         end = self._scalars
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
@@ -180,10 +167,7 @@ class Reducer:
         return flat, flat[self._scalars :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
-        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`.
-
-        `used`, shape (parameters,), is True where some rank has a gradient for the parameter.
-        """
+        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`."""
         if scale != 1.0 and self._flat is not None:
             self._flat[: self._scalars].mul_(scale)
         for index, parameter in enumerate(self.parameters):
@@ -200,7 +184,6 @@ class Reducer:
     def discard(self) -> None:
         """Discard the gradients and the bucket, to which an abandoned operation may still write."""
         self._kept, self._flat, self._views = {}, None, []
-        self._used_before = {}
         self._empty_grads()
 
     def _clear(self) -> None:
@@ -253,17 +236,17 @@ class Reducer:
 FAULT_POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Contribution of this worker to a reduction, in addition to its gradients."""
+    """Contribution of a worker's backward pass to a step, in addition to the gradients."""
 
-    micro_batch: MicroBatch  # last micro-batch of the step
-    terms: ReductionTerms
-    has_full_state: bool  # if True, the checksum of the state is included
-    skipped: bool = False  # the script skipped the batch
-    items: float | None = None  # items that this pass's losses are averaged over, if set
+    micro_batch: MicroBatch
+    items: float | None  # items that this pass's losses are averaged over, if set
+    place: int  # number of the backward pass in its batch, from 0
     step_items: float = 0.0  # sum of `items` over all passes of the step
-    place: int = 0  # number of the backward pass in its batch, from 0
+    skipped: bool = False  # the script skipped the batch
+    terms: ReductionTerms = NO_TERMS
+    has_full_state: bool = False  # if True, the checksum of the state is included
 
     @property
     def counts(self) -> bool:
@@ -273,22 +256,19 @@ class Contribution:
     @property
     def measures_noise(self) -> bool:
         """True if the gradients can be used to estimate the noise scale."""
-        return not self.skipped and _measures_noise(self.micro_batch, self.items, self.place)
+        if self.items is not None or self.place:
+            return False  # other weights, or gradients of another loss
+        return self.counts and self.micro_batch.step % MEASURE_INTERVAL == 0
 
     @property
     def weight(self) -> float:
-        """Weight of the gradients; 0 excludes them."""
-        return 0.0 if self.skipped else pass_weight(self.micro_batch, self.items)
+        """Weight of the gradients, 0 without samples: `items`, or samples / global batch.
 
-
-def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
-    """Return the weight of a pass's gradients: `items`, or samples divided by the global batch.
-
-    With `items`, the summed gradients are divided by the items of all workers after the reduction.
-    """
-    if items is None or not micro_batch.count:
-        return micro_batch.weight
-    return items
+        With `items`, the summed gradients are divided by all workers' items after the reduction.
+        """
+        if not self.counts:
+            return 0.0
+        return self.micro_batch.weight if self.items is None else self.items
 
 
 class StepReduction:
@@ -304,52 +284,49 @@ class StepReduction:
         self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
         self._samples = 0  # samples of the step's earlier passes
 
-    def accumulate(
-        self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
-    ) -> None:
-        """Accumulate a pass that is not the step's last pass.
-
-        `place` is the number of the backward pass in its batch, from 0. `measures` is True if this
-        worker measures the noise scale.
-        """
-        self._add_loss(micro_batch, items, place)
+    def accumulate(self, contribution: Contribution, *, measures: bool) -> None:
+        """Accumulate a pass that is not the step's last; `measures`: measure the noise scale."""
+        micro_batch, place = contribution.micro_batch, contribution.place
+        self._add_loss(contribution)
         if place == 0:
             self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
-        gradients = self._reducer.accumulate(pass_weight(micro_batch, items), place)
-        if measures and _measures_noise(micro_batch, items, place):
-            if micro_batch.first:
-                self._training.noise.begin()
-            self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
+        gradients = self._reducer.accumulate(contribution.weight, place)
+        if measures and contribution.measures_noise:
+            self._measure_pass(gradients, micro_batch)
 
-    def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Add the losses of a pass with place 0, which are means over samples or `items`."""
+    def _measure_pass(self, gradients: torch.Tensor, micro_batch: MicroBatch) -> None:
+        noise = self._training.noise
+        if micro_batch.first:
+            noise.begin()
+        noise.add_pass(gradients, micro_batch.count, micro_batch.total)
+
+    def _add_loss(self, contribution: Contribution) -> None:
+        """Add the losses of a pass with place 0, which are means over samples or items."""
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
-        weight = micro_batch.count if items is None else items
-        if loss is not None and micro_batch.count and place == 0:
+        count, items = contribution.micro_batch.count, contribution.items
+        weight = count if items is None else items
+        if loss is not None and count and contribution.place == 0:
             total = loss * weight if weight else torch.zeros_like(loss)  # a mean over 0 is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
         """Reduce over `group`, set the parameters' gradients, and return the agreed words.
 
-        Raises:
-            OutOfStepError: if the ranks are not in the same step.
-            UsageError: if only some of the workers weigh their losses.
+        If the ranks are not in the same step, it raises OutOfStepError.
         """
         if not contribution.skipped:
-            self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
+            self._add_loss(contribution)
         loss_sum, self._loss_sum = self._loss_sum, None
         seconds = 0.0 if contribution.place else self._step_s(time.monotonic())
         if group.size == 1:
             return self._finish_alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and contribution.measures_noise
-        bucket, tail = self._fill(contribution, loss_sum, seconds)
-        gradients = bucket[: bucket.numel() - tail.numel()]
-        micro_batch, noise = contribution.micro_batch, self._training.noise
+        words = self._words(contribution, seconds)
+        bucket, gradients, tail = self._pack(contribution, words, loss_sum)
+        micro_batch = contribution.micro_batch
         if measured and micro_batch.first:  # otherwise only the earlier passes are measured
-            noise.begin()
-            noise.add_pass(gradients, micro_batch.count, micro_batch.total)
+            self._measure_pass(gradients, micro_batch)
         step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
         began = time.monotonic()  # the device is idle now: copying the words waited for it
@@ -362,9 +339,8 @@ class StepReduction:
         if contribution.place == 0:
             agreed.check_shares(micro_batch.total)
         if measured and not agreed.skipped:
-            noise.add_total(gradients, micro_batch.total)
-        scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
-        self._reducer.unpack(agreed.used, scale)
+            self._training.noise.add_total(gradients, micro_batch.total)
+        self._unpack(contribution, agreed)
         if agreed.samples and contribution.place == 0:
             self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.samples))
         return agreed
@@ -376,57 +352,52 @@ class StepReduction:
         self._lap = now, min(took, 2 * before) if before else took
         return self._lap[1]
 
-    def _fill(
-        self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        micro_batch = contribution.micro_batch
-        digest = bytes(DIGEST_BYTES)
-        if contribution.terms.compare_checksums and contribution.has_full_state:
-            digest = self._training.tensors().digest()
-        weight, place, counts = contribution.weight, contribution.place, contribution.counts
-        bucket, tail = self._reducer.pack(weight, FIXED_WORDS, place, counts=counts)
+    def _words(self, contribution: Contribution, seconds: float) -> ControlWords:
+        micro_batch, terms = contribution.micro_batch, contribution.terms
+        compares = terms.compare_checksums and contribution.has_full_state
         earlier = 0 if micro_batch.first else self._samples
-        words = ControlWords(
+        return ControlWords(
             earlier + micro_batch.count,
-            contribution.terms.ready,
+            terms.ready,
             seconds,
-            digest,
+            self._training.tensors().digest() if compares else bytes(DIGEST_BYTES),
             step=micro_batch.step,
             skipped=contribution.skipped,
             items=contribution.step_items,
         )
+
+    def _pack(
+        self, contribution: Contribution, words: ControlWords, loss_sum: torch.Tensor | float | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the bucket, and views of its gradients and of its tail."""
+        weight, place, counts = contribution.weight, contribution.place, contribution.counts
+        bucket, tail = self._reducer.pack(weight, FIXED_WORDS, place, counts=counts)
         tail[0] = 0.0 if loss_sum is None else loss_sum
         tail[1:FIXED_WORDS] = torch.tensor(words.encode(), dtype=tail.dtype)
-        return bucket, tail
+        return bucket, bucket[: bucket.numel() - tail.numel()], tail
+
+    def _unpack(self, contribution: Contribution, agreed: AgreedWords) -> None:
+        """Set the parameters' gradients; those of weighted losses are divided by all items."""
+        weighted = agreed.items > 0.0
+        if weighted and contribution.counts and contribution.items is None:
+            problem = "agent.weight(n) was called for some batches of a step and not for others"
+            raise UsageError(problem, "call it for every batch, before backward()")
+        self._reducer.unpack(agreed.used, 1.0 / agreed.items if weighted else 1.0)
 
     def _finish_alone(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> AgreedWords:
         """Finish a step without peers; gradients of a single pass stay in place."""
-        micro_batch = contribution.micro_batch
+        micro_batch, words = contribution.micro_batch, self._words(contribution, seconds)
         if self._reducer.active:
-            bucket, tail = self._fill(contribution, None, seconds)
+            _, gradients, tail = self._pack(contribution, words, None)
             if contribution.measures_noise:
-                gradients = bucket[: bucket.numel() - tail.numel()]
                 self._training.noise.add_total(gradients, micro_batch.total)
-            agreed = read_agreed_words(tail.tolist(), 1)
-            scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
-            self._reducer.unpack(agreed.used, scale)
+            self._unpack(contribution, read_agreed_words(tail.tolist(), 1))
         if loss_sum is not None:
             weight = contribution.step_items or max(1, micro_batch.total)
             self._training.losses.add(loss_sum / weight)
-        return AgreedWords(
-            loss_sum=0.0,
-            samples=micro_batch.count,
-            ready=int(contribution.terms.ready),
-            seconds=seconds,
-            same=True,
-            step=micro_batch.step % STEP_MODULUS,
-            ends=0,
-            skipped=0,
-            items=contribution.step_items,
-            used=(),
-        )
+        return read_agreed_words([0.0, *words.encode()], 1)
 
     def end_epoch(self, group: ProcessGroup) -> None:
         """Check that all ranks of the current group have finished the epoch."""
@@ -436,17 +407,3 @@ class StepReduction:
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
         group.all_reduce(marker, self._cancelled)
         read_agreed_words(tail.tolist(), group.size).check_in_step(group.size, None)
-
-
-def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """Return the factor by which the summed gradients of weighted losses are multiplied."""
-    if contribution.counts and contribution.items is None:
-        problem = "agent.weight(n) was called for some batches of a step and not for others"
-        raise UsageError(problem, "call it for every batch, before backward()")
-    return 1.0 / agreed.items
-
-
-def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
-    if items is not None or place:
-        return False  # other weights, or gradients of another loss
-    return micro_batch.count > 0 and micro_batch.step % MEASURE_INTERVAL == 0

@@ -13,8 +13,9 @@ harmless. For example, a generator's backward pass leaves gradients in its criti
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,7 @@ from elastic.training_errors import UsageError
 
 
 class GradientOrigins:
-    """Record of the batch in which each parameter's gradient started.
-
-    Create it before other hooks on the gradients.
-    """
+    """Record of the batch in which each gradient started. Create it before other hooks."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._batch = 0
@@ -37,7 +35,7 @@ class GradientOrigins:
         self._origins: dict[int, int] = {}  # batch in which a gradient started, by parameter id
         self._stale: dict[int, torch.Tensor] = {}  # True if it includes earlier batches, by id
         for parameter in parameters:
-            parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._before, parameter))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Start the next step."""
@@ -48,23 +46,18 @@ class GradientOrigins:
         """Record the end of an outermost backward pass."""
         self._fired.clear()
 
-    def _before(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
-        key = id(parameter)
-
-        def before(_: torch.Tensor) -> None:
-            if key in self._fired:
-                return
-            self._fired.add(key)
-            kept = parameter.grad
-            if kept is None:
-                self._stale.pop(key, None)
-            elif key in self._stale:
-                self._stale[key] = self._stale[key] & kept.any()
-            elif self._origins.get(key) != self._batch:
-                self._stale[key] = kept.any()
-            self._origins[key] = self._batch
-
-        return before
+    def _before(self, parameter: nn.Parameter, _: torch.Tensor) -> None:
+        key, kept = id(parameter), parameter.grad
+        if key in self._fired:
+            return
+        self._fired.add(key)
+        if kept is None:
+            self._stale.pop(key, None)
+        elif key in self._stale:
+            self._stale[key] = self._stale[key] & kept.any()
+        elif self._origins.get(key) != self._batch:
+            self._stale[key] = kept.any()
+        self._origins[key] = self._batch
 
     def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether `optimizer` will use gradients that contain parts of earlier batches."""
@@ -157,7 +150,7 @@ class OptimizerTurns:
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
-        self._origins = origins
+        self.origins = origins
         self._passes = 0  # backward passes of the current batch
         self._max_passes = 0  # maximum of backward passes in a batch; 0: not known yet
         self._stepped = False  # an optimizer stepped or skipped in the current batch
@@ -172,15 +165,14 @@ class OptimizerTurns:
             return
         self._undo = StepUndo(self._training) if may_break else None
         self._broken, self._before_rollback = False, None
-        self._origins.begin()
+        self.origins.begin()
 
     def backward_finished(self, micro_batch: MicroBatch) -> int:
         """Record an outermost backward pass; return its number in the batch, from 0.
 
-        Raises:
-            UsageError: if an optimizer stepped already and the batch takes several micro-batches.
+        If an optimizer stepped already, the batch must be a single micro-batch.
         """
-        self._origins.backward_finished()
+        self.origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
             raise UsageError(
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
@@ -199,8 +191,7 @@ class OptimizerTurns:
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer that is about to step, if another reduction can follow.
 
-        No reduction is expected once the batch has had as many backward passes as the longest batch
-        before.
+        No reduction is expected after as many backward passes as the longest batch had before.
         """
         undo = self._undo
         if undo is None:
@@ -209,10 +200,6 @@ class OptimizerTurns:
             undo.save_copy(optimizer)
         else:
             undo.is_complete = False
-
-    def uses_earlier_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether `optimizer` is about to use gradients of earlier batches."""
-        return self._origins.include_earlier(optimizer)
 
     def roll_back(self) -> bool:
         """Roll the step back; return True if the state before the step is restored."""
@@ -227,30 +214,22 @@ class OptimizerTurns:
     def adopt(self) -> None:
         """Continue a step that the other workers finished, with their tensors.
 
-        The script completes the step with its own schedulers and scalers, so these get back their
-        values from before the rollback.
+        The script completes the step with its own schedulers and scalers, as they were before the
+        rollback.
         """
         if self._before_rollback is not None:
             self._training.restore(self._before_rollback)
             self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """Check that either all workers or none skipped the batch.
-
-        Raises:
-            UsageError: if only some workers skipped the batch.
-        """
+        """Check that either all workers or none skipped the batch."""
         if 0 < skipped < ranks:
             problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             hint = "call backward() and step in every batch; multiply the loss by 0 to skip one"
             raise UsageError(problem, hint)
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """Conclude a batch; `unused` is True if gradients of earlier passes were not reduced.
-
-        Raises:
-            UsageError: if `unused` is True.
-        """
+        """Conclude a batch; if gradients of earlier passes were not reduced, `unused` is True."""
         if not self._broken:
             self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:

@@ -17,7 +17,7 @@ import torch
 
 from elastic import fault_points
 from elastic.group.membership import Membership
-from elastic.group.transitions import GroupTransitions, ReductionTerms
+from elastic.group.transitions import NO_TERMS, GroupTransitions
 from elastic.reporting import SampleRecords
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedRows
@@ -59,8 +59,7 @@ class StepExecutor:
         self._skip_steps = False
         self._reduced = False
         self._items: float | None = None  # items that the current batch's losses are averaged over
-        self._step_items: dict[int, float] = {}  # items of the step's earlier passes, by place
-        self._pass_items: dict[int, float] = {}  # items of the current pass, by place
+        self._step_items: dict[tuple[int, int], float] = {}  # by micro-batch and place
         self._passes = 0  # passes of the running step so far
         self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
@@ -72,20 +71,13 @@ class StepExecutor:
     def set_reducer(
         self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None
     ) -> None:
-        """Set the reducer, the number of prefetched steps (`depth`) and the optimizers' turns.
-
-        `turns` is None with one optimizer.
-        """
+        """Set the reducer, the number of prefetched steps, and the turns of several optimizers."""
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self.cancelled)
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
-        """Check at the start of an epoch that exactly the trained parameters are reduced.
-
-        Raises:
-            UsageError: if the trained parameters have changed, in a group of several workers.
-        """
+        """Check at the start of an epoch that exactly the trained parameters are reduced."""
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
         frozen = self._turns is not None and set(trained) <= set(summed)  # another optimizer steps
@@ -94,17 +86,11 @@ class StepExecutor:
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
-        """Check at the start of training that all tracked state can be transferred.
-
-        Raises:
-            UsageError: if a state cannot be transferred; a worker that always trains alone warns.
-        """
+        """Check at the start of training that all tracked state can be transferred."""
         try:
             self._training.check_metadata()
         except UsageError as error:
-            if self._membership.own_id:
-                raise
-            self._warn("a cluster", error.message, error.hint)
+            self._refuse_under_cluster(error.message, error.hint)
 
     # --- the loader
 
@@ -119,10 +105,6 @@ class StepExecutor:
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
-            self._pass_items.clear()
-        for place, items in self._pass_items.items():
-            self._step_items[place] = self._step_items.get(place, 0.0) + items
-        self._pass_items.clear()
         grouped, reducer = self._membership.group.size > 1, self._reducer
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
@@ -138,8 +120,7 @@ class StepExecutor:
     def finish(self, micro_batch: MicroBatch) -> bool:
         """Conclude `micro_batch`; return True if the script should continue.
 
-        Returns False if the epoch is over, because the script reported it, the group is already in
-        another epoch, or the job has trained all its samples.
+        Returns False if the epoch is over, or the job has trained all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -194,11 +175,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Record that the losses of the current batch are means over `items` items.
-
-        Raises:
-            UsageError: outside of the loop over the loader, or if `items` is below 0.
-        """
+        """Record that the losses of the current batch are means over `items` items."""
         if self.micro_batch is None:
             problem = f"weight({items}) was called outside of the loop"
             raise UsageError(problem, "call it in the loop over the loader, before backward()")
@@ -225,9 +202,9 @@ class StepExecutor:
         if micro_batch.last:
             self._reduce(micro_batch, place)
         else:
-            self._pass_items[place] = self._items or 0.0
-            measures = self._membership.rank == 0
-            self._reduction.accumulate(micro_batch, self._items, place, measures=measures)
+            self._step_items[self._passes, place] = self._items or 0.0
+            contribution = Contribution(micro_batch=micro_batch, items=self._items, place=place)
+            self._reduction.accumulate(contribution, measures=self._membership.rank == 0)
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
@@ -245,22 +222,20 @@ class StepExecutor:
     def refuse(self, problem: str, remedy: str) -> None:
         """Refuse something in the loop that a group cannot do exactly.
 
-        Raises:
-            UsageError: if a cluster started this worker; a worker that always trains alone warns.
+        A worker that no cluster started always trains alone, so it only gets a warning.
         """
-        if self.micro_batch is None:
-            return
-        if self._membership.own_id:
-            raise UsageError(problem, remedy)
-        self._warn("a cluster", problem, remedy)
+        if self.micro_batch is not None:
+            self._refuse_under_cluster(problem, remedy)
+
+    def _refuse_under_cluster(self, problem: str, remedy: str) -> None:
+        self._raise_or_warn(bool(self._membership.own_id), "a cluster", problem, remedy)
 
     def _refuse_in_group(self, problem: str, remedy: str) -> None:
-        """Raise a UsageError in a group of several workers; warn once in a group of one."""
-        if self._membership.group.size > 1:
-            raise UsageError(problem, remedy)
-        self._warn("a group of workers", problem, remedy)
+        self._raise_or_warn(self._membership.group.size > 1, "a group of workers", problem, remedy)
 
-    def _warn(self, context: str, problem: str, remedy: str) -> None:
+    def _raise_or_warn(self, refused: bool, context: str, problem: str, remedy: str) -> None:  # noqa: FBT001
+        if refused:
+            raise UsageError(problem, remedy)
         if problem not in self._warned:
             self._warned.add(problem)
             sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")
@@ -268,8 +243,7 @@ class StepExecutor:
     def _check_loss(self, loss: torch.Tensor) -> None:
         """Refuse losses that are sums, because they give workers with more samples a higher weight.
 
-        Only the first batch of at least two samples is checked, because a sum over one sample is a
-        mean. Uncertain cases are logged.
+        Only the first batch of at least two samples is checked. Uncertain cases are logged.
         """
         micro_batch = self.micro_batch
         if micro_batch is None:
@@ -295,16 +269,12 @@ class StepExecutor:
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; return the factor for the learning rates.
-
-        Raises:
-            UsageError: if one of several optimizers uses gradients of earlier batches.
-        """
+        """Wait until parameters may change; return the factor for the learning rates."""
         self._stepped = True
         factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns
         if turns is not None and self.micro_batch is not None:
-            if turns.uses_earlier_gradients(optimizer):
+            if turns.origins.include_earlier(optimizer):
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
                     "batches",
@@ -317,17 +287,16 @@ class StepExecutor:
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         membership = self._membership
         self._reduced = True
-        terms = ReductionTerms(ready=False, compare_checksums=False)  # for later reductions
-        if place == 0:
-            terms = self._transitions.before_reduction(micro_batch.step)
+        terms = self._transitions.before_reduction(micro_batch.step) if place == 0 else NO_TERMS
+        earlier = [items for (_, at), items in self._step_items.items() if at == place]
         contribution = Contribution(
-            micro_batch,
-            terms,
-            membership.has_full_state,
-            skipped,
-            self._items,
-            self._step_items.get(place, 0.0) + (self._items or 0.0),
-            place,
+            micro_batch=micro_batch,
+            items=self._items,
+            place=place,
+            step_items=sum(earlier) + (self._items or 0.0),
+            skipped=skipped,
+            terms=terms,
+            has_full_state=membership.has_full_state,
         )
         try:
             agreed = self._reduction.run(membership.group, contribution)
@@ -519,7 +488,7 @@ class StepView:
             ends.append(rule.epochs * whole)
         if rule.samples is not None:
             epochs, rest = divmod(rule.samples, stream.size)
-            ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
+            ends.append(epochs * whole + stream.steps(rest, base))
         return min(ends, default=None)
 
     def remaining_steps(self) -> int | None:

@@ -26,14 +26,9 @@ LONG_UNIT_S: Final = 60.0  # only a shorter unit is run again for a better estim
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     """Train the first unit of a configuration, and evaluate the result.
 
-    `task` has `functions` (import paths by field), `partitions`, `seed`, `values` and `metric`.
-
-    Returns:
-        A dict of `seconds` (of user code), `input_s`, `eval_s`, `state_bytes`, `samples` and
-        `metrics`.
-
-    Raises:
-        ElasticError: if a function fails, or no function returns the metric of the search.
+    `task` has `functions` (import paths by field), `partitions`, `seed`, `values` and `metric`. The
+    result has `seconds` (of user code), `input_s`, `eval_s`, `state_bytes`, `samples` and
+    `metrics`.
     """
     functions = import_functions(task["functions"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,14 +70,7 @@ def replay(task: dict[str, Any]) -> dict[str, Any]:
 
     `task` has `functions` (import paths by field), `partitions`, `seed`, `model` (output file or
     None) and `visits`, each with `config`, `values`, `epoch`, `partition`, `version` and `digest`.
-
-    Returns:
-        A dict of `equal` (True if all digests are equal), `first_difference` (the first visit whose
-        state differs, or None) and `units` (the number of visits).
-
-    Raises:
-        ElasticError: if a function fails.
-        OSError: if the model cannot be written.
+    The result has `equal`, `first_difference` (a visit, or None) and `units`, the number of visits.
     """
     functions = import_functions(task["functions"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

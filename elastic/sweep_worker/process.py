@@ -18,6 +18,7 @@ A worker that leaves finishes its current unit first.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -30,12 +31,12 @@ from typing import Any, Final
 import torch
 
 from elastic.collectives.backends import slot_device, use_device
+from elastic.collectives.background import Background
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
-from elastic.reporting import AgentConnection
+from elastic.reporting import AgentConnection, identity
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
 from elastic.sweep_worker.state_store import (
-    Background,
     DiskFullError,
     FoundState,
     StateLostError,
@@ -179,11 +180,8 @@ DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
     """Run a worker of a sweep until it is no longer a member of any group."""
-    worker = SweepWorker(assignment, folder, sweep)
-    try:
+    with contextlib.closing(SweepWorker(assignment, folder, sweep)) as worker:
         worker.run()
-    finally:
-        worker.close()
 
 
 class SweepWorker:
@@ -352,23 +350,18 @@ class SweepWorker:
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
-        """Return telemetry of the whole group from rank 0; other ranks return None.
-
-        The group's speed is this worker's speed times the number of workers.
-        """
+        """Return telemetry of the whole group from rank 0; other ranks return None."""
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
             return None
         usage = self._usage.usage(cpu_seconds(), time.monotonic())
         return StepsReported(
-            job=self._assignment.job,
-            version=self._assignment.version,
-            rank=self._assignment.rank,
+            **identity(self._assignment),
             group=orders.group,
             epoch=1,
             step=self._speed.units,
             samples_done=self._speed.samples,
-            samples_per_s=speed * orders.size,
+            samples_per_s=speed * orders.size,  # as if the others were as fast
             train_loss=None,
             global_batch=orders.batch,
             lr=0.0,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import math
 import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -54,9 +53,6 @@ class _Block:
     owner: object  # object whose memory `content` refers to
     content: memoryview | bytes
 
-    def __len__(self) -> int:
-        return len(self.content)
-
 
 class _NotStagedError(Exception):
     """The data contain an object that cannot be staged."""
@@ -72,10 +68,7 @@ class StagedData:
         """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         Only one worker of the node calls `read` at a time. The other workers then map the result.
-
-        Raises:
-            DataDiffersError: if the number of samples differs from an earlier call.
-            OSError: if the folder cannot be used.
+        If the number of samples differs from an earlier call, it raises DataDiffersError.
         """
         name = "evaluation" if partition is None else f"partition-{partition}"
         path = self._folder / f"{name}.data"
@@ -109,7 +102,7 @@ def count_samples(data: Any) -> int:
     """Return the number of samples in a user's data, at least 1.
 
     The items of a tuple or mapping are columns, and the first column is counted. The items of a
-    list are samples. A loader has the samples of its dataset. Data without a length are one sample.
+    list are samples. Data without a length are one sample.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))
@@ -148,8 +141,8 @@ def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
     places, place = [], 0
     for block in blocks:
         place += -place % ALIGNED
-        places.append((place, len(block)))
-        place += len(block)
+        places.append((place, len(block.content)))
+        place += len(block.content)
     return _Header(content, places, samples), blocks
 
 
@@ -243,35 +236,12 @@ def _map_file(path: Path) -> tuple[Any, int] | None:
         return None
     if header.content == ["o"]:
         return _NOT_STAGED, header.samples
-    start = _content_offset(length)
-    places = [(start + place, size) for place, size in header.blocks]
-    return _decode(header.content, _Mapped(content, places)), header.samples
+    view = memoryview(content)[_content_offset(length) :]
+    blocks = [view[place : place + size] for place, size in header.blocks]
+    return _decode(header.content, blocks), header.samples
 
 
-class _Mapped:
-    def __init__(self, content: mmap.mmap, places: list[tuple[int, int]]) -> None:
-        self._content = content
-        self._places = places
-
-    def tensor(self, at: int, name: str, shape: list[int]) -> torch.Tensor:
-        """Return block `at` as a tensor of type `name` and this shape."""
-        dtype = getattr(torch, name)
-        place, _ = self._places[at]
-        count = math.prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        flat = torch.frombuffer(self._content, dtype=dtype, count=count, offset=place)
-        return flat.view(shape)
-
-    def array(self, at: int, name: str, shape: list[int]) -> Any:
-        """Return block `at` as a numpy array of type `name` and this shape."""
-        import numpy as np  # noqa: PLC0415 - only where the data had arrays
-
-        place, _ = self._places[at]
-        return np.ndarray(shape, dtype=np.dtype(name), buffer=self._content, offset=place)
-
-
-def _decode(content: Any, mapped: _Mapped) -> Any:
+def _decode(content: Any, blocks: Sequence[memoryview]) -> Any:
     if not isinstance(content, list):
         return content
     kind, *rest = content
@@ -279,14 +249,21 @@ def _decode(content: Any, mapped: _Mapped) -> Any:
         case "x":
             at, name, shape, order = rest
             inverse = sorted(range(len(order)), key=order.__getitem__)
-            return mapped.tensor(at, name, shape).permute(inverse)
+            return _tensor(blocks[at], getattr(torch, name)).view(shape).permute(inverse)
         case "a":
-            return mapped.array(*rest)
+            import numpy as np  # noqa: PLC0415 - only where the data had arrays
+
+            at, name, shape = rest
+            return np.ndarray(shape, dtype=np.dtype(name), buffer=blocks[at])
         case "d":
-            return TensorDataset(*(_decode(item, mapped) for item in rest))
+            return TensorDataset(*(_decode(item, blocks) for item in rest))
         case "t":
-            return tuple(_decode(item, mapped) for item in rest)
+            return tuple(_decode(item, blocks) for item in rest)
         case "l":
-            return [_decode(item, mapped) for item in rest]
+            return [_decode(item, blocks) for item in rest]
         case _:
-            return {_decode(key, mapped): _decode(value, mapped) for key, value in rest}
+            return {_decode(key, blocks): _decode(value, blocks) for key, value in rest}
+
+
+def _tensor(block: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(block, dtype=dtype) if block else torch.empty(0, dtype=dtype)

@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
+from elastic.collectives.background import Background
 from elastic.sweep_worker.unit import digest, size
 from elastic.sweep_worker.unit_runner import UnitResult
 from elastic.training_errors import ElasticError
@@ -44,6 +45,18 @@ class DiskFullError(ElasticError):
     """The node's disk does not accept a state."""
 
 
+def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) -> Frames:
+    """Fetch a state from the first of `sources` (HOST:PORT) that provides it."""
+    frames: Frames = ()
+
+    def check() -> None:
+        nonlocal frames
+        frames = target.frames(asked.digest)
+
+    fetch_state(sources, asked, target, check)
+    return frames
+
+
 class StateStore:
     """Cache of the states that this worker trained last, and access to all other states."""
 
@@ -58,10 +71,7 @@ class StateStore:
     # --- requests of other workers
 
     def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
-        """Return the bytes of a state's file, from memory or else from disk, for a peer's request.
-
-        Returns None if no state with the requested digest is found.
-        """
+        """Return the bytes of a state's file, from memory or disk, for a peer; None if unknown."""
         if request.job != self._job:
             return None
         with self._lock:
@@ -73,34 +83,25 @@ class StateStore:
     # --- states for this worker
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """Return a state from memory, disk or `sources`; wait for it if necessary.
+        """Return a state from memory, disk or `sources`, or raise StateLostError.
 
         The next call may overwrite the returned state.
-
-        Raises:
-            StateLostError: if no source provided the state.
         """
         with self._lock:
             if (cached := self._cache.get(state.digest)) is not None:
                 return FoundState(cached[1])
         if (found := self._on_disk(state)) is not None:
             return found
-        frames: Frames = ()
-
-        def check() -> None:
-            nonlocal frames
-            frames = self._receive_buffer.frames(state.digest)
-
         asked = AskState(
             job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
         )
         try:
-            fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
+            addresses = [source.address for source in sources]
+            return FoundState(fetch_frames(self._receive_buffer, addresses, asked))
         except (OnesError, MemoryError) as error:
             no_memory = f"no memory for the state: {error}"
             problem = error.message if isinstance(error, OnesError) else no_memory
             raise StateLostError(problem, "the unit is trained again") from None
-        return FoundState(frames)
 
     def _on_disk(self, state: StateRef) -> FoundState | None:
         path = find_state(self._folder, state.trial, state.version, state.digest)
@@ -125,10 +126,7 @@ class StateStore:
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
         """Write a unit's state durably to the disk, and store it in memory.
 
-        Retries for `limit_s` seconds if the disk is full.
-
-        Raises:
-            DiskFullError: if the disk did not accept the state.
+        If the disk is full, it retries for `limit_s` seconds and then raises DiskFullError.
         """
         name = unit.result
         file = StateFile(name.trial, name.version, unit.attempt)
@@ -154,36 +152,6 @@ class StateStore:
                 sum(size(cached) for _, cached in self._cache.values()) > MAX_CACHED_BYTES
             ):
                 self._cache.popitem(last=False)
-
-
-T = TypeVar("T")
-
-
-class Background(Generic[T]):
-    """Work in a separate thread."""
-
-    def __init__(self, work: Callable[[], T], name: str) -> None:
-        self._work = work
-        self._results: list[T] = []
-        self._error: Exception | None = None
-        self.seconds = 0.0  # duration of the work
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        try:
-            self._results.append(self._work())
-        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
-            self._error = error
-        self.seconds = time.monotonic() - began
-
-    def result(self) -> T:
-        """Wait until the work has ended; return its result, or raise its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
 
 
 class FoundState:

@@ -89,11 +89,7 @@ class UserFunctions:
 
 
 def import_functions(paths: Mapping[str, str]) -> UserFunctions:
-    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
-
-    Raises:
-        UsageError: names the field of a function that is missing or cannot be imported or called.
-    """
+    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`."""
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
         name = min(missing)
@@ -126,10 +122,7 @@ RECENT_UNITS: Final = 8  # number of units in the average speed
 
 
 class UnitSpeed:
-    """Speed in samples/s over recent units, including waits but not idle time between units.
-
-    One thread adds units while another thread reads the speed.
-    """
+    """Speed in samples/s over recent units, including waits but not idle time between units."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UNITS)
@@ -158,7 +151,6 @@ _DTYPES: Final = {
         torch.float8_e4m3fn, torch.float8_e5m2,
     )
 }  # fmt: skip
-_MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i", "d", "s"
 
 
 class StateFramesError(ElasticError):
@@ -168,9 +160,7 @@ class StateFramesError(ElasticError):
 def to_frames(state: Mapping[str, Any]) -> list[bytes]:
     """Encode a state as a header and copies of the tensors' bytes.
 
-    Raises:
-        UsageError: if the state has values other than mappings, lists, tuples, tensors, numbers,
-            texts, bytes and None; the error names the place.
+    Values of other types than tensors, numbers, texts, bytes, None and containers are refused.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
@@ -180,11 +170,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def from_frames(frames: Frames) -> dict[str, Any]:
-    """Decode untrusted frames; the tensors are copies on the host.
-
-    Raises:
-        StateFramesError: if the frames are not a valid state.
-    """
+    """Decode untrusted frames, or raise StateFramesError; the tensors are copies on the host."""
     if not frames or len(frames[0]) > MAX_HEADER:
         raise StateFramesError("the state has no header", "send the state again")
     try:
@@ -231,22 +217,22 @@ def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):
-        return [_TENSOR, *_encode_tensor(value, tensors, where)]
+        return ["x", *_encode_tensor(value, tensors, where)]
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else [_LARGE, str(value)]
+        return value if -(2**63) <= value < 2**63 else ["i", str(value)]
     if isinstance(value, Mapping):
         pairs = [
             [_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")]
             for k, v in value.items()
         ]
-        return [_MAPPING, *pairs]
+        return ["m", *pairs]
     if isinstance(value, torch.Size):
-        return [_SIZE, *value]
+        return ["s", *value]
     if isinstance(value, list | tuple):
-        kind = _LIST if isinstance(value, list) else _TUPLE
+        kind = "l" if isinstance(value, list) else "t"
         return [kind, *(_encode(item, tensors, f"{where}[{at}]") for at, item in enumerate(value))]
     if isinstance(value, torch.dtype):
-        return [_DTYPE, str(value).removeprefix("torch.")]
+        return ["d", str(value).removeprefix("torch.")]
     problem = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
     hint = "keep tensors, numbers, texts, lists, tuples and mappings in states"
     raise UsageError(problem, hint, "model_fn")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -68,11 +68,7 @@ class Trained:
         return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state`.
-
-        Raises:
-            UsageError: if the state is of objects with other names.
-        """
+        """Load the result of `state`, which must be of objects with the same names."""
         if state.keys() != self._objects.keys():
             problem = (
                 f"model_fn returned {', '.join(self._objects)}, the received state has "
@@ -91,11 +87,7 @@ class Trained:
 
 
 def as_trained(built: Any) -> Trained:
-    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
-
-    Raises:
-        UsageError: if the result is something else.
-    """
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`."""
     if isinstance(built, Trained):
         return built
     if isinstance(built, nn.Module):
@@ -139,8 +131,7 @@ class UnitResult:
 class UnitRunner:
     """Executor that runs one unit after the other and keeps each partition's data in memory.
 
-    `staged` shares data between the processes of the node. If it is None, this process reads its
-    own data.
+    `staged` shares the data with other processes of the node; if None, this process reads its own.
     """
 
     def __init__(
@@ -160,12 +151,6 @@ class UnitRunner:
         """Return the data of `partition` (from 0), or the evaluation data if it is None.
 
         The data are read at the first call.
-
-        Raises:
-            UnitFailedError: if `input_fn` raised an error.
-            UsageError: if `input_fn` returned no data.
-            DataDiffersError: if the number of samples differs from an earlier call on this node.
-            OSError: if staged data cannot be read.
         """
         if partition not in self._data:
             read = partial(self._read, partition)
@@ -174,10 +159,7 @@ class UnitRunner:
 
     def _read(self, partition: int | None) -> Any:
         seed_generators(keyed_seed("input", "all" if partition is None else partition))
-        try:
-            found = self._functions.input_fn(partition, self._partitions)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("input_fn", error) from error
+        found = _call("input_fn", self._functions.input_fn, partition, self._partitions)
         if found is None or (isinstance(found, Sized) and not len(found)):
             part = "the evaluation" if partition is None else f"partition {partition}"
             problem = f"input_fn returned no data for {part} of {self._partitions}"
@@ -192,19 +174,13 @@ class UnitRunner:
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
         """Train over the unit's partition from `state`; if `evaluate` is set, evaluate afterwards.
 
-        Raises:
-            UnitFailedError: if a user function raised an error.
-            UsageError: if a user function returned an unusable value.
-            StateFramesError: if `state` is invalid.
+        Errors of user functions are raised as UnitFailedError.
         """
         data = self.data(unit.partition)
         trained = self._build(unit.config, unit.values, unit.sweep_seed)
         trained.load(from_frames(state))
         seed_generators(unit.seed)
-        try:
-            metrics = self._functions.train_fn(trained, data, unit)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("train_fn", error) from error
+        metrics = _call("train_fn", self._functions.train_fn, trained, data, unit)
         frames = to_frames(trained.state())
         eval_fn = self._functions.eval_fn
         scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
@@ -215,11 +191,7 @@ class UnitRunner:
 
     def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
         seed_generators(keyed_seed(seed, config))
-        try:
-            built = self._functions.model_fn(dict(values))
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("model_fn", error) from error
-        trained = as_trained(built)
+        trained = as_trained(_call("model_fn", self._functions.model_fn, dict(values)))
         trained.to(self.device)
         return trained
 
@@ -231,12 +203,17 @@ class UnitRunner:
         trained.model.eval()
         try:
             with torch.no_grad():
-                found = eval_fn(trained, data, unit)
-        except (Exception, SystemExit) as error:
-            raise UnitFailedError("eval_fn", error) from error
+                found = _call("eval_fn", eval_fn, trained, data, unit)
         finally:
             trained.model.train(training)
         return _check_metrics("eval_fn", found)
+
+
+def _call(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        raise UnitFailedError(where, error) from error
 
 
 def _check_metrics(where: str, metrics: Any) -> dict[str, float]:

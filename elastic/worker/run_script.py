@@ -30,10 +30,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 import elastic  # noqa: F401 - before the script's folder is on the path
 from elastic.agent import ScalingAgent
 from elastic.collectives.nccl import nccl_environment
-from elastic.reporting import report_file
+from elastic.reporting import ReportFile, report_file
 from elastic.state.checkpoints import drain_checkpoints
 from elastic.state.random_state import seed_generators, seed_initial_generators
 from elastic.sweep_worker.process import run_sweep_worker
+from elastic.sweep_worker.state_store import fetch_frames
 from elastic.sweep_worker.unit import (
     EvalFunction,
     Unit,
@@ -46,9 +47,8 @@ from elastic.sweep_worker.unit_runner import Trained, UnitRunner, as_trained
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import one_line_error, root_cause
-from schemas.host.state_files import read_frames
 from schemas.sweeps import TrialSpec
-from schemas.transport.state_transfer import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget
 from schemas.wire.agent import START, ScriptFailed
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
@@ -65,21 +65,12 @@ class WholeUnit(Unit):
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """Return the loader of the job, which reads all partitions and uses the job's batch.
-
-        All arguments are ignored: the job decides the batch and the order of samples.
-        """
+        """Return the loader of the job, which decides the batch and the order of samples."""
         return self.elastic_loader  # type: ignore[no-any-return]
 
 
 def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
-    """Train a trial to its last epoch, as a member of its job's group.
-
-    Raises:
-        UsageError: if a function cannot be imported, or its result cannot be trained elastically.
-        UnitFailedError: if `input_fn` raised an error.
-        StateUnavailableError: if no node has the trial's state any more.
-    """
+    """Train a trial to its last epoch, as a member of its job's group."""
     functions = import_functions(trial.functions)
     runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
     data = _all_partitions(runner, trial.partitions)
@@ -143,16 +134,10 @@ def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
 
 
 def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
-    target = MemoryTarget()
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0
     )
-
-    def check() -> None:
-        read_frames(target.content, trial.digest)
-
-    fetch_state(trial.sources, asked, target, check)
-    return from_frames(read_frames(target.content, trial.digest))
+    return from_frames(fetch_frames(MemoryTarget(), trial.sources, asked))
 
 
 USAGE_ERROR = 2
@@ -165,16 +150,14 @@ def main() -> None:
         sys.exit(USAGE_ERROR)
     seed_initial_generators(None)
     script = Path(sys.argv[1])
-    sys.exit(_run_source(script, _source(script), sys.argv[2:], None))
+    sys.exit(_run_source(script, _source(script), sys.argv[2:], lambda *_: None))
 
 
 def prepare_worker(folder: Path) -> Callable[[], int]:
     """Prepare this process as the worker of `folder`; return a function that runs user code.
 
-    The returned function returns the exit code of the process.
-
-    Raises:
-        OSError: if a file cannot be read or created. No user code has run then.
+    The function returns the exit code of the process. An OSError is raised before any user code
+    runs.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     owner = f"{assignment.user}/" if assignment.user else ""
@@ -190,22 +173,22 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     seed_initial_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
-    failures = _FailureReporter(folder, assignment)
+    report = partial(_report_failure, report_file(folder / "reports"), assignment)
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
         train = partial(run_sweep_worker, assignment, folder, sweep)
-        return lambda: _run_functions(assignment, train, failures)
+        return lambda: _run_functions(assignment, train, report)
     if (trial := assignment.spec.stated_trial) is not None:
         train = partial(train_graduated, assignment, trial)
-        return lambda: _run_functions(assignment, train, failures)
+        return lambda: _run_functions(assignment, train, report)
     script = workdir / assignment.spec.script
     source = _source(script)
-    return lambda: _run_source(script, source, assignment.spec.args, failures)
+    return lambda: _run_source(script, source, assignment.spec.args, report)
 
 
 def _run_functions(
-    assignment: Assignment, run: Callable[[], None], failures: _FailureReporter
+    assignment: Assignment, run: Callable[[], None], report: Callable[..., None]
 ) -> int:
     """Run a sweep worker, or a trial that continues as a job; return the exit code."""
     workdir = Path(assignment.workdir)
@@ -216,29 +199,24 @@ def _run_functions(
     except BaseException as error:  # noqa: BLE001 - any error ends the worker
         traceback.print_exception(error)
         place = _location(error.__cause__ or root_cause(error), workdir / "sweep")
-        failures.report(error, place)
+        report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-class _FailureReporter:
-    """Report of a script's failure to the cluster."""
-
-    def __init__(self, folder: Path, assignment: Assignment) -> None:
-        self._reports = report_file(folder / "reports")
-        self._assignment = assignment
-
-    def report(self, error: BaseException | str, where: str) -> None:
-        """Write the last report of this worker, after the reports of finished epochs."""
-        cause = root_cause(error) if isinstance(error, BaseException) else None
-        drain_checkpoints()  # finished epochs are reported first
-        self._reports.append(
-            ScriptFailed,
-            self._assignment,
-            error=(error if isinstance(error, str) else one_line_error(error))[:2000],
-            where=where,
-            refused=isinstance(cause, UsageError | MissingMetricError),
-        )
+def _report_failure(
+    reports: ReportFile, assignment: Assignment, error: BaseException | str, where: str
+) -> None:
+    """Write the last report of a worker, after the reports of finished epochs."""
+    cause = root_cause(error) if isinstance(error, BaseException) else None
+    drain_checkpoints()  # finished epochs are reported first
+    reports.report(
+        ScriptFailed,
+        assignment,
+        error=(error if isinstance(error, str) else one_line_error(error))[:2000],
+        where=where,
+        refused=isinstance(cause, UsageError | MissingMetricError),
+    )
 
 
 def _source(script: Path) -> bytes | None:
@@ -246,17 +224,12 @@ def _source(script: Path) -> bytes | None:
 
 
 def _run_source(
-    script: Path, source: bytes | None, args: Sequence[str], failures: _FailureReporter | None
+    script: Path, source: bytes | None, args: Sequence[str], report: Callable[..., None]
 ) -> int:
-    """Run `source` as `__main__` and return its exit code; print a traceback if it raised.
-
-    The code is 2 if `source` is None (no such file), 130 for a KeyboardInterrupt, 1 for any other
-    exception, and otherwise the script's own code.
-    """
+    """Run `source` as `__main__` and return its exit code; print a traceback if it raised."""
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} does not exist\n")
-        if failures:
-            failures.report(f"script {script.name!r} is not in the working directory", "")
+        report(f"script {script.name!r} is not in the working directory", "")
         return USAGE_ERROR
     script = script.resolve()
     sys.argv = [str(script), *args]
@@ -268,15 +241,13 @@ def _run_source(
         code = compile(source, str(script), "exec")
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
-        if failures and not isinstance(leaving.code, int | None):
-            failures.report(leaving, _location(leaving, script))
+        if not isinstance(leaving.code, int | None):
+            report(leaving, _location(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - any error ends the script
         shown = _script_part(error, script) or error.__traceback__
         traceback.print_exception(type(error), error, shown)
-        if failures:
-            place = _location(root_cause(error), script) or _location(error, script)
-            failures.report(error, place)
+        report(error, _location(root_cause(error), script) or _location(error, script))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -316,10 +287,7 @@ DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """Output stream that drops and counts the bytes that a full disk does not accept.
-
-    It raises no error for a full disk, and it does not close the descriptor.
-    """
+    """Output stream that drops and counts the bytes that a full disk does not accept."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -338,9 +306,6 @@ class LossyOutput(io.RawIOBase):
         """Write the bytes that fit, after a line about earlier lost bytes if there are any.
 
         Returns the length of `data`, including lost bytes.
-
-        Raises:
-            OSError: if writing fails for another reason than a full or broken disk.
         """
         view = memoryview(data)  # type: ignore[arg-type] # any buffer of the text layer
         size = view.nbytes

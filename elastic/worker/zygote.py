@@ -322,11 +322,7 @@ def main() -> None:
 
 
 def _await_start(gate: int | None) -> None:
-    """Wait until the agent has placed this process, for example in its control group.
-
-    Raises:
-        OSError: if the agent refuses the start, or the zygote is gone.
-    """
+    """Wait until the agent has placed this process, for example in its control group."""
     if gate is None:
         return
     error_text = os.read(gate, MAX_ERROR_CHARACTERS)

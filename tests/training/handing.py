@@ -9,12 +9,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.state.portions import decode_metadata, encode_metadata, portions
-from elastic.state.state_tensors import ParameterState, TensorState
-from elastic.state.transfer import HostStaging, Receiving, Sending, broadcast_state
+from elastic.state.portions import encode_metadata
+from elastic.state.state_tensors import TensorState
+from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
 from tests.training.peers import CPU, RendezvousInfo
-
-LIMIT_S: Final = 120.0
 
 
 class Zoo(nn.Module):
@@ -89,7 +87,7 @@ def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:
 
 def written(state: TensorState) -> list[tuple[str, list[float]]]:
     """Return all tensors as numbers; every bit survives in float64."""
-    tensors = [t for unit in state.units(CPU) for t in unit.tensors] + state.buffers()
+    tensors = [t for unit in state.units(CPU) for t in unit] + state.buffers()
     return [(str(t.dtype), t.double().reshape(-1).tolist()) for t in tensors]
 
 
@@ -102,25 +100,22 @@ def hand_over(
     cancel = threading.Event()
     full = meeting.rank < members
     state = zoo(make, 1) if full else zoo(make, 50 + meeting.rank, steps=0)
-    if meeting.rank == 0:
-        header = encode_metadata({"structure": state.structure(CPU)})
-        group.store.post("header", lambda: header)
-    if not full:
-        state.adopt(decode_metadata(group.store.fetch("header"))["structure"], CPU)
-    units, staging = state.units(CPU), HostStaging(CPU)
-    for place, portion in enumerate(portions([unit.size for unit in units], steps)):
-        part = [units[index] for index in portion]
-        if place == 0:
-            part.append(ParameterState(state.buffers()))
-        transfer: Sending | Receiving
-        if full:
-            transfer = Sending(group, staging, part, members, newcomers)
+    common: dict[str, Any] = {
+        "group": group, "state": state, "senders": members, "first": 1, "steps": steps,
+    }  # fmt: skip
+    transfer: OutgoingState | IncomingState
+    if full:
+        transfer = OutgoingState(**common, newcomers=newcomers)
+        if meeting.rank == 0:
+            transfer.post_metadata({"structure": state.structure(CPU)})
+    else:
+        transfer = IncomingState(**common)
+    for step in range(1, steps + 1):
+        transfer.begin_portion(step)
+        if isinstance(transfer, OutgoingState):
+            transfer.await_sent(cancel)
         else:
-            transfer = Receiving(group, part, members)
-        assert transfer.done.wait(LIMIT_S)
-        assert transfer.error == ""
-        if isinstance(transfer, Receiving):
-            transfer.put_in_place()
+            transfer.take_portion(step, cancel, lambda _: None)
         group.all_reduce(torch.ones(1), cancel)
     return written(state)
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -104,10 +102,12 @@ def test_a_scripts_failure_is_reported(
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     heard: list[tuple[str, str]] = []
-    failures: Any = SimpleNamespace(
-        report=lambda error, where: heard.append((one_line_error(error), where))
-    )
 
-    run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)
+    run_script._run_source(
+        tmp_path / "train.py",
+        script.encode(),
+        [],
+        lambda error, where: heard.append((one_line_error(error), where)),
+    )
 
     assert heard == told

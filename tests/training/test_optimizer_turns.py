@@ -169,7 +169,7 @@ def test_a_newcomer_allocates_the_state_of_several_optimizers() -> None:
         take(old.optimizers, old.model, x)  # type: ignore[arg-type]
     new.adopt(decode_metadata(encode_metadata({"s": old.structure(CPU)}))["s"], CPU)
     for ours, theirs in zip(new.units(CPU), old.units(CPU), strict=True):
-        for to, came in zip(ours.tensors, theirs.tensors, strict=True):
+        for to, came in zip(ours, theirs, strict=True):
             to.copy_(came)
 
     assert new.digest() == old.digest()
@@ -201,7 +201,7 @@ def test_a_rollback_restores_every_bit(agent: ScalingAgent, steps: int) -> None:
 def written(agent: ScalingAgent) -> list[tuple[str, list[float]]]:
     state = agent._training.tensors()
     kept = [list(entry) for entry in state.structure(CPU)]
-    tensors = [tensor for unit in state.units(CPU) for tensor in unit.tensors]
+    tensors = [tensor for unit in state.units(CPU) for tensor in unit]
     return [(str(kept), []), *((str(t.dtype), t.double().flatten().tolist()) for t in tensors)]
 
 

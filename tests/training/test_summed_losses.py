@@ -134,22 +134,17 @@ RIGHT: Final[dict[str, Loss]] = {
 }  # fmt: skip
 
 
-def marked(kinds: dict[str, Loss]) -> list[Any]:
-    return [
-        pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in kinds
-    ]
+CASES: Final = [
+    pytest.param(loss, certainty, id=kind, marks=[pytest.mark.slow] if "compiled" in kind else [])
+    for losses, certainty in (
+        (SUMS, SumCertainty.CERTAIN),
+        (UNCLEAR, SumCertainty.POSSIBLE),
+        (RIGHT, SumCertainty.NO),
+    )
+    for kind, loss in losses.items()
+]
 
 
-@pytest.mark.parametrize("kind", marked(SUMS))
-def test_a_sum_over_the_batch_is_certain(kind: str) -> None:
-    assert sum_certainty(SUMS[kind](Batch()), SAMPLES, SCALE) is SumCertainty.CERTAIN
-
-
-@pytest.mark.parametrize("kind", UNCLEAR)
-def test_a_sum_that_may_be_divided_is_possible(kind: str) -> None:
-    assert sum_certainty(UNCLEAR[kind](Batch()), SAMPLES, SCALE) is SumCertainty.POSSIBLE
-
-
-@pytest.mark.parametrize("kind", marked(RIGHT))
-def test_a_mean_loss_is_no_sum(kind: str) -> None:
-    assert sum_certainty(RIGHT[kind](Batch()), SAMPLES, SCALE) is SumCertainty.NO
+@pytest.mark.parametrize(("loss", "certainty"), CASES)
+def test_a_sum_over_the_batch_is_recognised(loss: Loss, certainty: SumCertainty) -> None:
+    assert sum_certainty(loss(Batch()), SAMPLES, SCALE) is certainty

@@ -59,30 +59,23 @@ def test_too_many_waiting_bytes_are_refused(
         file.append(b"x")
 
 
-def test_output_without_room_is_counted(disk: Disk, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        output = LossyOutput(log.fileno())
-        assert output.write(b"before\n") == 7
-        disk.room = 2
-        assert output.write(b"lost\n") == 5
-        disk.room = 1000
-        assert output.write(b"after\n") == 6
+@pytest.mark.parametrize(("writes", "log"), [
+    (
+        [(1000, b"before\n"), (2, b"lost\n"), (1000, b"after\n")],
+        "before\nlo\n[ones] 3 bytes of output were lost: the disk was full\nafter\n",
+    ),
+    (
+        [(0, b"lost\n"), (8, b"this too\n"), (1000, b"after\n")],
+        "\n[ones] \n[ones] 14 bytes of output were lost: the disk was full\nafter\n",
+    ),
+], ids=["a part is lost", "the note is cut"])  # fmt: skip
+def test_output_without_room_is_counted(
+    disk: Disk, tmp_path: Path, writes: list[tuple[int, bytes]], log: str
+) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        output = LossyOutput(file.fileno())
+        for room, data in writes:
+            disk.room = room
+            assert output.write(data) == len(data)
 
-    assert (tmp_path / "log").read_text() == (
-        "before\nlo\n[ones] 3 bytes of output were lost: the disk was full\nafter\n"
-    )
-
-
-def test_a_half_written_note_is_written_again(disk: Disk, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        output = LossyOutput(log.fileno())
-        disk.room = 0
-        assert output.write(b"lost\n") == 5
-        disk.room = 8
-        assert output.write(b"this too\n") == 9
-        disk.room = 1000
-        assert output.write(b"after\n") == 6
-
-    assert (tmp_path / "log").read_text() == (
-        "\n[ones] \n[ones] 14 bytes of output were lost: the disk was full\nafter\n"
-    )
+    assert (tmp_path / "log").read_text() == log

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ class Told:
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
     for epoch, durable in ((1, 0), (2, 0), (3, 1)):
-        summary = EpochSummary({"accuracy": epoch / 4}, None, durable).encode()
+        summary = msgspec.msgpack.encode(EpochSummary({"accuracy": epoch / 4}, None, durable))
         reports.end_epoch(summary, float(epoch), version=1, first=first)
 
 
@@ -66,7 +67,7 @@ def test_rank_0_reports_each_epoch_once(tmp_path: Path) -> None:
     first.close()
 
     assert told.epochs == [(1, 1, 0.25), (2, 1, 0.5), (3, 1, 0.75)]
-    assert first.summary({}, None) == EpochSummary({}, None, 3).encode()
+    assert first.summary({}, None) == msgspec.msgpack.encode(EpochSummary({}, None, 3))
 
 
 def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:
 
     reports = EpochReports(made, report)
     reports.open(tmp_path / "checkpoints")
-    summary = EpochSummary({}, None).encode()
+    summary = msgspec.msgpack.encode(EpochSummary({}, None))
 
     for cursors in ((4, 8, 10), (4, 8)):
         for cursor in cursors:
