@@ -35,6 +35,7 @@ TOP = "Show jobs and slots, every second until Ctrl-C."
 TIMELINE = "Draw which job had which slot, from the journal."
 INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
 CHECK = "Print every problem of a settings file on this host."
+USAGE = "Print how many slot hours users, projects or jobs used."
 KEY = "Manage keys and their rights (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
@@ -98,6 +99,7 @@ def build() -> App:
     # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
+    app.command("controlplane.cli.usage:usage", name="usage", help=USAGE, group=cluster)
     node = App(name="node", help="Manage nodes.", group=cluster)
     node.command(operators.node_list, name="list")
     node.command(operators.template)

@@ -149,6 +149,7 @@ class BlockingClient(Blocking[Client]):
     find_jobs = _blocking(Client.find_jobs)
     job = _blocking(Client.job)
     state = _blocking(Client.state)
+    usage = _blocking(Client.usage)
     explain = _blocking(Client.explain)
     wait = _blocking(Client.wait)
     wait_state = _blocking(Client.wait_state)

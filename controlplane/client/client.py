@@ -32,6 +32,7 @@ from schemas.wire.client import (
     GetLedger,
     GetSearch,
     GetSweep,
+    GetUsage,
     JobAccepted,
     JobChecked,
     JobDetail,
@@ -55,6 +56,7 @@ from schemas.wire.client import (
     SweepChanged,
     SweepDetail,
     UndrainNode,
+    Usage,
 )
 from schemas.wire.feed import FeedEvent
 
@@ -160,6 +162,16 @@ class Client(FileTransfers):
         """
         request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
         return await self._joined(request, Jobs, "jobs")
+
+    async def usage(self, since: float, until: float | None = None) -> Usage:
+        """Return the slot time that visible jobs used, in order of acceptance.
+
+        Args:
+            since: begin, seconds since the epoch.
+            until: end; None: now.
+        """
+        request = GetUsage(since=Seconds(since), until=None if until is None else Seconds(until))
+        return await self._joined(request, Usage, "jobs")
 
     async def explain(self, job: str) -> Explanation:
         """Return every decision about a job's slots and batch, with its reason."""

@@ -26,11 +26,12 @@ from schemas.wire.client import (
     ListJobs,
     Nodes,
     ReadEvents,
+    Usage,
     WaitJob,
 )
 from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 
-Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
+Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys, Usage)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
 NOW_S: Final = 0.001  # length of a poll for output that exists already

@@ -12,7 +12,7 @@ from controlplane.core.commands import (
     SendSweepDelta,
 )
 from controlplane.core.desired_state import desired
-from controlplane.core.history import GroupConcluded, PhaseChanged, Record
+from controlplane.core.history import GroupConcluded, PhaseChanged, Record, slots_used
 from controlplane.core.model import job as jobs
 from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
@@ -93,7 +93,10 @@ class HandlerContext:
             IllegalTransitionError: if the table has no such transition.
         """
         before, counts = job.status.phase, self.state.job_counters
+        used = slots_used(job, self.now)
         jobs.advance(job, trigger, status, reason, self.now)
+        if used is not None:
+            self.records.append(used)
         counts.move(job, before)
         job.changed_version = self.state.version
         self.changed_jobs[job.job] = None

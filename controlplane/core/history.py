@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from controlplane.core.model.job import Job, SpeedPromise
+from controlplane.core.model.job_phases import HOLDING
 from schemas.ids import JobId, NodeId, Seconds, WorkerId
 from schemas.wire import Message
 from schemas.wire.client import Change, Decision, EpochInfo, LedgerUnit, PromiseInfo, VersionInfo
@@ -150,6 +151,32 @@ class Process(NamedTuple):
     confirmed: bool = True  # False: the process may never have started
 
 
+class SlotsUsed(Message, tag="history.slots_used.1"):
+    """A job held slots for a time, up to a change of its phase or group."""
+
+    job: JobId
+    user: str
+    project: str
+    slots: int
+    begin: Seconds
+    end: Seconds
+
+
+def slots_used(job: Job, now: Seconds) -> SlotsUsed | None:
+    """Return the slots that a job has held since its last change, or None if it held none."""
+    begin, group = job.accounting.since, job.status.group
+    if group is None or job.phase not in HOLDING or now <= begin:
+        return None
+    return SlotsUsed(
+        job=job.job,
+        user=job.user,
+        project=job.owner.project,
+        slots=len(group.members),
+        begin=begin,
+        end=now,
+    )
+
+
 class JobLeft(Message, tag="history.job_left.1"):
     """An ended job left the state. `last` is its last version."""
 
@@ -166,7 +193,15 @@ class SweepLeft(Message, tag="history.sweep_left.1"):
 
 GroupRecord = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
 LeaveRecord = JobLeft | SweepLeft
-Record = PhaseChanged | GroupRecord | EpochFinished | EndPromised | ProcessStarted | LeaveRecord
+Record = (
+    PhaseChanged
+    | GroupRecord
+    | EpochFinished
+    | EndPromised
+    | ProcessStarted
+    | SlotsUsed
+    | LeaveRecord
+)
 
 CHANGES: Final = "changes"
 GROUPS: Final = "groups"
@@ -184,7 +219,7 @@ _LISTS: Final = {
 def list_of(record: Record) -> str:
     """Return the list that a record belongs to. Records about groups share one list.
 
-    `JobLeft` and `SweepLeft` belong to no list, so do not pass them.
+    `SlotsUsed`, `JobLeft` and `SweepLeft` belong to no list, so do not pass them.
     """
     return _LISTS.get(type(record), GROUPS)
 
@@ -255,7 +290,7 @@ def _add(history: JobHistory, record: Record) -> None:
             del history.promises[1:-KEPT_PROMISES]
         case ProcessStarted(worker=worker, node=node, confirmed=confirmed):
             history.processes[worker] = Process(node, confirmed)
-        case JobLeft() | SweepLeft():
+        case SlotsUsed() | JobLeft() | SweepLeft():
             pass  # the history stays
         case _:
             _add_to_groups(history, record)

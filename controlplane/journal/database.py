@@ -47,6 +47,10 @@ CREATE TABLE ended_jobs
 CREATE INDEX ended_jobs_by_user ON ended_jobs (user, bytes);
 CREATE INDEX ended_jobs_by_end ON ended_jobs (ended);
 CREATE INDEX ended_jobs_by_key ON ended_jobs (key) WHERE key IS NOT NULL;
+CREATE TABLE usage
+    (number INTEGER NOT NULL, job TEXT NOT NULL, user TEXT NOT NULL, project TEXT NOT NULL,
+     slots INTEGER NOT NULL, begin REAL NOT NULL, end REAL NOT NULL);
+CREATE INDEX usage_by_end ON usage (end);
 CREATE TABLE snapshot_parts
     (id INTEGER PRIMARY KEY, input INTEGER NOT NULL, body BLOB NOT NULL);
 """

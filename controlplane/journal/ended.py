@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from controlplane.core.history import JobLeft, SweepHistory, TrialHistory
+from controlplane.core.history import JobLeft, SlotsUsed, SweepHistory, TrialHistory
 from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.journal.database import (
     DAMAGED,
@@ -28,7 +28,7 @@ from controlplane.journal.database import (
     ended_checksum,
 )
 from schemas.ids import JobId, Seconds
-from schemas.wire.client import LedgerUnit
+from schemas.wire.client import JobUsage, LedgerUnit
 
 PAGE: Final = 500  # rows read at a time
 INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -71,6 +71,63 @@ class EndedJob(NamedTuple):
     state: str
     owner: Callable[[], JobOwner]
     read: Callable[[], Job]  # raises a JournalError if the row is damaged
+
+
+class UsageRow(NamedTuple):
+    """Row of table `usage`: slots that a job held for a time."""
+
+    number: int  # of the job
+    job: JobId
+    user: str
+    project: str
+    slots: int
+    begin: Seconds
+    end: Seconds
+
+
+def usage_row(record: SlotsUsed) -> UsageRow:
+    """Return the row of a record."""
+    return UsageRow(number_of(record.job), *msgspec.structs.astuple(record))
+
+
+def insert_usage(database: sqlite3.Connection, rows: Iterable[UsageRow]) -> None:
+    """Add rows within the caller's transaction.
+
+    Raises:
+        sqlite3.Error: if the rows cannot be written.
+    """
+    database.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def usage_between(
+    database: sqlite3.Connection, since: Seconds, until: Seconds
+) -> dict[int, JobUsage]:
+    """Return the slot seconds of each job between two times, by the job's number.
+
+    Raises:
+        sqlite3.Error: if the rows cannot be read.
+    """
+    select = (
+        "SELECT number, job, user, project, sum(slots * (min(end, ?2) - max(begin, ?1))) "
+        "FROM usage WHERE end > ?1 AND begin < ?2 GROUP BY number ORDER BY number"
+    )
+    return {
+        number: JobUsage(job=JobId(job), user=user, project=project, slot_s=slot_s)
+        for number, job, user, project, slot_s in database.execute(select, (since, until))
+    }
+
+
+def forget_usage(database: sqlite3.Connection, before: float, most: int) -> int:
+    """Delete the oldest rows that ended before a time. Return the number of deletions.
+
+    Raises:
+        sqlite3.Error: if the rows cannot be deleted.
+    """
+    delete = (
+        "DELETE FROM usage WHERE rowid IN "
+        "(SELECT rowid FROM usage WHERE end < ? ORDER BY end LIMIT ?)"
+    )
+    return database.execute(delete, (before, most)).rowcount
 
 
 def ended_row(record: JobLeft) -> EndedRow:

@@ -42,6 +42,7 @@ from controlplane.core.history import (
     JobLeft,
     Process,
     Record,
+    SlotsUsed,
     SweepLeft,
     decision_outcomes,
     list_of,
@@ -55,7 +56,15 @@ from controlplane.journal.database import (
     RowChecks,
     record_checksum,
 )
-from controlplane.journal.ended import EndedRow, ended_row, insert_ended, sweep_rows
+from controlplane.journal.ended import (
+    EndedRow,
+    UsageRow,
+    ended_row,
+    insert_ended,
+    insert_usage,
+    sweep_rows,
+    usage_row,
+)
 from schemas.codec import encode
 from schemas.ids import JobId, WorkerId
 from schemas.wire.client import Change, EpochInfo, PromiseInfo
@@ -154,20 +163,24 @@ class RecordRow(NamedTuple):
     body: bytes
 
 
+Row = RecordRow | EndedRow | UsageRow
 _Placed = tuple[str, str, int, bytes, int]
 
 
-def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
+def rows_of(records: Sequence[Record]) -> list[Row]:
     """Encode the records of one input, in order.
 
     Raises:
         ValueError: or TypeError or OverflowError, if a record cannot be encoded.
     """
     places: dict[JobId, int] = {}
-    found: list[RecordRow | EndedRow] = []
+    found: list[Row] = []
     for record in records:
         if isinstance(record, JobLeft):
             found.append(ended_row(record))
+            continue
+        if isinstance(record, SlotsUsed):
+            found.append(usage_row(record))
             continue
         if isinstance(record, SweepLeft):
             found += [RecordRow(record.job, *row) for row in sweep_rows(record.history)]
@@ -178,9 +191,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
     return found
 
 
-def append_rows(
-    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
-) -> int:
+def append_rows(database: sqlite3.Connection, rows: Iterable[tuple[int, Row]]) -> int:
     """Append rows with their input numbers, within the caller's transaction.
 
     Return the number of rows added to `recent_records`, which have to be merged later. The history
@@ -189,10 +200,13 @@ def append_rows(
     Raises:
         sqlite3.Error: if the rows cannot be written.
     """
-    recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
+    recent, settled = list[_Placed](), list[_Placed]()
+    ended, usage = list[EndedRow](), list[UsageRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
             ended.append(row)
+        elif isinstance(row, UsageRow):
+            usage.append(row)
         else:
             at = number << POSITION_BITS | row.place
             crc = record_checksum(row.job, row.list, at, row.body)
@@ -200,6 +214,7 @@ def append_rows(
             level.append((row.job, row.list, at, row.body, crc))
     database.executemany(INSERT_RECENT, recent)
     database.executemany(INSERT, settled)
+    insert_usage(database, usage)
     insert_ended(database, ended)  # last, because it adds up the job's records
     return len(recent)
 

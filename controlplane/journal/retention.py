@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from controlplane.journal.database import feed_from
-from controlplane.journal.ended import forget_ended, largest_user
+from controlplane.journal.ended import forget_ended, forget_usage, largest_user
 from controlplane.journal.records import drop_oldest
 from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
@@ -47,6 +47,7 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     deleted = _forget_inputs(database, float("inf") if crowded else now - keep.inputs_s)
     deleted += _forget_events(database, now - keep.events_s)
     deleted += len(forget_ended(database, before=now - keep.jobs_s, most=ENDED_JOBS_PER_PIECE))
+    deleted += forget_usage(database, now - keep.jobs_s, PIECE)
     if not deleted and crowded:
         deleted = _forget_events(database, float("inf"))
     if not deleted and crowded:

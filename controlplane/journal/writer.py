@@ -22,9 +22,8 @@ from controlplane.journal.database import (
     meta,
     open_for_writing,
 )
-from controlplane.journal.ended import EndedRow
 from controlplane.journal.mark import Mark, MarkFile, read_mark, require_complete
-from controlplane.journal.records import IDLE, RecordRow, append_rows, merge, rows_of
+from controlplane.journal.records import IDLE, Row, append_rows, merge, rows_of
 from schemas.codec import encode
 from schemas.host.files import try_lock
 from schemas.ids import Seconds
@@ -45,7 +44,7 @@ class _Row(NamedTuple):
     at: Seconds
     body: bytes
     feed: list[tuple[int, bytes]]
-    records: list[RecordRow | EndedRow]
+    records: list[Row]
     jobs: int
 
 

@@ -138,6 +138,14 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     cursor: str = ""  # `next` of the previous page
 
 
+class GetUsage(Message, tag="client.get_usage.1"):
+    """Request a page of the slot time that jobs used, in order of acceptance."""
+
+    since: Seconds = Seconds(0.0)  # seconds since the epoch
+    until: Seconds | None = None  # None: now
+    cursor: str = ""  # `next` of the previous page
+
+
 class GetJob(Message, tag="client.get_job.1"):
     """Request a page of all data about a job. Wait up to `wait_s` for the end of the job."""
 
@@ -302,6 +310,24 @@ class Jobs(Message, tag="client.jobs.1"):
 
     jobs: tuple[JobSummary, ...]
     left_out: int = 0  # lower bound of the jobs on later pages
+    next: str = ""  # cursor of the next page; empty: last page
+
+
+class JobUsage(Message, tag="client.job_usage.1"):
+    """Slot time of one job."""
+
+    job: JobId
+    user: str
+    project: str
+    slot_s: float  # slots times seconds
+
+
+class Usage(Message, tag="client.usage.1"):
+    """Reply to GetUsage: a page."""
+
+    since: Seconds
+    until: Seconds
+    jobs: tuple[JobUsage, ...]
     next: str = ""  # cursor of the next page; empty: last page
 
 
@@ -581,6 +607,7 @@ Request = (
     | PauseJob
     | ResumeJob
     | ListJobs
+    | GetUsage
     | GetJob
     | WaitJob
     | ExplainJob
@@ -604,6 +631,7 @@ Reply = (
     | JobAccepted
     | JobChecked
     | Jobs
+    | Usage
     | JobDetail
     | JobState
     | Explanation

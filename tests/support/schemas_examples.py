@@ -101,6 +101,7 @@ _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
     **_WORKER, slot=2, pid=4711, started_ticks=88_123, ended=True, code=1, signal=9
 )
+_USAGE: Final = client.JobUsage(job=JOB, user="ann", project="vision", slot_s=7200.5)
 _SUMMARY: Final = client.JobSummary(
     job=JOB, name="digits", user="ada", state="running", reason="ONES chose 2 slots", slots=2,
     global_batch=64, lr=0.05, epoch=12, samples_per_s=1800.5, progress=0.5, train_loss=0.25,
@@ -269,6 +270,7 @@ _OF_CLIENTS: Final = (
     client.ListJobs(
         ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
     ),
+    client.GetUsage(since=Seconds(1.5e9), until=Seconds(1.6e9), cursor="jobs.9"),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),
     client.WaitJob(job=JOB, wait_s=10.5),
     client.ExplainJob(job=JOB, cursor="decisions.9"),
@@ -299,6 +301,8 @@ _OF_CLIENTS: Final = (
     client.JobChecked(notes=(NOTE,)),
     _SUMMARY,
     client.Jobs(jobs=(_SUMMARY,), left_out=40, next="jobs.52"),
+    _USAGE,
+    client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),
     client.JobState(job=JOB, state="failed", reason="exit code 1", exit_code=1),
     _WORKER_INFO,
     _CHANGE,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from controlplane.core.history import slots_used
 from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.core.state import State, Totals
-from controlplane.journal.database import JournalError
-from controlplane.journal.ended import EndedJob, EndedJobs
+from controlplane.journal.database import JournalError, open_for_reading
+from controlplane.journal.ended import EndedJob, EndedJobs, usage_between
 from controlplane.journal.records import JobRecords
 from controlplane.service.api import replies, sweep_replies
 from controlplane.service.api.fair_queue import deadline_of
@@ -37,16 +40,19 @@ from schemas.wire.client import (
     GetJob,
     GetLedger,
     GetSweep,
+    GetUsage,
     JobDetail,
     Jobs,
     JobState,
     JobSummary,
+    JobUsage,
     Ledger,
     ListJobs,
     ListNodes,
     Nodes,
     ReadEvents,
     SweepDetail,
+    Usage,
     WaitJob,
 )
 
@@ -129,6 +135,12 @@ def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) ->
         and request.user in ("", user)
         and (not request.name or fnmatchcase(name, request.name) or fnmatchcase(job, request.name))
     )
+
+
+def _stored_usage(journal: Path, since: Seconds, until: Seconds) -> dict[int, JobUsage]:
+    """Read the usage of a long time on a connection of its own, outside of the event loop."""
+    with contextlib.closing(open_for_reading(journal)) as database:
+        return usage_between(database, since, until)
 
 
 MAX_EVENTS: Final = 1000
@@ -234,6 +246,30 @@ class ReadRequests:
         )
         lists, following = page_of({"jobs": rows}, request.cursor)
         return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
+
+    async def usage(self, request: GetUsage, who: Identity) -> Usage:
+        """Return a page of the slot time that visible jobs used between two times."""
+        loop, view = self.commit_loop, self.view(who)
+        now = loop.now()
+        until = now if request.until is None else min(request.until, now)
+        since = max(Seconds(0.0), request.since)
+        found = await asyncio.to_thread(_stored_usage, loop.reader.path, since, until)
+        for job in self._state.jobs.values():
+            if (used := slots_used(job, until)) is not None and until > since:
+                number, slot_s = number_of(job.job), used.slots * (until - max(used.begin, since))
+                before = found[number].slot_s if number in found else 0.0
+                found[number] = JobUsage(
+                    job=job.job, user=used.user, project=used.project, slot_s=before + slot_s
+                )
+        rows = [
+            (number, found[number])
+            for number in sorted(found)
+            if view.sees(JobOwner(found[number].user, found[number].project))
+        ]
+        last = rows[-1][0] if rows else 0
+        after = Rows(lambda position: (row for row in rows if row[0] > position), last)
+        lists, following = page_of({"jobs": after}, request.cursor)
+        return Usage(since=since, until=until, jobs=lists["jobs"], next=following)
 
     def _summary(self, job: Job) -> JobSummary:
         return replies.job_summary(

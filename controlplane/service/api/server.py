@@ -59,6 +59,7 @@ from schemas.wire.client import (
     GetLedger,
     GetSearch,
     GetSweep,
+    GetUsage,
     Keys,
     ListJobs,
     ListKeys,
@@ -161,6 +162,7 @@ class RequestServer:
             CheckJob: Route(READERS, changes.check),
             ListJobs: Route(READERS, reads.jobs, measured=True),
             ListNodes: Route(READERS, reads.nodes, measured=True),
+            GetUsage: Route(READERS, reads.usage, measured=True),
             ReadEvents: Route(READERS, reads.events, measured=True),
             # about one job
             GetJob: Route(Action.STATE, reads.job, measured=True),

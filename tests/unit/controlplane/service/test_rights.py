@@ -39,7 +39,7 @@ CHANGE: Final = (
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
-    client.ReadEvents,
+    client.ReadEvents, client.GetUsage,
 )  # fmt: skip
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
 DRAINS: Final = (client.DrainNode, client.UndrainNode, client.ForgetNode)

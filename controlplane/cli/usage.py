@@ -1,0 +1,77 @@
+"""`ones usage`: slot hours by user, project or job."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from controlplane.cli.output import Exit, moment, print_data, print_table, seconds_of
+from controlplane.client import BlockingClient
+from schemas.wire.client import JobUsage
+from schemas.wire.client import Usage as UsageReply
+
+HOUR_S: Final = 3600.0
+Key = Literal["user", "project", "job"]
+COLUMNS: Final = {
+    "user": ("user",),
+    "project": ("project",),
+    "job": ("job", "user", "project"),
+}
+
+
+def usage(
+    *,
+    since: Annotated[str, Parameter(help="begin, such as 30d or 12h before now")] = "30d",
+    until: Annotated[str, Parameter(help="end, such as 1d before now (default: now)")] = "0s",
+    by: Annotated[Key, Parameter(help="what a row is about")] = "user",
+    home: Annotated[
+        Path | None, Parameter(help="folder of the cluster (default: $ONES_HOME, else ~/.ones)")
+    ] = None,
+    output: Annotated[
+        Literal["table", "csv", "json", "jsonl", "quiet"],
+        Parameter(name=["--output", "-o"], help="output format"),
+    ] = "table",
+) -> int:
+    """Print how many slot hours jobs used: each slot counts from its order until it is released."""
+    now = time.time()
+    begin, end = seconds_of(since, "since"), seconds_of(until, "until")
+    with BlockingClient(home) as client:
+        reply = client.usage(max(0.0, now - begin), now - end if end else None)
+    rows = _grouped(reply, COLUMNS[by])
+    columns = [*COLUMNS[by], "jobs", "slot_hours"]
+    if output == "csv":
+        writer = csv.DictWriter(sys.stdout, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    elif output in {"json", "jsonl"}:
+        said = {"since": moment(reply.since), "until": moment(reply.until), "rows": rows}
+        print_data(rows if output == "jsonl" else said, output)
+    else:
+        shown = [[f"{v:.2f}" if isinstance(v, float) else v for v in row.values()] for row in rows]
+        if output == "quiet":
+            sys.stdout.writelines(f"{row[0]} {row[-1]}\n" for row in shown)
+        else:
+            print_table([name.replace("_", " ") for name in columns], shown)
+    return Exit.OK
+
+
+def _grouped(reply: UsageReply, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return one row for each value of `keys`, the largest first."""
+    groups: dict[tuple[str, ...], list[JobUsage]] = defaultdict(list)
+    for one in reply.jobs:
+        groups[tuple(str(getattr(one, key)) for key in keys)].append(one)
+    rows: list[dict[str, Any]] = [
+        {
+            **dict(zip(keys, values, strict=True)),
+            "jobs": len(jobs),
+            "slot_hours": sum(one.slot_s for one in jobs) / HOUR_S,
+        }
+        for values, jobs in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["slot_hours"])

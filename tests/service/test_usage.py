@@ -1,0 +1,101 @@
+"""Slot time by job: the sum of what was recorded, clipped to a window, and what jobs hold now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from controlplane.core.history import JobLeft, Record, SlotsUsed
+from controlplane.journal.database import input_from, open_for_reading
+from controlplane.journal.ended import forget_usage, usage_between
+from controlplane.journal.replay import replay
+from schemas.ids import JobId, Seconds
+from schemas.transport.keys import Identity
+from schemas.wire.client import GetUsage
+from tests.support.builders import A
+from tests.support.recorded_history import of_jobs, write
+from tests.support.service import LiveService
+
+SEED = 3
+ALL = (Seconds(0.0), Seconds(1e12))
+
+
+def test_the_records_of_a_job_add_up_to_its_account() -> None:
+    sums, accounts = Counter[JobId](), dict[JobId, float]()
+
+    def collect(records: Sequence[Record]) -> None:
+        for one in records:
+            if isinstance(one, SlotsUsed):
+                sums[one.job] += one.slots * (one.end - one.begin)  # type: ignore[assignment]
+            elif isinstance(one, JobLeft):
+                accounts[one.job] = one.last.accounting.slot_s
+
+    history = of_jobs(SEED, 150).history
+    replay(((at, input_from(body)) for at, body in history), collect)
+
+    assert any(accounts.values())
+    assert {job: sums[job] for job in accounts} == pytest.approx(accounts)
+
+
+def test_usage_is_clipped_to_the_window(tmp_path: Path) -> None:
+    path, (early, late) = tmp_path / "journal.sqlite", ALL
+    write(path, of_jobs(SEED, 150).history)
+    with contextlib.closing(open_for_reading(path)) as database:
+        rows = database.execute("SELECT number, slots, begin, end FROM usage").fetchall()
+        middle = sorted(end for *_, end in rows)[len(rows) // 2] - 0.25
+        first = usage_between(database, early, Seconds(middle))
+        second = usage_between(database, Seconds(middle), late)
+        whole = usage_between(database, early, late)
+
+        assert sum(one.slot_s for one in whole.values()) == pytest.approx(
+            sum(slots * (end - begin) for _, slots, begin, end in rows)
+        )
+        for number, one in whole.items():
+            parts = [each[number].slot_s for each in (first, second) if number in each]
+            assert sum(parts) == pytest.approx(one.slot_s)
+        assert forget_usage(database, middle, 10_000) > 0
+        assert usage_between(database, Seconds(middle), late) == second
+
+
+async def test_the_slots_that_a_job_holds_now_count(tmp_path: Path) -> None:
+    service = LiveService(tmp_path)
+    service.loop.begin("")
+    service.train()
+    await service.loop.caught_up()
+    job = service.loop.committed.state.jobs[A]
+    begin = job.accounting.since
+
+    reply = await service.ask(GetUsage(until=Seconds(service.loop.now())))
+
+    (used,) = reply.jobs
+    before = job.accounting.slot_s
+    assert (used.job, used.user, used.project) == (A, "ann", "ann")
+    assert used.slot_s == pytest.approx(before + reply.until - begin)
+    service.finish()
+    await service.loop.caught_up()
+    (after,) = (await service.ask(GetUsage())).jobs
+    assert after.slot_s == pytest.approx(
+        service.loop.committed.state.jobs[A].accounting.slot_s, abs=1e-5
+    )
+    (half,) = (await service.ask(GetUsage(since=Seconds(begin)))).jobs
+    assert half.slot_s == pytest.approx(after.slot_s - before)
+    service.loop.close()
+
+
+async def test_usage_shows_only_jobs_that_the_reader_may_know_of(tmp_path: Path) -> None:
+    service = LiveService(tmp_path)
+    service.loop.begin("")
+    service.train()
+    await service.loop.caught_up()
+
+    seen = {
+        who: [used.job for used in (await service.ask(GetUsage(), Identity(role, who))).jobs]
+        for role, who in (("user", "ann"), ("user", "bob"), ("operator", "olga"))
+    }
+
+    assert seen == {"ann": [A], "bob": [], "olga": [A]}
+    service.loop.close()
