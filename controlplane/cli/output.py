@@ -89,10 +89,15 @@ def print_data(value: Any, output: str) -> None:
         print_json([*value] if isinstance(value, Iterator) else value)
 
 
-def say(common: Common, data: Any, *lines: str, quiet: Iterable[str] = ()) -> None:
-    """Print a result: `data` with JSON output, `quiet` with `-o quiet`, else `lines`."""
+def say(
+    common: Common, data: Any, *lines: str, quiet: Iterable[str] = (), rows: Any = None
+) -> None:
+    """Print a result: `data` with JSON output, `quiet` with `-o quiet`, else `lines`.
+
+    If `rows` are given, they replace `data` with `-o jsonl`.
+    """
     if common.in_json:
-        print_data(data, common.output)
+        print_data(data if rows is None or common.output == "json" else rows, common.output)
     else:
         shown = quiet if common.output == "quiet" else lines
         sys.stdout.writelines(f"{line}\n" for line in shown)

@@ -161,6 +161,7 @@ class BlockingClient(Blocking[Client]):
     fetch = _blocking(Client.fetch)
     fetch_file = _blocking(Client.fetch_file)
     last_checkpoint = _blocking(Client.last_checkpoint)
+    export_model = _blocking(Client.export_model)
 
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)

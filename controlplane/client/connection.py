@@ -24,7 +24,6 @@ from schemas.transport.keys import load_keys, load_public
 from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
-from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
@@ -53,18 +52,14 @@ class RequestChannel:
             key = uuid.uuid4().bytes
             answer = self._waiting[key] = loop.create_future()
             try:
-                while not self._socket.send(key, data):
-                    if loop.time() > deadline:
-                        raise UnreachableError(
-                            "the controller does not reply", "check that the cluster is running"
-                        )
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout_at(deadline):
+                    while not self._socket.send(key, data):
+                        await asyncio.sleep(0.02)
                 reply = await asyncio.wait_for(answer, reply_timeout_s)
             except TimeoutError:
                 if loop.time() > deadline:
-                    raise UnreachableError(
-                        "the controller does not reply", "check that the cluster is running"
-                    ) from None
+                    hint = "check that the cluster is running"
+                    raise UnreachableError("the controller does not reply", hint) from None
                 continue
             finally:
                 del self._waiting[key]
@@ -188,14 +183,14 @@ class ClusterConnection:
         self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
     ) -> None:
         offset = 0
-        while offset < len(archive) or offset == 0:
+        while True:
             piece = archive[offset : offset + PIECE_BYTES]
             request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
             stored = await self._call(request, SnapshotStored)
             offset = stored.size
             if on_sent is not None:
                 on_sent(offset, len(archive))
-            if offset == len(archive):
+            if offset >= len(archive):
                 return
 
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
@@ -221,9 +216,6 @@ class ClusterConnection:
             return await answer
         finally:
             answer.cancel()
-
-    async def _log_page(self, request: ReadLog) -> LogPage:
-        return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
         """Send a request to the port for output and files, and connect on the first call."""

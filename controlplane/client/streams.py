@@ -28,7 +28,7 @@ from schemas.wire.client import (
     ReadEvents,
     WaitJob,
 )
-from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
+from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPage, LogPiece, ReadLog, Stream
 
 Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
@@ -239,7 +239,7 @@ class StreamPages(ClusterConnection):
                 wait_s=wait_s if follow else POLL_S if state in ENDED else 0.0,
                 since=since,
             )
-            page = await self._log_page(asked)
+            page = await self._bulk_call(asked, LogPage, asked.wait_s)
             if page.pieces or not page.ended:
                 yield page.pieces
             cursor, wait_s = page.cursor, NOW_S if page.pieces else POLL_S

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,10 +14,11 @@ from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, byte_count, print_data, say, span
 from controlplane.client import BlockingClient
+from controlplane.client.interpreters import NoTorchError, run_module
 from controlplane.client.job_file import load_job
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
-from controlplane.client.sweeps.runs import Manifest, NoTorchError, read_manifest, write_manifest
+from controlplane.client.sweeps.runs import Manifest, read_manifest, write_manifest
 from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError
@@ -68,9 +67,8 @@ def replay(
     if not folder.is_dir():
         problem = f"{folder}, the working directory of {file}, does not exist"
         raise BadFieldError(problem, "name it with --workdir", "workdir")
-    choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
-    result = run_here("elastic.sweep_worker.alone", task, folder, choice, found.spec.env)
+    result = train_here(found.spec, task, folder, python)
     equal = result["equal"]
     row = {"job": found.job, "trial": trial, **result}
     if equal:
@@ -108,41 +106,21 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
     }
 
 
-def run_here(
-    module: str,
-    task: dict[str, Any],
-    workdir: Path,
-    pythons: list[str],
-    env: Mapping[str, str],
+def train_here(
+    spec: JobSpec, task: dict[str, Any], workdir: Path, python: str | None
 ) -> dict[str, Any]:
-    """Run `python -P -m MODULE TASK` in a working directory; return its last line, parsed as JSON.
-
-    The first of `pythons` that has torch and this library is used.
-
-    Raises:
-        BadFieldError: if the module fails; the error contains the last line of its error output.
-        NoTorchError: if no interpreter has both.
-    """
+    """Run `elastic.sweep_worker.alone` with a task in `workdir`; return its result."""
+    pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
+    lacks = ("No module named 'torch'", "No module named 'elastic'")
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         file = Path(folder, "task.json")
         file.write_text(json.dumps(task), encoding="utf-8")
-        for python in pythons:
-            command = [python, "-P", "-m", module, str(file)]
-            try:
-                done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                    command, cwd=workdir, capture_output=True, text=True, check=False,
-                    timeout=REPLAY_TIMEOUT_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
-                )  # fmt: skip
-            except OSError:
-                continue
-            if done.returncode == 0:
-                answer = json.loads(done.stdout.strip().splitlines()[-1])
-                return dict(answer)
-            said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-            if "No module named 'torch'" not in said and "No module named 'elastic'" not in said:
-                raise BadFieldError(f"training on this host fails: {said}", "", "workdir")
-    hint = "name an interpreter that has torch and this library with --python"
-    raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
+        said = run_module(
+            pythons, ("elastic.sweep_worker.alone", str(file)), lacks,
+            "training on this host fails", "workdir", cwd=workdir, timeout=REPLAY_TIMEOUT_S,
+            env={"OMP_NUM_THREADS": "1", **os.environ, **spec.env},
+        )  # fmt: skip
+    return dict(json.loads(said.strip().splitlines()[-1]))
 
 
 SHORT_UNIT_S: Final = 2.0  # shorter units make the time between units significant
@@ -210,8 +188,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
         "values": dict(first.values),  # type: ignore[union-attr] # what is first is added
         "metric": sweep.search.metric,
     }
-    pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
-    return run_here("elastic.sweep_worker.alone", task, Path(spec.workdir), pythons, spec.env)
+    return train_here(spec, task, Path(spec.workdir), python)
 
 
 def preview_lines(

@@ -1,0 +1,67 @@
+"""Modules run in another interpreter on this host, which has torch and the library."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from schemas.errors import BadFieldError, OnesError
+
+EXPORT_TIMEOUT_S: Final = 600.0
+
+
+class NoTorchError(OnesError):
+    """No interpreter on this host has torch and this library."""
+
+    code = "no_torch"
+
+
+def run_module(
+    pythons: Sequence[str], command: Sequence[str], lacks: Sequence[str], failure: str, field: str,
+    **options: Any,
+) -> str:  # fmt: skip
+    """Run `python -P -m COMMAND` with the first interpreter that has torch; return its output.
+
+    Args:
+        lacks: texts in the last line of the error output of an interpreter without torch.
+        failure: problem of the error if the module fails.
+        field: field of this error.
+        options: options of `subprocess.run`.
+
+    Raises:
+        BadFieldError: if the module fails; the error ends with the last line of its error output.
+        NoTorchError: if no interpreter has torch and this library.
+    """
+    for python in pythons:
+        try:
+            done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
+                [python, "-P", "-m", *command], capture_output=True, text=True, check=False,
+                **options,
+            )  # fmt: skip
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return done.stdout
+        said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
+        if not any(text in said for text in lacks):
+            raise BadFieldError(f"{failure}: {said}", "", field)
+    hint = "name an interpreter that has torch and this library with --python"
+    raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
+
+
+def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
+    """Extract the model from a state or checkpoint with the first interpreter that has torch.
+
+    Args:
+        target: an existing file is replaced.
+
+    Raises:
+        BadFieldError: if the state cannot be read.
+        NoTorchError: if no interpreter has torch.
+    """
+    run_module(
+        pythons, ("elastic.export_state", str(source), str(target)), ("ModuleNotFoundError",),
+        "the checkpoint cannot be exported", "job", timeout=EXPORT_TIMEOUT_S,
+    )  # fmt: skip
