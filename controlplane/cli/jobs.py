@@ -18,8 +18,6 @@ from controlplane.cli.output import (
     moment,
     plain,
     print_data,
-    print_json,
-    print_line,
     print_table,
     say,
     second,
@@ -32,6 +30,7 @@ from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 
 NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
+EPOCH_COLUMNS: Final = ("epoch", "step", "batch", "lr", "samples/s", "loss", "metrics")
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
 
@@ -54,8 +53,7 @@ def print_job(detail: JobDetail) -> None:
     if len(detail.versions) > 1:
         _section(["group", "ordered", "what", "slots", "batch", "outcome", "took"], _groups(detail))
     if detail.epochs:
-        columns = ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"]
-        _section(columns, _epochs(detail))
+        _section(EPOCH_COLUMNS, _epochs(detail))
         for epoch in detail.epochs[-LAST_EPOCHS:]:
             if epoch.left_early:
                 of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
@@ -98,11 +96,9 @@ def search_facts(search: SearchInfo) -> dict[str, str]:
     """Describe the scheduler's changes so far, its search, and the errors of its predictions."""
     found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
     if search.predicted_gain is not None and search.realised_gain is not None:
-        found["speed-up"] = (
-            f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
-        )
-        if search.gain_error is not None:
-            found["speed-up"] += f"; off by {search.gain_error:.2f} x each"
+        text = f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
+        error = search.gain_error
+        found["speed-up"] = text if error is None else f"{text}; off by {error:.2f} x each"
     if search.length_error is not None and search.length_coverage_80 is not None:
         found["work left"] = (
             f"off by {search.length_error:.0%}; {search.length_coverage_80:.0%} within "
@@ -256,11 +252,9 @@ def explain(
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
         search = client.search()
-    if common.output == "json":
-        print_json({**plain(explanation), "search": search})
-    elif common.output == "jsonl":
-        for decision in explanation.decisions:
-            print_line(decision)
+    if common.in_json:
+        document = {**plain(explanation), "search": search}
+        say(common, document, rows=explanation.decisions)
     else:
         print_decisions(explanation, search, numbers=numbers)
     return Exit.OK

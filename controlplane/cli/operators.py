@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,7 +17,6 @@ from controlplane.cli.output import (
     Common,
     Exit,
     NodeName,
-    print_data,
     say,
     say_table,
     second,
@@ -54,16 +52,24 @@ def add(
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
     ends = None if expires is None else _time_of(expires)
-    files = _Files(folder, name, role)
-    public = files.write(home)
+    if name == SERVER:
+        problem = f"name: {name} is reserved for the controller's key"
+        raise BadFieldError(problem, "choose another name", "name")
+    files = secret, _ = [folder / "keys" / f"{name}.{end}" for end in ("key_secret", "key")]
+    for path in files:
+        if path.exists():
+            problem = f"{path} exists already"
+            raise SettingsError(problem, "choose another --out, or move it away", "out")
+    public = _write_key(folder, name, role, home)
     try:
         with BlockingClient(home) as client:
             added = client.add_key(public, name, role, project, ends)
     except OnesError:
-        files.delete()
+        for path in files:
+            path.unlink(missing_ok=True)
         raise
     use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
-    text = f"authorised {name}; its secret key is {files.secret}{use}"
+    text = f"authorised {name}; its secret key is {secret}{use}"
     say(common, {"folder": str(folder), "key": added}, text, quiet=[text])
     return Exit.OK
 
@@ -91,42 +97,24 @@ def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = C
     return Exit.OK
 
 
-class _Files:
-    """Folder with a new key, usable as ONES_HOME; the folder of a node's key has only keys."""
+def _write_key(folder: Path, name: str, role: str, home: Home) -> str:
+    """Write a new key into a folder that is usable as ONES_HOME; return the public key.
 
-    def __init__(self, folder: Path, name: str, role: str) -> None:
-        if name == SERVER:
-            problem = f"name: {name} is reserved for the controller's key"
-            raise BadFieldError(problem, "choose another name", "name")
-        self._keys, self._name = folder / "keys", name
-        self._client = None if role == "node" else folder / CLIENT_FILE
-        self._public = self._keys / f"{name}.key"
-        self.secret = self._keys / f"{name}.key_secret"
-        for path in (self.secret, self._public):
-            if path.exists():
-                problem = f"{path} exists already"
-                raise SettingsError(problem, "choose another --out, or move it away", "out")
-
-    def write(self, home: Home) -> str:
-        """Write the files and return the public key."""
-        try:
-            pair = write_keys(self._keys, self._name)
-            server = self._keys / f"{SERVER}.key"
-            if not server.exists():
-                shutil.copyfile(home.server_key, server)
-            if self._client is not None and not self._client.exists():
-                secret = json.dumps(f"keys/{self._name}.key_secret", ensure_ascii=False)
-                said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
-                self._client.write_text(said, encoding="utf-8")
-        except OSError as error:
-            problem = f"{error.filename or self._keys}: {error.strerror}"
-            raise SettingsError(problem, "choose another --out", "out") from None
-        return pair.public.decode()
-
-    def delete(self) -> None:
-        """Delete the key pair after its authorisation has failed."""
-        self.secret.unlink(missing_ok=True)
-        self._public.unlink(missing_ok=True)
+    The folder of a node's key has only keys.
+    """
+    keys, client = folder / "keys", folder / CLIENT_FILE
+    try:
+        pair = write_keys(keys, name)
+        if not (keys / f"{SERVER}.key").exists():
+            shutil.copyfile(home.server_key, keys / f"{SERVER}.key")
+        if role != "node" and not client.exists():
+            secret = json.dumps(f"keys/{name}.key_secret", ensure_ascii=False)
+            text = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
+            client.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"{error.filename or keys}: {error.strerror}"
+        raise SettingsError(problem, "choose another --out", "out") from None
+    return pair.public.decode()
 
 
 def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
@@ -203,10 +191,8 @@ def template(
         port = client.cluster().agents_port
     host = home.host.strip("[]")
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
-    if common.in_json:
-        print_data({"node": name, "settings": text}, common.output)
-    else:
-        sys.stdout.write(text)
+    lines = text.splitlines()
+    say(common, {"node": name, "settings": text}, *lines, quiet=lines)
     return Exit.OK
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 from controlplane.cli.job_list import cut
-from controlplane.cli.output import Common, Exit, byte_count, plain, print_json, print_line
+from controlplane.cli.output import Common, Exit, byte_count, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
@@ -129,20 +129,14 @@ def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
     """Print what would be submitted, with the controller's notes if it replies."""
     notes, why_not = _notes(ready, common)
     rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
-    if common.output == "json":
-        print_json(rows[0] if len(rows) == 1 else rows)
-        return Exit.OK
-    for one, row in zip(ready, rows, strict=True):
-        if common.output == "jsonl":
-            print_line(row)
-        elif common.output == "table":
-            sys.stdout.write(f"{one.file} can be submitted\n")
-            for name, value in _stated_fields(one.spec).items():
-                sys.stdout.write(f"  {name:15s} {value}\n")
-            line = f"  {'snapshot':15s} {snapshot_line(one)}"
-            sys.stdout.write(f"{fit_terminal(line, sys.stdout)}\n")
-            for note in filter(None, (library_note(one), *(row["notes"] or ()))):
-                sys.stdout.write(f"  {'note':15s} {note}\n")
+    lines = []
+    for one, said in zip(ready, notes, strict=True) if common.output == "table" else ():
+        lines.append(f"{one.file} can be submitted")
+        lines += [f"  {name:15s} {value}" for name, value in _stated_fields(one.spec).items()]
+        lines.append(fit_terminal(f"  {'snapshot':15s} {snapshot_line(one)}", sys.stdout))
+        shown = filter(None, (library_note(one), *(said or ())))
+        lines += [f"  {'note':15s} {note}" for note in shown]
+    say(common, rows[0] if len(rows) == 1 else rows, *lines)
     if why_not and common.output == "table":
         sys.stderr.write(f"the controller was not asked: {why_not}\n")
     return Exit.OK

@@ -72,17 +72,15 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     if facts.framework is not None:
         return _with_adapter(facts, facts.framework, done)
     model = facts.model.name if facts.model is not None else ""
-    removed = distributed_edits(facts.source, facts.agent, model)
-    done.advice += removed.advice
-    if removed.distributed:
+    edits: list[Edit] = []
+    if (removed := distributed_edits(facts.source, facts.agent, model)) is not None:
         size = f"batch_size {facts.batch_size or ''} was that of one process"
-        done.advice.append(f"{size}; the job file has that of all processes")
-    done.missing += removed.problems
-    single = whole(look(Source(facts.source.edited(removed.edits))))
+        done.advice += [*removed.advice, f"{size}; the job file has that of all processes"]
+        done.missing += removed.problems
+        edits = removed.edits
+    single = whole(look(Source(facts.source.edited(edits))))
     if single is None:
-        done.missing.append(
-            "lines are missing without its own process group: port the script by hand"
-        )
+        done.missing += ["lines are missing without its own process group: port the script by hand"]
         return done
     source, agent = single.source, single.facts.agent
     between = sort_between(single)
@@ -115,9 +113,7 @@ def port(facts: Facts, name: str = "train.py") -> Port:
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
     """Replace the trainer or accelerator of a framework with our adapter."""
     source, loop = facts.source, facts.epoch_loop
-    counted = None
-    if loop is not None:
-        counted = (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
+    counted = loop and (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
     adapter = adapter_edits(source, framework, counted)
     done.missing += adapter.problems
     if not done.missing:

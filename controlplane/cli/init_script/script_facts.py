@@ -167,10 +167,11 @@ def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> 
                 batch = numbers.batch_size(call, {})
         made = [call for call in source.calls if last_name(call) in OPTIMIZERS]
         rate = numbers.of(_rate(made[0], source)) if made and rate is None else rate
-    found = framework_numbers(framework, source, numbers, batch, rate)
-    facts.batch_size, facts.lr = found.batch_size, found.lr
+    facts.batch_size, facts.lr, epochs, steps = framework_numbers(
+        framework, source, numbers, batch, rate
+    )
     if framework.name != "accelerate":
-        facts.epochs, facts.steps = found.epochs, found.steps
+        facts.epochs, facts.steps = epochs, steps
 
 
 # --- optimizer and model

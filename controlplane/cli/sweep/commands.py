@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, say
 from controlplane.cli.submission import Submission, prepare
 from controlplane.cli.submit import Key, Project, Yes, send
 from controlplane.cli.sweep import export, preview, tables
@@ -21,7 +21,7 @@ from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
 from controlplane.client.sweeps.runs import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
-from controlplane.client.sweeps.sweep import format_value, stated_sweep
+from controlplane.client.sweeps.sweep import format_values, stated_sweep
 from schemas.errors import BadFieldError, suggestion
 from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
 from schemas.wire.client import SweepChanged
@@ -44,18 +44,15 @@ def sample(
             problem = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
             raise BadFieldError(problem, "choose a number within it", name)
 
-    def say(number: int, values: Mapping[str, Value]) -> None:
-        if common.output == "jsonl":
-            print_line({"job": job, "trial": number, "values": values})
-        elif common.output == "quiet":
-            sys.stdout.write(f"{number}\n")
-        elif common.output == "table":
-            said = ", ".join(f"{name} {format_value(value)}" for name, value in values.items())
-            sys.stdout.write(f"{job} trial {number}: {said}\n")
-        sys.stdout.flush()
+    def report(number: int, values: Mapping[str, Value]) -> None:
+        if common.output != "json":  # one document, at the end
+            row = {"job": job, "trial": number, "values": values}
+            line = f"{job} trial {number}: {format_values(values)}"
+            say(common, row, line, quiet=[str(number)])
+            sys.stdout.flush()
 
     with BlockingClient(common.home) as client:
-        count = client.sweep_run(job).sample(trials, sampler, parallel, say)
+        count = client.sweep_run(job).sample(trials, sampler, parallel, report)
     if common.output == "json":
         print_json({"job": job, "trials": count})
     if count < trials:
@@ -91,19 +88,18 @@ def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> 
 
 def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
     """Add a trial to sweep JOB that continues from the state of TRIAL, with some values changed."""
-    with BlockingClient(common.home) as client:
-        space = client.sweep(job).spec.search.space
-        values = values_of(set_ or (), space)
-        changed = client.change_sweep(job, "add", values=values, parent=trial)
-    _say([changed], common, alone=True)
-    return Exit.OK
+    return _added(job, set_, common, parent=trial)
 
 
 def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
     """Add a configuration to sweep JOB; --set must give all values of its space."""
+    return _added(job, set_, common)
+
+
+def _added(job: str, set_: Values, common: Common, parent: int | None = None) -> int:
     with BlockingClient(common.home) as client:
-        space = client.sweep(job).spec.search.space
-        changed = client.change_sweep(job, "add", values=values_of(set_ or (), space))
+        values = values_of(set_ or (), client.sweep(job).spec.search.space)
+        changed = client.change_sweep(job, "add", values=values, parent=parent)
     _say([changed], common, alone=True)
     return Exit.OK
 
@@ -164,16 +160,11 @@ def _say(
     done: Sequence[SweepChanged], common: Common, *, alone: bool, resting: bool = False
 ) -> None:
     rows = [{"job": one.job, "trial": one.trial, "state": one.state} for one in done]
-    if common.output == "json" and rows:
-        print_json(rows[0] if alone else rows)
-    for one, row in zip(done, rows, strict=True):
-        if common.output == "jsonl":
-            print_line(row)
-        elif common.output == "quiet":
-            sys.stdout.write(f"{one.trial}\n")
-        elif common.output == "table":
-            said = RESTS if resting and one.state == "training" else one.state
-            sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")
+    states = [RESTS if resting and one.state == "training" else one.state for one in done]
+    lines = [f"{o.job} trial {o.trial} {said}" for o, said in zip(done, states, strict=True)]
+    if rows:
+        quiet = (str(one.trial) for one in done)
+        say(common, rows[0] if alone else rows, *lines, quiet=quiet)
 
 
 SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"

@@ -15,7 +15,7 @@ from controlplane.cli.output import COMMON, Common, Exit, JobName, say
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
-from controlplane.client.sweeps.sweep import format_value
+from controlplane.client.sweeps.sweep import format_values
 from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError, SettingsError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -215,7 +215,7 @@ def _curve(
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
-    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
+    values = format_values(trial.values)
     label = f"{trial.number}: {values}" if len(values) <= 60 else f"trial {trial.number}"  # noqa: PLR2004
     axes.plot(
         [x for x, _ in points],

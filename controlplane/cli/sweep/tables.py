@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -29,7 +30,6 @@ from controlplane.cli.output import (
     fitting,
     plain,
     print_data,
-    print_json,
     print_table,
     readings,
     say,
@@ -40,7 +40,7 @@ from controlplane.cli.output import (
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
-from controlplane.client.sweeps.sweep import format_value
+from controlplane.client.sweeps.sweep import format_value, format_values
 from schemas.errors import BadFieldError, RemoteError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -120,22 +120,17 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     if job.reason and not (best is not None and job.reason.startswith("best: ")):
         lines.append(job.reason)
     if best is not None:
-        values = ", ".join(
-            f"{name} {format_value(value)}" for name, value in best.trial.values.items()
-        )
+        values = format_values(best.trial.values)
         after = f"after {best.epoch} epoch{'s' * (best.epoch != 1)}"
-        lines.append(
-            f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
-        )
+        what = f"best: trial {best.trial.number}, {search.metric} {best.score:.4g}"
+        lines.append(f"{what} {after} ({values})")
     lines.append(units_line(detail, now))
     return [one_line(line) for line in lines]
 
 
 def count_by_state(detail: SweepDetail) -> str:
     """Describe the number of trials in each state."""
-    states: dict[str, int] = {}
-    for trial in detail.trials:
-        states[trial.state] = states.get(trial.state, 0) + 1
+    states = Counter(trial.state for trial in detail.trials)
     parts = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"{detail.trials_total} trials ({parts})" if parts else "no trials yet"
 
@@ -269,23 +264,14 @@ def show(
         detail = client.sweep(job)
     if trial is not None:
         return _show_trial(detail, trial, common)
-    if common.output == "json":
-        flat = plain(detail)
-        best = best_of(detail)
-        place = None if best is None else best.epoch
-        print_json({**flat.pop("summary"), "best_epoch": place, **flat})
-        return Exit.OK
     trials = ranked(detail) if by == "best" else list(detail.trials)
-    if common.output == "jsonl":
-        print_data(with_all_keys([trial_row(one) for one in trials]), common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{one.number}\n" for one in trials)
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in summary_lines(detail, time.time()))
-        if detail.units_done:
-            sys.stdout.write(f"{_hops(detail)}\n")
-        if trials:
-            _print_trials(detail, trials)
+    best, flat = best_of(detail), plain(detail)
+    document = {**flat.pop("summary"), "best_epoch": best and best.epoch, **flat}
+    lines = summary_lines(detail, time.time()) + [_hops(detail)] * bool(detail.units_done)
+    rows, quiet = with_all_keys([*map(trial_row, trials)]), (str(one.number) for one in trials)
+    say(common, document, *lines, rows=rows, quiet=quiet)
+    if trials and common.output == "table":
+        _print_trials(detail, trials)
     return Exit.OK
 
 
@@ -336,7 +322,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     if common.in_json:
         print_data(trial, common.output)
         return Exit.OK
-    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
+    values = format_values(trial.values)
     why = one_line(trial.reason and f" ({trial.reason})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:

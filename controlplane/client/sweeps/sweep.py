@@ -283,3 +283,8 @@ def describe_parameter(parameter: Parameter) -> str:
 def format_value(value: Value) -> str:
     """Format a value of a configuration for people."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_values(values: Mapping[str, Value]) -> str:
+    """Format the values of a configuration with their names."""
+    return ", ".join(f"{name} {format_value(value)}" for name, value in values.items())
