@@ -149,7 +149,6 @@ def _names(said: Any) -> Iterator[str]:
 def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
-    """Return the path of the selected journal and the journal settings of its controller."""
     home = home_folder(common.home)
     path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":

@@ -142,11 +142,6 @@ def _read(script: Path) -> Source:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file atomically.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")

@@ -256,11 +256,7 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Redraw the table every second until cancelled, even while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw the table every second until cancelled, even while the controller does not reply."""
     for found, note in readings(ask, pause):
         size = shutil.get_terminal_size()
         lines = screen(found, size.columns, size.lines, note)

@@ -168,7 +168,6 @@ def _when_lost(detail: JobDetail) -> str:
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
-    """Return what the job trains: a script, or the configurations of a sweep."""
     job, sweep = detail.summary, detail.spec.stated_sweep
     if sweep is None:
         return {
@@ -186,7 +185,6 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """Return the current or the initial batch size, with its upper limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"

@@ -48,8 +48,6 @@ class OtherClusterError(OnesError):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The controller or one agent of the cluster, with its files."""
-
     name: str
     module: str
     config: Path
@@ -125,7 +123,6 @@ def up(
 def _bring_up(
     home: Path, slots: int | None, agents: int, policy: str | None
 ) -> dict[str, int | None]:
-    """Start the stopped parts and return the process id of each part."""
     parts = _parts(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
         _require_disk_space(home)
@@ -152,7 +149,6 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
 
 
 def _require_disk_space(home: Path) -> None:
-    """Raise `SettingsError` if the disk has too little free space for a cluster."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
@@ -244,7 +240,6 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
 
 
 def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
-    """Raise `OtherClusterError` if the cluster has other agents, slots or policy than requested."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
@@ -333,7 +328,6 @@ def _stop(part: _Part) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process, or b"" if the process has exited or cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

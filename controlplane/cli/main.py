@@ -194,7 +194,6 @@ def _option_value(arguments: list[str], *names: str) -> str | None:
 
 
 def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
-    """Return the error with a similar name of an existing job, if the controller replies."""
     try:
         return UnknownJobError(error.job, asyncio.run(_job_names(home)))
     except OnesError:

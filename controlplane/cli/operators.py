@@ -128,11 +128,6 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    """Convert a duration from now, or a date, into seconds since the epoch.
-
-    Raises:
-        BadFieldError: if `text` is neither a duration nor a date.
-    """
     number, unit = text[:-1], text[-1:]
     if unit in UNITS and number.replace(".", "", 1).isdecimal():
         return time.time() + float(number) * UNITS[unit]

@@ -246,11 +246,7 @@ def second(time_s: float) -> str:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds.
-
-    Raises:
-        BadFieldError: if `text` is not a duration; the error names `option`.
-    """
+    """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds."""
     unit = UNITS.get(text[-1:])
     try:
         seconds = float(text[:-1]) * unit if unit else float(text)

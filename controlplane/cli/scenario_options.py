@@ -104,11 +104,7 @@ class Setup:
     "Minimum seconds between requests to a searching policy that only an epoch's end caused."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`.
-
-        Raises:
-            TraceError: if an option is invalid; the error names the option.
-        """
+        """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`."""
         usual = DEFAULTS.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
@@ -161,11 +157,7 @@ def _absolute(path: str) -> str:
 
 
 def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
-    """Return the groups of equal nodes in `text`, or one group with `gpus` slots in total.
-
-    Raises:
-        TraceError: if a value is invalid, or `gpus` conflicts with `text`.
-    """
+    """Return the groups of equal nodes in `text`, or one group with `gpus` slots in total."""
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:

@@ -46,11 +46,7 @@ MAX_WORKERS: Final = 1024
 def check_run(
     names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
 ) -> None:
-    """Refuse options that would only fail after the simulation.
-
-    Raises:
-        OnesError: if an option is invalid; the error names the option.
-    """
+    """Refuse options that would only fail after the simulation."""
     if not names:
         raise BadFieldError("no policies", "give names with commas between them", "policies")
     for name in names:
@@ -71,11 +67,7 @@ def check_run(
 
 
 def numbers(text: str, field: str) -> list[int]:
-    """Parse a list such as 1,3,5-7 and drop duplicates.
-
-    Raises:
-        BadFieldError: if the list is invalid; the error names `field`.
-    """
+    """Parse a list such as 1,3,5-7 and drop duplicates."""
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
@@ -90,11 +82,7 @@ def numbers(text: str, field: str) -> list[int]:
 
 
 def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE settings; a value that is not valid JSON is text.
-
-    Raises:
-        BadFieldError: if a setting has no name or no `=`.
-    """
+    """Parse NAME=VALUE settings; a value that is not valid JSON is text."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -108,11 +96,7 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse POLICY.NAME=VALUE settings and group them by policy.
-
-    Raises:
-        BadFieldError: if a setting names no policy in `names`.
-    """
+    """Parse POLICY.NAME=VALUE settings and group them by policy."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
         policy, dot, option = name.partition(".")
@@ -129,11 +113,7 @@ HOUR_S: Final = 3600.0
 
 @contextlib.contextmanager
 def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
-    """Show a progress bar of ended jobs on stderr.
-
-    Yields:
-        The `record` argument for `simulate`; None if stderr is not a terminal.
-    """
+    """Show the progress on a terminal; yield the `record` argument of `simulate`, or None."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -45,12 +45,7 @@ class Submission(NamedTuple):
 
 
 def prepare(file: Path, overrides: Sequence[str]) -> Submission:
-    """Read and check a job file, and list the files to upload.
-
-    Raises:
-        SettingsError: if the file cannot be used.
-        BadFieldError: if a value is invalid.
-    """
+    """Read and check a job file, and list the files to upload."""
     spec = load_job(file, overrides)
     return Submission(file, spec, survey(Path(spec.workdir)))
 
@@ -148,9 +143,6 @@ def _notes(
     """Return the controller's notes on each job, and the error if the controller cannot be asked.
 
     The notes of a job are None if the controller was not asked about it.
-
-    Raises:
-        BadFieldError: if the controller would refuse a job.
     """
     try:
         with BlockingClient(common.home, REPLY_TIMEOUT_S) as client:
@@ -164,7 +156,6 @@ def _notes(
 
 
 def _dry_run_row(one: Submission) -> dict[str, Any]:
-    """Return the description of a valid job for JSON."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
     snapshot = {"bytes": one.size, "files": len(one.uploads), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}

@@ -166,9 +166,6 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
 
     With several jobs, an error does not end the loop. In JSON, the result of one job is an object,
     and those of several jobs are a list in which a refused job has an `error`.
-
-    Raises:
-        OnesError: if the only job is refused, or the controller does not reply.
     """
     code: int = Exit.OK
     rows: list[Row] = []
@@ -255,9 +252,6 @@ def _submit_all(
 
     With several jobs, a refusal does not end the loop; in JSON it appears as an `error`. The loop
     ends if the controller does not reply.
-
-    Raises:
-        OnesError: if the only job is refused.
     """
     accepted: list[JobAccepted] = []
     rows: list[Any] = []

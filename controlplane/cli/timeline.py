@@ -71,14 +71,9 @@ def png(
     window: Window | None = None,
     pasts: Mapping[JobId, JobHistory] | None = None,
 ) -> None:
-    """Draw slots over time into a PNG file, with a panel for each of the latest jobs.
+    """Draw slots over time into a PNG file, with a panel for each of the latest jobs in `pasts`.
 
-    Args:
-        window: range of the axis; default: all allocations.
-        pasts: jobs that get a panel with states, batch sizes and rates; default: no panels.
-
-    Raises:
-        ResultsError: if matplotlib is not installed, or the file cannot be written.
+    `window` is the range of the axis; by default, it contains all allocations.
     """
     window = window or full_window(allocations)
     jobs: dict[str, str] = {
@@ -122,7 +117,6 @@ def _bars(allocations: Iterable[Allocation], window: Window) -> list[Bar]:
 def _trained(
     allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
 ) -> list[Allocation]:
-    """Return the allocations without the time in which their job was starting."""
     found = []
     for one in allocations:
         spans = pasts[one.job].spans if one.job in pasts else ()
@@ -179,7 +173,6 @@ def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Wi
 
 
 def _state_style(state: str, colour: str = "#4e79a7") -> dict[str, Any]:
-    """Return the style of the background that represents a state in the panel of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
@@ -355,7 +348,6 @@ def _legend(
 
 
 def _lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """Arrange the entries in lines of at most `width` columns."""
     lines: list[Text] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
@@ -402,7 +394,6 @@ def timeline(
 
 
 def _losses(job: str, path: Path | None, common: Common) -> int:
-    """Draw the losses of one job."""
     from controlplane.cli.losses import loss_curve, loss_png, loss_terminal  # noqa: PLC0415
 
     with BlockingClient(common.home) as client:

@@ -112,7 +112,6 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
 
 
 def _promised(job: JobSummary) -> Text:
-    """Return the promised end, in yellow if the job is expected to end later than promised."""
     if job.promised_end is None:
         return Text()
     late = job.expected_end is not None and job.expected_end > job.promised_end
@@ -145,11 +144,7 @@ class StatusReader:
         self._colours: dict[JobId, int] = {}
 
     def read(self) -> ClusterStatus:
-        """Return the current state of the cluster.
-
-        Raises:
-            UnreachableError: if the controller does not reply.
-        """
+        """Return the current state of the cluster."""
         cluster = self._client.cluster()
         self._forget_changed(cluster.last_seq)
         jobs = self._client.jobs(ended=self._ended)
@@ -205,11 +200,7 @@ def top(
 
 
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
-    """Redraw the dashboard every second until cancelled, also while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw the dashboard every second, also while the controller does not reply."""
     with Live(console=console, auto_refresh=False) as live:
         for status, note in readings(reader.read, pause):
             live.update(fitted(status, console, note), refresh=True)

@@ -92,7 +92,6 @@ def _command(policy: str, out: Path, seed: int, cpu_seconds: float | None) -> st
 
 @contextlib.contextmanager
 def _progress(policy: str) -> Iterator[Report]:
-    """Yield a callback that shows the progress on stderr; without a terminal it does nothing."""
     shown = sys.stderr.isatty()
 
     def report(done: int, of: int, row: Row) -> None:

@@ -63,7 +63,6 @@ def _blocking(
 def _pages(
     method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Blocking[A_co], P], Iterator[T]]:
-    """Return the blocking form of a method that yields pages."""
 
     @wraps(method)
     def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

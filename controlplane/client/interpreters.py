@@ -52,15 +52,7 @@ def run_module(
 
 
 def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
-    """Extract the model from a state or checkpoint with the first interpreter that has torch.
-
-    Args:
-        target: an existing file is replaced.
-
-    Raises:
-        BadFieldError: if the state cannot be read.
-        NoTorchError: if no interpreter has torch.
-    """
+    """Write the model of a state or checkpoint to `target`; replace an existing file."""
     run_module(
         pythons, ("elastic.export_state", str(source), str(target)), ("ModuleNotFoundError",),
         "the checkpoint cannot be exported", "job", timeout=EXPORT_TIMEOUT_S,

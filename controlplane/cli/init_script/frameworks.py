@@ -196,7 +196,6 @@ def _replace_trainers(source: Source, framework: Framework, found: Rewrite) -> N
 
 
 def _add_strategies(source: Source, framework: Framework, found: Rewrite) -> None:
-    """Add the options `strategy=ElasticStrategy(), devices=1` to the call of each trainer."""
     for call in framework.calls:
         if framework.full(call.func).startswith(FORMER):
             found.problems.append(

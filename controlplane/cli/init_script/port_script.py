@@ -61,11 +61,7 @@ def changed_lines(diff: str) -> int:
 
 
 def port(facts: Facts, name: str = "train.py") -> Port:
-    """Make a script use the library.
-
-    Returns:
-        The new text, which is valid Python, or the reasons why the script cannot be ported.
-    """
+    """Return a script that uses the library, or the reasons why it cannot be ported."""
     done = Port(missing=_missing(facts), refused=refused(facts), advice=advice(facts))
     if done.missing:
         return done
@@ -111,7 +107,6 @@ def port(facts: Facts, name: str = "train.py") -> Port:
 
 
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
-    """Replace the trainer or accelerator of a framework with our adapter."""
     source, loop = facts.source, facts.epoch_loop
     counted = loop and (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
     adapter = adapter_edits(source, framework, counted)
@@ -320,7 +315,6 @@ def load_edits(script: Whole, between: Between) -> list[Edit]:
 
 
 def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.stmt, str], str]:
-    """Return the lines that replace model and optimizer, and the text of the call of `load`."""
     source, made = script.source, {}
     bare, optimizer = _bare_model(script.model.value), script.optimizer.value
     model_part = f"lambda: {source.on_one_line(bare)}"
@@ -389,7 +383,6 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
 
 
 def _free_name(script: Whole, what: str) -> str:
-    """Return a name that the script does not use yet, for a builder."""
     source = script.source
     taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)

@@ -143,7 +143,6 @@ def _values(facts: Facts) -> dict[str, ast.expr]:
 
 
 def _look_at_library(facts: Facts, numbers: Numbers) -> None:
-    """Read the numbers from the calls of the agent, in a script that uses the library."""
     for call in facts.source.calls:
         if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
             facts.batch_size = facts.batch_size or numbers.batch_size(call, _values(facts))
@@ -178,7 +177,6 @@ def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> 
 
 
 def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
-    """Return the first optimizer, and the others whose `step` method is called."""
     found: dict[str, Made] = {}
     for one in made:
         if _is_optimizer(one):
@@ -299,7 +297,6 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _training_one(loaders: Sequence[Made], reached: Sequence[ast.AST]) -> Made | None:
-    """Return the loader whose batches are used for training."""
     iterated = {
         name
         for node in reached

@@ -18,7 +18,7 @@ from controlplane.client import BlockingClient
 from controlplane.client.archive import digest_of, pack, survey
 from controlplane.client.client import Change
 from controlplane.client.job_file import checked
-from controlplane.client.spec_overrides import toml_value
+from controlplane.client.spec_overrides import parsed, toml_value
 from controlplane.client.sweeps.runs import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.sweep import format_values, stated_sweep
@@ -105,18 +105,9 @@ def _added(job: str, set_: Values, common: Common, parent: int | None = None) ->
 
 
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
-    """Parse NAME=VALUE assignments for a space.
-
-    Raises:
-        BadFieldError: if an assignment is malformed, or its name is not in the space.
-    """
+    """Parse NAME=VALUE assignments for a space."""
     found: dict[str, Value] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            problem = f"--set {assignment!r} is not an assignment"
-            raise BadFieldError(problem, "write NAME=VALUE, such as lr=0.1", "set")
+    for name, text in parsed(assignments, "write NAME=VALUE, such as lr=0.1"):
         if name not in space:
             hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
@@ -125,14 +116,7 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 
 def typed(text: str, name: str, space: Space) -> Value:
-    """Convert a value to the form of its parameter.
-
-    Text that equals a choice becomes this choice. An integer becomes a float if the parameter is
-    real.
-
-    Raises:
-        BadFieldError: if the value is not a string, number or boolean.
-    """
+    """Convert a value to the type of an equal choice, or to a float if its parameter is real."""
     parameter, value = space[name], toml_value(text)
     for one in parameter.choice or ():
         if text == str(one) or (type(one) is type(value) and one == value):
@@ -220,9 +204,6 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
 
     Without `workdir`, the cluster must still have the snapshot. With `changed`, the files in
     `workdir` may differ from the snapshot.
-
-    Raises:
-        BadFieldError: if the working directory differs from the manifest's snapshot.
     """
     found = read_manifest(file)
     if workdir is None:

@@ -73,11 +73,7 @@ def export(
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Write one line for every epoch of every trial to a file or `-`; return the number of lines.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
+    """Write one line for every epoch of every trial to a file or `-`; return their number."""
     rows = epoch_rows(detail)
     values = [f"config.{name}" for name in detail.spec.search.space]
     metrics = sorted({name for one in detail.trials for each in one.metrics for name in each})
@@ -96,12 +92,7 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
 
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
-    """Write metrics for TensorBoard, with a run for each trial; return the number of scalars.
-
-    Raises:
-        SettingsError: if tensorboardX is not installed.
-        BadFieldError: if the folder cannot be written.
-    """
+    """Write metrics for TensorBoard, with a run for each trial; return the number of scalars."""
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - seldom needed, not always there
     except ImportError:
@@ -164,12 +155,7 @@ def plot(
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
-    """Draw learning curves over epochs, or over the time since submission, into a PNG file.
-
-    Raises:
-        BadFieldError: if no trial has reported the metric.
-        ResultsError: if matplotlib is not installed, or the file cannot be written.
-    """
+    """Draw learning curves over epochs, or over the time since submission, into a PNG file."""
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
     if metric not in names:
         known = f"one of {', '.join(names)}" if names else "wait for the first epoch"
@@ -229,7 +215,6 @@ def _curve(
 
 
 def _time_scale(detail: SweepDetail) -> tuple[float, str]:
-    """Return the unit of the time axis, in seconds, and the name of the unit."""
     begin = detail.summary.submitted_at
     last = max(
         (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0

@@ -174,10 +174,6 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
     """Train the first configuration on the first partition, on this host.
 
     Returns `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
-
-    Raises:
-        BadFieldError: if a function of the sweep fails.
-        NoTorchError: if no interpreter has torch and this library.
     """
     sweep = stated_sweep(spec)
     first = first_trials(sweep.search)[0]

@@ -178,10 +178,7 @@ TRIAL_STYLES: Final = {
 
 
 def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
-    """Return a table with a line for each trial.
-
-    Columns that do not fit into `width` are omitted.
-    """
+    """Return a table with a line for each trial, without columns that do not fit into `width`."""
     rows = trial_cells(detail, shown)
     columns, why = _fitting(rows, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
@@ -406,11 +403,7 @@ def follow(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Redraw a sweep every second until it has ended, also while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw a sweep every second until it has ended, also while the controller does not reply."""
     with Live(console=console, auto_refresh=False) as live:
         for detail, note in readings(read, pause):
             most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
@@ -440,7 +433,6 @@ def dashboard(
 
 
 def _bar(detail: SweepDetail, width: int) -> Table:
-    """Return a progress bar of units, with the bytes and the time that moving states has cost."""
     everything = detail.units_done + detail.units_left
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s

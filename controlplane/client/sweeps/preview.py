@@ -69,16 +69,13 @@ def preview(
     first = len(first_trials(search))
     counted = _simulated_epochs(search, first)
     epochs = [sum(per_trial) for per_trial in counted]
-    useful = min(slots[1], first)
     units = _range([count * partitions for count in epochs])
     hours: list[SlotHours] = []
     if unit_s is not None:
         for count in _between(slots):
             took = fmean(_makespan(one, partitions, count) for one in counted) * unit_s
-            worked = units.mean * unit_s
-            hours.append(
-                SlotHours(count, took / 3600, min(1.0, worked / (count * took)) if took else 1.0)
-            )
+            busy = min(1.0, units.mean * unit_s / (count * took)) if took else 1.0
+            hours.append(SlotHours(count, took / 3600, busy))
     return Preview(
         configurations=first,
         trials=_range([len(one) for one in counted]),
@@ -89,7 +86,7 @@ def preview(
         slots=tuple(hours),
         state_bytes=state_bytes,
         hop_bytes=None if state_bytes is None else state_bytes * max(0.0, units.mean - first),
-        useful_slots=useful,
+        useful_slots=min(slots[1], first),
     )
 
 
@@ -152,12 +149,10 @@ def _whole_turns(taken: Sequence[int], left: Sequence[int]) -> int:
 
 def _between(slots: tuple[int, int]) -> list[int]:
     least, most = slots
-    found = {least, most}
-    at = least
-    while at * 2 < most:
-        at *= 2
-        found.add(at)
-    return sorted(found)
+    found = [least]
+    while found[-1] * 2 < most:
+        found.append(found[-1] * 2)
+    return sorted({*found, most})
 
 
 def _range(values: Sequence[float]) -> Range:

@@ -74,8 +74,6 @@ def _conditions(when: When) -> dict[str, tuple[Value, ...]]:
 
 
 class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    """Base of the searchers."""
-
     max_epochs: int  # limit for each configuration
 
     def spec(self) -> spec.Searcher:
