@@ -19,7 +19,6 @@ from controlplane.cli.output import (
     COLOURS,
     COMMON,
     Common,
-    Exit,
     fitting,
     readings,
     say,
@@ -201,7 +200,7 @@ def ps(
         bool, Parameter(name=["--watch", "-w"], help="redraw every second until Ctrl-C")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List jobs, oldest first, one line each; `ones show` prints a job in full."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
         raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
@@ -209,7 +208,7 @@ def ps(
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
-            return Exit.OK
+            return
         found = choice.ask(client)
     if common.output != "table":
         say(common, found.jobs, quiet=(job.job for job in found.jobs))
@@ -218,7 +217,6 @@ def ps(
         drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
-    return Exit.OK
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:

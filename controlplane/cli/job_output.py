@@ -67,7 +67,7 @@ def logs(
         Parameter(help="output unchanged, with all states of progress bars and control characters"),
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Print the output of JOB from its start, also across restarts of the controller or workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
@@ -103,7 +103,7 @@ def logs(
                 ),
                 common.output,
             )
-            return Exit.OK
+            return
         pages = with_ranks(pages, prefix=prefix)
         if timestamps:
             pages = map(with_times, pages)
@@ -115,7 +115,6 @@ def logs(
         else:
             draw = draw_lines if out.isatty() else write_lines
             draw(pages, out)
-    return Exit.OK
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
@@ -237,13 +236,12 @@ def export(
     *,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Write the `state_dict` of JOB's last checkpoint, or of the best trial of a sweep, to FILE."""
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
     say(common, row, f"{made.path}  {byte_count(made.size)}")
-    return Exit.OK
 
 
 def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:

@@ -13,7 +13,6 @@ from controlplane.cli.job_list import describe_promise
 from controlplane.cli.output import (
     COMMON,
     Common,
-    Exit,
     JobName,
     moment,
     plain,
@@ -228,7 +227,7 @@ def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
     ]
 
 
-def show(job: JobName, *, common: Common = COMMON) -> int:
+def show(job: JobName, *, common: Common = COMMON) -> None:
     """Show everything about JOB: its spec, workers, history and epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
@@ -237,7 +236,6 @@ def show(job: JobName, *, common: Common = COMMON) -> int:
         print_data({**flat.pop("summary"), **flat}, common.output)
     else:
         print_job(detail)
-    return Exit.OK
 
 
 def explain(
@@ -245,7 +243,7 @@ def explain(
     *,
     numbers: Annotated[bool, Parameter(help="also print the numbers behind each decision")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Explain the slots and the batch of JOB: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
@@ -255,7 +253,6 @@ def explain(
         say(common, document, rows=explanation.decisions)
     else:
         print_decisions(explanation, search, numbers=numbers)
-    return Exit.OK
 
 
 def resize(
@@ -266,33 +263,32 @@ def resize(
     on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
     auto: Annotated[bool, Parameter(help="return the job to the policy's control")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Change the size of JOB while it trains; the policy will not change it until --auto."""
     if auto and not (slots is None and batch is None and on is None):
         problem = "--auto returns the job to the policy, which chooses its size"
         raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
         done = client.resume(job, auto=True) if auto else client.resize(job, slots, batch, on or ())
-        return _moved(client, done, common)
+        _moved(client, done, common)
 
 
-def pause(job: JobName, *, common: Common = COMMON) -> int:
+def pause(job: JobName, *, common: Common = COMMON) -> None:
     """Release the slots of JOB; after `resume`, the job continues from the same step."""
     with BlockingClient(common.home) as client:
-        return _moved(client, client.pause(job), common)
+        _moved(client, client.pause(job), common)
 
 
-def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
+def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> None:
     """End a pause of JOB; with --auto, return the job to the policy's control."""
     with BlockingClient(common.home) as client:
-        return _moved(client, client.resume(job, auto=auto), common)
+        _moved(client, client.resume(job, auto=auto), common)
 
 
-def samples(job: JobName, *, common: Common = COMMON) -> int:
+def samples(job: JobName, *, common: Common = COMMON) -> None:
     """Print the samples of each committed step of JOB, whose file must set record_samples."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
-    return Exit.OK
 
 
 def events(
@@ -302,7 +298,7 @@ def events(
         bool, Parameter(name=["--follow", "-f"], help="continue until Ctrl-C")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
         problem = "-o json prints one document, but --follow never ends"
@@ -320,7 +316,7 @@ def events(
                 ),
                 common.output,
             )  # fmt: skip
-            return Exit.OK
+            return
         for event in found:
             detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
             who = event.job or event.node or "cluster"
@@ -328,7 +324,6 @@ def events(
                 f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
             )
             sys.stdout.flush()
-    return Exit.OK
 
 
 def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
@@ -355,7 +350,7 @@ def warn_if_absent(client: BlockingClient) -> None:
         sys.stderr.write(f"ones: {error}; retrying for a minute\n")
 
 
-def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
+def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> None:
     job = detail.summary
     row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
     lines = [f"{job.job} {job.state}: {job.reason}"]
@@ -364,4 +359,3 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
         if last and last[0].outcome == "ordered":  # the first line shows the old size
             lines.append(f"{job.job}: {last[0].reason}; starts after the current change")
     say(common, row, *lines)
-    return Exit.OK

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, say
+from controlplane.cli.output import COMMON, Common, say
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.policy.registry import entry
@@ -93,7 +93,7 @@ def up(
     agents: Annotated[int, Parameter(help="number of agents, all on this host")] = 1,
     policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Start the cluster's processes that are not running; create the cluster if it is missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
@@ -117,7 +117,6 @@ def up(
     }
     lines = [f"cluster in {home} is up at {endpoint}", f"export ONES_HOME={home}"]
     say(common, summary, *lines, quiet=lines)
-    return Exit.OK
 
 
 def _bring_up(
@@ -168,7 +167,7 @@ def down(
     *,
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Stop the cluster in a folder and its workers; the next `ones local up` resumes the jobs."""
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
@@ -181,7 +180,6 @@ def down(
         raise SettingsError(problem, "resolve this, then run `ones local down` again")
     text = f"cluster in {home} is down"
     say(common, {"dir": str(home), "state": "down"}, text, quiet=[text])
-    return Exit.OK
 
 
 @contextlib.contextmanager

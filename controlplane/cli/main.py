@@ -74,7 +74,7 @@ def build() -> App:
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
     job = App(name="job", help="Manage jobs.", show=False)
-    first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
+    first: list[Callable[..., int | None]] = [submit.submit, job_list.ps, job_output.logs]
     for place, begin in enumerate(first, start=2):
         app.command(begin, group=start, sort_key=place)
         job.command(begin)
@@ -115,13 +115,12 @@ def build() -> App:
     return app
 
 
-def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes commands, options and job names in SHELL.
 
     bash: ones completion bash > ~/.local/share/bash-completion/completions/ones
     """
     sys.stdout.write(build().generate_completion(prog_name="ones", shell=shell))
-    return Exit.OK
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from controlplane.cli.output import (
     COMMON,
     UNITS,
     Common,
-    Exit,
     NodeName,
     say,
     say_table,
@@ -47,7 +46,7 @@ def add(
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
     out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Make a key pair for NAME and authorise its public key; the secret key stays in the folder."""
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
@@ -71,7 +70,6 @@ def add(
     use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
     text = f"authorised {name}; its secret key is {secret}{use}"
     say(common, {"folder": str(folder), "key": added}, text, quiet=[text])
-    return Exit.OK
 
 
 @key.command(name="list")
@@ -81,20 +79,18 @@ def list_(
         bool, Parameter(name=("--all", "-a"), negative=(), help="also revoked and expired keys")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List the valid keys."""
     with BlockingClient(common.home) as client:
         found = client.keys()
         _show(tuple(one for one in found if all_ or one.state == "valid"), common)
-    return Exit.OK
 
 
 @key.command(name="revoke")
-def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
+def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> None:
     """Revoke a public key, or all keys of a name, permanently, and close their sessions."""
     with BlockingClient(common.home) as client:
         _show(client.revoke_key(key_), common)
-    return Exit.OK
 
 
 def _write_key(folder: Path, name: str, role: str, home: Home) -> str:
@@ -128,9 +124,9 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    if unit in UNITS and number.replace(".", "", 1).isdecimal():
-        return time.time() + float(number) * UNITS[unit]
+    number, unit = text[:-1], UNITS.get(text[-1:])
+    if unit and number.replace(".", "", 1).isdecimal():
+        return time.time() + float(number) * unit
     try:
         said = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -163,7 +159,7 @@ key = "keys/server.key"
 """
 
 
-def node_list(*, common: Common = COMMON) -> int:
+def node_list(*, common: Common = COMMON) -> None:
     """List all nodes that have ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
@@ -173,12 +169,11 @@ def node_list(*, common: Common = COMMON) -> int:
     ]
     columns = ["node", "state", "host", "slots", "free", "device", "jobs", "note"]
     say_table(common, nodes, (node.node for node in nodes), columns, rows)
-    return Exit.OK
 
 
 def template(
     name: Annotated[str, Parameter(help="name of the new node")], /, *, common: Common = COMMON
-) -> int:
+) -> None:
     """Print the settings file of an agent that adds a new node to this cluster."""
     convert(AgentSettings, {"node": name}, Path("the new node"))
     home = find_home(common.home)
@@ -188,7 +183,6 @@ def template(
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
     lines = text.splitlines()
     say(common, {"node": name, "settings": text}, *lines, quiet=lines)
-    return Exit.OK
 
 
 def drain(
@@ -201,27 +195,25 @@ def drain(
     ] = None,
     reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Drain NODE: its jobs move or wait without losing state, and no job starts on it."""
     with BlockingClient(common.home) as client:
-        return _say(client.drain(node, deadline, reason), common)
+        _say(client.drain(node, deadline, reason), common)
 
 
-def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
+def undrain(node: NodeName, /, *, common: Common = COMMON) -> None:
     """Return NODE to service: jobs may start on it again."""
     with BlockingClient(common.home) as client:
-        return _say(client.undrain(node), common)
+        _say(client.undrain(node), common)
 
 
-def forget(node: NodeName, /, *, common: Common = COMMON) -> int:
+def forget(node: NodeName, /, *, common: Common = COMMON) -> None:
     """Remove NODE, which is lost and will not come back; a new agent may use its name."""
     with BlockingClient(common.home) as client:
         gone = client.forget_node(node)
     say(common, gone, f"{gone.node} forgotten", quiet=[gone.node])
-    return Exit.OK
 
 
-def _say(node: NodeInfo, common: Common) -> int:
+def _say(node: NodeInfo, common: Common) -> None:
     left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
     say(common, node, f"{node.node} {node.state}{left}", quiet=[node.node])
-    return Exit.OK

@@ -279,7 +279,7 @@ def span(seconds: float) -> str:
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of every command."""
+    """Exit codes of every command; a command that returns None succeeded."""
 
     OK = 0
     JOB_FAILED = 1

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import Exit, print_data, print_table
+from controlplane.cli.output import print_data, print_table
 from controlplane.cli.scenario_options import Setup
 from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
@@ -165,7 +165,7 @@ def run(
     output: Output = "table",
     plots: Path | None = None,
     setup: Setup = DEFAULT,
-) -> int:
+) -> None:
     """Simulate one policy.
 
     Parameters
@@ -194,7 +194,6 @@ def run(
         print_data(summary(result), output)
     else:
         comparison.print_result(result)
-    return Exit.OK
 
 
 @sim.command
@@ -210,7 +209,7 @@ def compare(
     results: Path | None = None,
     workers: int | None = None,
     setup: Setup = DEFAULT,
-) -> int:
+) -> None:
     """Simulate several policies on the same traces, and compare them job by job.
 
     Parameters
@@ -254,11 +253,10 @@ def compare(
         print_data(comparison_json(simulated, own), output)
     else:
         comparison.print_comparison(simulated, own)
-    return Exit.OK
 
 
 @sim.command
-def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
+def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> None:
     """Write a generated trace of Table 2's workloads into a file.
 
     Parameters
@@ -273,11 +271,10 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
     trace = trace_of(setup.scenario(), seed)
     write_trace(trace, file)
     print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
-    return Exit.OK
 
 
 @sim.command
-def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
+def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> None:
     """Train classical algorithms and record their losses, for --physics curves.
 
     Parameters
@@ -300,7 +297,6 @@ def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
     write_whole(file, encode(recorded), TraceError)
     algorithms = {curve.family for curve in recorded.curves}
     print_table(("file", "curves", "algorithms"), [(file, len(recorded.curves), len(algorithms))])
-    return Exit.OK
 
 
 @sim.command(name="import")
@@ -311,7 +307,7 @@ def import_(
     *,
     layout: Layout | Literal["journal"],
     most_gpus: int | None = None,
-) -> int:
+) -> None:
     """Convert a foreign trace, or a cluster's own journal, into one that can be simulated.
 
     Parameters
@@ -333,7 +329,6 @@ def import_(
         trace = import_trace(source, layout, most_slots=most_gpus)
         write_trace(trace, file)
     print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
-    return Exit.OK
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 from controlplane.cli.job_list import cut
-from controlplane.cli.output import Common, Exit, byte_count, plain, say
+from controlplane.cli.output import Common, byte_count, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
@@ -120,7 +120,7 @@ SCRIPT_FIELDS: Final = frozenset({"script", "batch_size", "max_batch_size", "swe
 REPLY_TIMEOUT_S: Final = 3.0  # for the request of the controller's notes
 
 
-def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
+def print_dry_run(ready: Sequence[Submission], common: Common) -> None:
     """Print what would be submitted, with the controller's notes if it replies."""
     notes, why_not = _notes(ready, common)
     rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
@@ -134,7 +134,6 @@ def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
     say(common, rows[0] if len(rows) == 1 else rows, *lines)
     if why_not and common.output == "table":
         sys.stderr.write(f"the controller was not asked: {why_not}\n")
-    return Exit.OK
 
 
 def _notes(

@@ -236,7 +236,8 @@ def send(
 ) -> int:
     """Submit prepared jobs, or only report what would be submitted; return the exit code."""
     if dry_run:
-        return print_dry_run(ready, common)
+        print_dry_run(ready, common)
+        return Exit.OK
     if not all(_confirmed(one, common, yes=yes) for one in ready):
         return Exit.USAGE
     with BlockingClient(common.home) as client:

@@ -30,7 +30,7 @@ from controlplane.cli.allocations import (
     job_histories,
 )
 from controlplane.cli.job_list import cut
-from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
+from controlplane.cli.output import COMMON, Common, JobName, print_data, seconds_of
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.sim.analysis.plot_style import (
@@ -369,13 +369,14 @@ def timeline(
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
     loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Draw which job had which slot, from the journal, or with --loss how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
             problem = "--from and --last do not apply to --loss"
             raise BadFieldError(problem, "omit them", "loss")
-        return _losses(loss, png_, common)
+        _losses(loss, png_, common)
+        return
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:
         events = tuple(client.events())
@@ -390,10 +391,9 @@ def timeline(
         pasts = job_histories(events, window.end)
         png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
         _say_written(png_, common)
-    return Exit.OK
 
 
-def _losses(job: str, path: Path | None, common: Common) -> int:
+def _losses(job: str, path: Path | None, common: Common) -> None:
     from controlplane.cli.losses import loss_curve, loss_png, loss_terminal  # noqa: PLC0415
 
     with BlockingClient(common.home) as client:
@@ -406,7 +406,6 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
     if path is not None:
         loss_png(curve, path)
         _say_written(path, common)
-    return Exit.OK
 
 
 def _say_written(path: Path, common: Common) -> None:

@@ -25,7 +25,6 @@ from controlplane.cli.output import (
     DEFAULT_WIDTH,
     STYLES,
     Common,
-    Exit,
     fitting,
     print_data,
     readings,
@@ -178,7 +177,7 @@ def top(
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
@@ -196,7 +195,6 @@ def top(
     except KeyboardInterrupt:
         if not live:
             raise
-    return Exit.OK
 
 
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from controlplane.client.client import Client
@@ -122,18 +121,13 @@ class BlockingClient(Blocking[Client]):
         """Return this client, which is already open."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connection and end its thread."""
         self.close()
 
     def close(self) -> None:
         """Close the connection and end its thread."""
-        self._run(self._async.__aexit__(None, None, None))
+        self._run(self._async.__aexit__())
         self._stop()
 
     cluster = _blocking(Client.cluster)

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -162,12 +161,7 @@ class ClusterConnection:
         self._calls = self._open_channel(self._home.endpoint, REPLY)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all sockets."""
         for channel in (self._calls, self._logs):
             if channel is not None:

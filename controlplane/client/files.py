@@ -8,7 +8,7 @@ import fnmatch
 import hashlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -141,8 +141,7 @@ class FileTransfers(StreamPages):
             UnavailableError: if the file keeps changing, or its node does not reply.
             BadFieldError: if the file no longer exists, or `target` cannot be written.
         """
-        fresh = target.with_name(f".{target.name}.part")
-        try:
+        with replacement(target, "choose another --to", "to") as fresh:
             target.parent.mkdir(parents=True, exist_ok=True)
             for left in reversed(range(MAX_ATTEMPTS)):
                 try:
@@ -151,13 +150,6 @@ class FileTransfers(StreamPages):
                 except UnavailableError:
                     if not left:
                         raise
-            fresh.replace(target)
-        except OSError as error:
-            hint = "choose another --to"
-            raise BadFieldError(f"{target}: {error.strerror}", hint, "to") from None
-        finally:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
         return Fetched(target, size, digest)
 
     async def _store(
@@ -258,6 +250,24 @@ class FileTransfers(StreamPages):
         why = "; ".join(there.missing) or f"it finished {detail.summary.epoch} epochs"
         hint = "one is written at the end of each epoch"
         raise BadFieldError(f"{job} has no checkpoint here ({why})", hint, "job")
+
+
+@contextlib.contextmanager
+def replacement(path: Path, hint: str, field: str) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces `path` if the block succeeds.
+
+    Raises:
+        BadFieldError: with `hint` and `field`, if the file cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.part")
+    try:
+        yield fresh
+        fresh.replace(path)
+    except OSError as error:
+        raise BadFieldError(f"{path}: {error.strerror}", hint, field) from None
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
 
 
 def _counter(on_bytes: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:

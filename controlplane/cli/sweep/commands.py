@@ -66,42 +66,41 @@ Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
 RESTS = "pauses after its unit"
 
 
-def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Stop TRIAL of sweep JOB, but keep its results."""
-    return _each(job, "stop", (trial, *more), common)
+    _each(job, "stop", (trial, *more), common)
 
 
-def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Pause TRIAL of sweep JOB after its current unit."""
-    return _each(job, "pause", (trial, *more), common)
+    _each(job, "pause", (trial, *more), common)
 
 
-def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Resume TRIAL of sweep JOB."""
-    return _each(job, "resume", (trial, *more), common)
+    _each(job, "resume", (trial, *more), common)
 
 
-def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """End TRIAL of sweep JOB and delete its states."""
-    return _each(job, "delete", (trial, *more), common)
+    _each(job, "delete", (trial, *more), common)
 
 
-def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> None:
     """Add a trial to sweep JOB that continues from the state of TRIAL, with some values changed."""
-    return _added(job, set_, common, parent=trial)
+    _added(job, set_, common, parent=trial)
 
 
-def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> None:
     """Add a configuration to sweep JOB; --set must give all values of its space."""
-    return _added(job, set_, common)
+    _added(job, set_, common)
 
 
-def _added(job: str, set_: Values, common: Common, parent: int | None = None) -> int:
+def _added(job: str, set_: Values, common: Common, parent: int | None = None) -> None:
     with BlockingClient(common.home) as client:
         values = values_of(set_ or (), client.sweep(job).spec.search.space)
         changed = client.change_sweep(job, "add", values=values, parent=parent)
     _say([changed], common, alone=True)
-    return Exit.OK
 
 
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
@@ -129,7 +128,7 @@ def typed(text: str, name: str, space: Space) -> Value:
     return value
 
 
-def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> int:
+def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> None:
     done: list[SweepChanged] = []
     try:
         with BlockingClient(common.home) as client:
@@ -137,7 +136,6 @@ def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> in
                 done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - results are kept if one is refused
     finally:
         _say(done, common, alone=len(trials) == 1, resting=change == "pause")
-    return Exit.OK
 
 
 def _say(

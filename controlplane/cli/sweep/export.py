@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, say
+from controlplane.cli.output import COMMON, Common, JobName, say
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
+from controlplane.client.files import replacement
 from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
 from controlplane.client.sweeps.sweep import format_values
 from controlplane.sim.analysis.plot_style import new_figure, save
@@ -41,7 +42,7 @@ def export(
     tensorboard: Annotated[Path | None, Parameter(help=BOARD_HELP)] = None,
     python: Annotated[str | None, Parameter(help="interpreter that has torch, for --model")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Write results of sweep JOB: curves as CSV or for TensorBoard, the best model for torch."""
     if csv_ is None and model is None and tensorboard is None:
         hint = "give --csv FILE, --model FILE or --tensorboard DIR"
@@ -69,7 +70,6 @@ def export(
     if one := made["model"]:
         lines.append(f"{one['file']}: trial {one['trial']} after {one['epoch']:g} epochs")
     say(common, made, *(lines if str(csv_) != "-" else ()))
-    return Exit.OK
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
@@ -79,15 +79,16 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
     metrics = sorted({name for one in detail.trials for each in one.metrics for name in each})
     columns = ["trial", "parent", *values, "epoch", "ended", *metrics]
 
-    def write(out: TextIO) -> None:
-        writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
     if str(path) == "-":
-        write(sys.stdout if sys.stdout.isatty() else drawn(sys.stdout))
+        out = sys.stdout if sys.stdout.isatty() else drawn(sys.stdout)
+        out.write(text.getvalue())
     else:
-        _into(path, write)
+        with replacement(path, "choose another file", "csv") as fresh:
+            fresh.write_text(text.getvalue(), encoding="utf-8", newline="")
     return len(rows)
 
 
@@ -116,16 +117,6 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
     return count
 
 
-def _into(path: Path, write: Callable[[TextIO], None]) -> None:
-    fresh = path.with_name(f".{path.name}.part")
-    try:
-        with fresh.open("w", encoding="utf-8", newline="") as out:
-            write(out)
-        fresh.replace(path)
-    except OSError as error:
-        raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "csv") from None
-
-
 NAMED_TRIALS: Final = 8  # trials with their own colour and legend entry
 TRIAL_COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
@@ -145,13 +136,12 @@ def plot(
         bool, Parameter(name="--time", help="draw over time instead of epochs")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Draw the learning curves of all trials of sweep JOB."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
     say(common, {"job": job, "file": str(png)}, str(png))
-    return Exit.OK
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:

@@ -32,18 +32,17 @@ REPLAY_TIMEOUT_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch (default: the sweep's, else this one)"
 
 
-def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
+def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> None:
     """Write the manifest of sweep JOB into FILE (JSON): spec, digest of its snapshot, ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
         said = msgspec.json.decode(msgspec.json.encode(found))  # NaN becomes null
         print_data(said, common.output)
-        return Exit.OK
+        return
     write_manifest(found, file)
     row = {"job": job, "file": str(file), "trials": len(found.trials), "units": len(found.units)}
     say(common, row, f"{file}: {len(found.trials)} trials, {len(found.units)} units")
-    return Exit.OK
 
 
 def replay(
@@ -140,7 +139,7 @@ def preview(
     measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
     python: Annotated[str | None, Parameter(help="interpreter for the measured unit")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Estimate the sweep in FILE: configurations, units, hours, and bytes moved between workers."""
     spec = load_job(file, set_ or ())
     sweep = stated_sweep(spec)
@@ -167,7 +166,6 @@ def preview(
     say(common, {**msgspec.to_builtins(found), "measured": measured}, *lines, quiet=lines)
     if note and not common.in_json:
         sys.stderr.write(f"ones: {note}; give --unit-s and --state-mb, or --python\n")
-    return Exit.OK
 
 
 def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from controlplane.cli.output import (
     COMMON,
     DEFAULT_WIDTH,
     Common,
-    Exit,
     JobName,
     byte_count,
     fitting,
@@ -221,7 +220,7 @@ def ls(
     *,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended sweeps")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List sweeps, oldest first, one line each."""
     with BlockingClient(common.home) as client:
         found = list(_sweeps(client, ended=all_))
@@ -233,7 +232,6 @@ def ls(
     if not rows:
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
-    return Exit.OK
 
 
 def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
@@ -255,12 +253,13 @@ def show(
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
     trial: Annotated[int | None, Parameter(help="only this trial, with all its epochs")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     if trial is not None:
-        return _show_trial(detail, trial, common)
+        _show_trial(detail, trial, common)
+        return
     trials = ranked(detail) if by == "best" else list(detail.trials)
     best, flat = best_of(detail), plain(detail)
     document = {**flat.pop("summary"), "best_epoch": best and best.epoch, **flat}
@@ -269,10 +268,9 @@ def show(
     say(common, document, *lines, rows=rows, quiet=quiet)
     if trials and common.output == "table":
         _print_trials(detail, trials)
-    return Exit.OK
 
 
-def best(job: JobName, *, common: Common = COMMON) -> int:
+def best(job: JobName, *, common: Common = COMMON) -> None:
     """Show the best trial of sweep JOB, its values and its metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
@@ -299,7 +297,6 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
         *(f"  {name:15s} {value:.6g}" for name, value in metrics.items() if name != metric),
     ]
     say(common, row, *lines, quiet=[str(found.trial.number)])
-    return Exit.OK
 
 
 def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
@@ -310,7 +307,7 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
     console.print(trial_table(detail, trials, console.width))
 
 
-def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
+def _show_trial(detail: SweepDetail, number: int, common: Common) -> None:
     job = detail.summary.job
     if not 0 <= number < len(detail.trials):
         hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
@@ -318,7 +315,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     trial = detail.trials[number]
     if common.in_json:
         print_data(trial, common.output)
-        return Exit.OK
+        return
     values = format_values(trial.values)
     why = one_line(trial.reason and f" ({trial.reason})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
@@ -334,7 +331,6 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
             ("epoch", *names),
             [[row["epoch"], *(_shown(row.get(n)) for n in names)] for row in rows],
         )
-    return Exit.OK
 
 
 def _line_of(detail: SweepDetail) -> dict[str, Any]:
@@ -376,7 +372,7 @@ def top(
     *,
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
@@ -394,7 +390,6 @@ def top(
     except KeyboardInterrupt:
         if not live:
             raise
-    return Exit.OK
 
 
 def follow(

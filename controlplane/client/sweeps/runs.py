@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from controlplane.client.files import JobFile
+from controlplane.client.files import JobFile, replacement
 from controlplane.client.sweeps.preview import Preview, preview
 from controlplane.client.sweeps.sampler import SamplerName, suggested
 from schemas.errors import BadFieldError, SettingsError
@@ -85,12 +85,8 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     Raises:
         BadFieldError: if the file cannot be written.
     """
-    fresh = path.with_name(f".{path.name}.part")
-    try:
+    with replacement(path, "choose another file", "file") as fresh:
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        fresh.replace(path)
-    except OSError as error:
-        raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "file") from None
 
 
 def read_manifest(path: Path) -> Manifest:
