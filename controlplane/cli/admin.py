@@ -194,15 +194,10 @@ def check_settings(
 
 
 def _kind_of(path: Path) -> str:
-    table = read_toml(path)
-
-    def known(kind: str) -> int:
-        fields = {field.name for field in msgspec.structs.fields(CHECKS[kind][0])}
-        return len(fields & table.keys())
-
-    stated = len({field.name for field in msgspec.structs.fields(JobSpec)} & table.keys())
-    best = max(CHECKS, key=known)
-    if stated > known(best):
+    keys = read_toml(path).keys()
+    structs = {kind: struct for kind, (struct, _) in CHECKS.items()} | {"job": JobSpec}
+    best = max(structs, key=lambda kind: len({*structs[kind].__struct_fields__} & keys))
+    if best == "job":
         remedy = f"`ones submit {path} --dry-run` checks it"
         raise SettingsError(f"{path} is a job file, not a daemon's settings", remedy, "file")
     return best

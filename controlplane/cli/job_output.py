@@ -282,9 +282,12 @@ def _say_list(job: str, there: JobFiles, common: Common, pattern: str = "*") -> 
 def _say_fetched(job: str, folder: Path, done: Fetch, common: Common, pattern: str = "*") -> None:
     rows = [{"path": str(f.path), "bytes": f.size, "sha256": f.sha256} for f in done.files]
     document = {
-        "job": job, "to": str(folder), "files": rows, "refused": done.refused,
+        "job": job,
+        "to": str(folder),
+        "files": rows,
+        "refused": done.refused,
         "missing": done.missing,
-    }  # fmt: skip
+    }
     lines = [f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
     if lines:
         many = f"{len(lines)} file{'s' * (len(lines) != 1)}"

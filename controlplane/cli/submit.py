@@ -64,9 +64,12 @@ def failure_report(
     logs = f"ones logs {job.job}" + ("" if rank is None else f" --rank {rank}")
     if in_json:
         error = {
-            "code": "job_failed", "message": what, "hint": f"`{logs}`", "rank": rank,
+            "code": "job_failed",
+            "message": what,
+            "hint": f"`{logs}`",
+            "rank": rank,
             "lines": [line.text for line in lines],
-        }  # fmt: skip
+        }
         return [json.dumps({"error": error})]
     if job.state != "failed":
         return [f"ones: {what}"]

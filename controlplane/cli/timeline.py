@@ -314,14 +314,11 @@ def _duration(seconds: float, step: float) -> str:
 
 def _round_up(seconds: float) -> float:
     """Return the shortest round duration of at least `seconds`, such as 20 s, 5 min or 6 h."""
-    for length in ROUND_S:
-        if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
-            return length
-    unit = 1.0 if seconds < 1.0 else DAY_S
+    short = seconds < ROUND_S[0]
+    unit = 1.0 if short else DAY_S
     power = 10.0 ** math.floor(math.log10(seconds / unit))
-    return next(
-        power * lead * unit for lead in (1, 2, 5, 10) if power * lead * unit >= seconds * (1 - 1e-9)
-    )
+    lengths = (*(() if short else ROUND_S), *(power * lead * unit for lead in (1, 2, 5, 10)))
+    return next(length for length in lengths if length >= seconds * (1 - 1e-9))
 
 
 def _legend(

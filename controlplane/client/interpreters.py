@@ -19,9 +19,14 @@ class NoTorchError(OnesError):
 
 
 def run_module(
-    pythons: Sequence[str], command: Sequence[str], lacks: Sequence[str], failure: str, field: str,
+    pythons: Sequence[str],
+    command: Sequence[str],
+    *,
+    lacks: Sequence[str],
+    failure: str,
+    field: str,
     **options: Any,
-) -> str:  # fmt: skip
+) -> str:
     """Run `python -P -m COMMAND` with the first interpreter that has torch; return its output.
 
     Args:
@@ -36,10 +41,13 @@ def run_module(
     """
     for python in pythons:
         try:
-            done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                [python, "-P", "-m", *command], capture_output=True, text=True, check=False,
+            done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - a user names it
+                [python, "-P", "-m", *command],
+                capture_output=True,
+                text=True,
+                check=False,
                 **options,
-            )  # fmt: skip
+            )
         except OSError:
             continue
         if done.returncode == 0:
@@ -54,6 +62,10 @@ def run_module(
 def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
     """Write the model of a state or checkpoint to `target`; replace an existing file."""
     run_module(
-        pythons, ("elastic.export_state", str(source), str(target)), ("ModuleNotFoundError",),
-        "the checkpoint cannot be exported", "job", timeout=EXPORT_TIMEOUT_S,
-    )  # fmt: skip
+        pythons,
+        ("elastic.export_state", str(source), str(target)),
+        lacks=("ModuleNotFoundError",),
+        failure="the checkpoint cannot be exported",
+        field="job",
+        timeout=EXPORT_TIMEOUT_S,
+    )

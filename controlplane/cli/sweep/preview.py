@@ -115,10 +115,15 @@ def train_here(
         file = Path(folder, "task.json")
         file.write_text(json.dumps(task), encoding="utf-8")
         said = run_module(
-            pythons, ("elastic.sweep_worker.alone", str(file)), lacks,
-            "training on this host fails", "workdir", cwd=workdir, timeout=REPLAY_TIMEOUT_S,
+            pythons,
+            ("elastic.sweep_worker.alone", str(file)),
+            lacks=lacks,
+            failure="training on this host fails",
+            field="workdir",
+            cwd=workdir,
+            timeout=REPLAY_TIMEOUT_S,
             env={"OMP_NUM_THREADS": "1", **os.environ, **spec.env},
-        )  # fmt: skip
+        )
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 

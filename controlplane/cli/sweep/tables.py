@@ -278,10 +278,10 @@ def best(job: JobName, *, common: Common = COMMON) -> None:
     if found is None:
         problem = f"no trial of {job} has a score yet"
         raise BadFieldError(problem, "wait for the end of the first epoch", "job")
+    metric, values = detail.spec.search.metric, found.trial.values
     at = found.epoch - found.trial.first_epoch
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
-    metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
-    metric, values = detail.spec.search.metric, found.trial.values
+    metrics = shown[0] if shown else {metric: found.score}
     row = {
         "job": job,
         "trial": found.trial.number,

@@ -74,9 +74,13 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
         msgspec.convert(one, ManifestTrial, from_attributes=True) for one in detail.trials
     )
     return Manifest(
-        format=FORMAT, job=ledger.job, snapshot=ledger.snapshot, spec=spec, trials=trials,
+        format=FORMAT,
+        job=ledger.job,
+        snapshot=ledger.snapshot,
+        spec=spec,
+        trials=trials,
         units=ledger.units,
-    )  # fmt: skip
+    )
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
