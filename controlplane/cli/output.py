@@ -120,10 +120,7 @@ def say_table(
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
     """Yield a new value every second, with an empty note.
 
-    While the controller does not reply, yield the last value again, with a note that says so.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
+    While the controller does not reply after the first value, yield the last value with a note.
     """
     value, note = read(), ""
     while True:

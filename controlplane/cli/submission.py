@@ -75,10 +75,7 @@ def library_note(one: Submission) -> str:
 
 
 def _uses_library(script: Path, files: Sequence[Path]) -> bool:
-    """True if a script contains the library's name, or imports one of `files` that contains it.
-
-    The result is also True if a file cannot be read or parsed, which is reported elsewhere.
-    """
+    """True if a script contains the library's name, or imports one of `files` that contains it."""
     seen: set[Path] = set()
     left = {script}
     while left:

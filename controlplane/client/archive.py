@@ -64,12 +64,7 @@ class PackedFile(NamedTuple):
 
 
 def survey(folder: Path) -> tuple[PackedFile, ...]:
-    """Return the files that `pack` would include, in archive order, without reading them.
-
-    Raises:
-        BadFieldError: if `folder` is not a folder or a file is missing.
-        TooLargeError: if the files are too many or too large.
-    """
+    """Return the files that `pack` would include, in archive order; raise the same errors."""
     if not folder.is_dir():
         raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
     found = []

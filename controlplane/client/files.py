@@ -301,14 +301,10 @@ def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
 
 
 def newest_checkpoint(names: list[str], epoch: int) -> str:
-    """Return the name of the newest checkpoint up to `epoch`, or "" if there is none.
+    """Return the newest of `checkpoints/epoch-EPOCH.vVERSION.pt` up to `epoch`, or "".
 
     Checkpoints of the newest group take precedence, because an older group might have written
     epochs that were repeated later.
-
-    Args:
-        names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
-        epoch: the last epoch that the job finished.
     """
     known = []
     for name in names:

@@ -31,9 +31,8 @@ def run_module(
 
     Args:
         lacks: texts in the last line of the error output of an interpreter without torch.
-        failure: problem of the error if the module fails.
-        field: field of this error.
-        options: options of `subprocess.run`.
+        failure: problem that the error names if the module fails.
+        options: further options of `subprocess.run`.
 
     Raises:
         BadFieldError: if the module fails; the error ends with the last line of its error output.

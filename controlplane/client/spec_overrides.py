@@ -60,12 +60,10 @@ def parsed(assignments: Sequence[str], form: str) -> Iterator[tuple[str, str]]:
 
 
 def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
-    """Return the arguments of a script with one option set.
+    """Return the arguments of a script with one option set, as `--name value` or `--name=value`.
 
-    Args:
-        args: options may have the form `--name value` or `--name=value`.
-        name: without dashes; `-` and `_` are equivalent.
-        text: value; `true` and `false` add and remove an option that has no value.
+    In `name`, `-` and `_` are equivalent. The texts `true` and `false` add and remove an option
+    that has no value.
     """
     kept = list(args)
     flag = f"--{name}"

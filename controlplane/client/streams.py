@@ -280,11 +280,7 @@ def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> Out
 
 
 def line_pattern(text: str) -> re.Pattern[str]:
-    """Compile a regular expression for lines.
-
-    Raises:
-        BadFieldError: if the expression is invalid.
-    """
+    """Compile a regular expression for lines, or raise `BadFieldError`."""
     try:
         return re.compile(text)
     except re.error as error:

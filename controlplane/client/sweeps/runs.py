@@ -84,21 +84,13 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest as JSON, completely or not at all. Replace an existing file.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
+    """Write a manifest as JSON, completely or not at all. Replace an existing file."""
     with replacement(path, "choose another file", "file") as fresh:
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a file that `write_manifest` wrote.
-
-    Raises:
-        SettingsError: if the file is not a manifest of this format.
-    """
+    """Read a file that `write_manifest` wrote, or raise `SettingsError`."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
@@ -170,10 +162,7 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 
 
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row for every epoch of `trials`, or of all trials if empty.
-
-    The rows of a copied trial start at the epoch at which it was copied.
-    """
+    """Return a row for every epoch of `trials` (empty: all) since each trial was copied."""
     return [
         {
             "trial": trial.number,
@@ -208,11 +197,7 @@ def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
 
 
 def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> StoredState:
-    """Return a trial's state after its best epoch if a node stores it, else its newest state.
-
-    Raises:
-        BadFieldError: if there is no such trial, or no stored state of the trial.
-    """
+    """Return a trial's state after its best epoch if a node stores it, else its newest state."""
     if not 0 <= trial < len(detail.trials):
         hint = f"0 to {len(detail.trials) - 1}: see `ones sweep show`"
         raise BadFieldError(f"{detail.summary.job} has no trial {trial}", hint, "trial")

@@ -249,11 +249,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_sweep(spec: JobSpec) -> SweepSpec:
-    """Return the sweep spec of a job.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
+    """Return the sweep spec of a job; raise `BadFieldError` if the job is not a sweep."""
     sweep = spec.stated_sweep
     if sweep is None:
         raise BadFieldError(f"{spec.name} is not a sweep", "give it a table [sweep]", "sweep")
@@ -261,11 +257,7 @@ def stated_sweep(spec: JobSpec) -> SweepSpec:
 
 
 def describe_parameter(parameter: Parameter) -> str:
-    """Describe a parameter of the space in as few characters as possible.
-
-    Args:
-        parameter: has exactly one form.
-    """
+    """Describe a checked parameter of the space in as few characters as possible."""
     if parameter.choice is not None:
         text = " | ".join(map(format_value, parameter.choice))
     else:
