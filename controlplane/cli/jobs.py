@@ -43,8 +43,7 @@ def print_job(detail: JobDetail) -> None:
     for note in detail.notes:
         out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
-    for line in history_lines(detail, width_of(sys.stdout)):
-        out(f"{line}\n")
+    sys.stdout.writelines(f"{line}\n" for line in history_lines(detail, width_of(sys.stdout)))
     if len(detail.promises) > 1:
         _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
     if detail.workers:

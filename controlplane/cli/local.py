@@ -194,10 +194,11 @@ def _lock(home: Path) -> Iterator[None]:
 
 def _parts(home: Path) -> list[_Part]:
     agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
-    modules = {home / "controller.toml": "controlplane.service"} | dict.fromkeys(
-        agents, "nodeagent"
-    )
-    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in modules.items()]
+    parts = [
+        (home / "controller.toml", "controlplane.service"),
+        *((a, "nodeagent") for a in agents),
+    ]
+    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in parts]
 
 
 def _pid_file(config: Path) -> Path:
@@ -249,9 +250,8 @@ def _require_same_settings(home: Path, slots: int | None, agents: int, policy: s
     ):
         if asked not in {None, own}:
             problem = f"the cluster in {home} has {name} = {own}, not {asked}"
-            raise OtherClusterError(
-                problem, f"edit {file} and restart, or give another --dir", name
-            )
+            hint = f"edit {file} and restart, or give another --dir"
+            raise OtherClusterError(problem, hint, name)
 
 
 def _write(path: Path, text: str) -> None:

@@ -232,9 +232,8 @@ COLOURS: Final = {  # SGR codes of job states; 1 is bold
 
 def moment(time_s: float) -> str:
     """Format seconds since the epoch as ISO 8601 in UTC; times outside the calendar are clamped."""
-    return dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC).isoformat(
-        timespec="milliseconds"
-    )
+    shown = dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC)
+    return shown.isoformat(timespec="milliseconds")
 
 
 def second(time_s: float) -> str:

@@ -176,8 +176,7 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
         count, _, model = part.strip().lower().partition("x")
         if not count.isdecimal() or not 1 <= int(count) <= MAX_GPUS // per_node:
             hint = f"such as 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
-            raise TraceError(
-                f"nodes {text!r} is neither a number nor a list of groups", hint, "nodes"
-            )
+            problem = f"nodes {text!r} is neither a number nor a list of groups"
+            raise TraceError(problem, hint, "nodes")
         groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
     return tuple(groups)

@@ -121,9 +121,8 @@ def wait(
             try:
                 found = client.wait_state(name, left)
             except TimedOutError:
-                raise TimedOutError(
-                    f"{name} had not ended after {timeout:g} s", WAIT_HINT
-                ) from None
+                problem = f"{name} had not ended after {timeout:g} s"
+                raise TimedOutError(problem, WAIT_HINT) from None
             states.append(found.state)
             row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
@@ -284,11 +283,8 @@ def _submit_one(
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
-        name, large = one.spec.name, one.size >= SHOWN_FROM
-        shown = (
-            progress(f"packing {name}", f"sending {name}") if large else contextlib.nullcontext()
-        )
-        with shown as on_sent:
+        bar = progress(f"packing {one.spec.name}", f"sending {one.spec.name}")
+        with bar if one.size >= SHOWN_FROM else contextlib.nullcontext() as on_sent:
             accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)

@@ -239,7 +239,6 @@ async def _listens(endpoint: str) -> bool:
 
 def _expected(reply: Any, kind: type[R]) -> R:
     if not isinstance(reply, kind):
-        raise UnreachableError(
-            f"the controller replied with {type(reply).__name__}", "compare releases"
-        )
+        problem = f"the controller replied with {type(reply).__name__}"
+        raise UnreachableError(problem, "compare releases")
     return reply

@@ -209,9 +209,8 @@ class StreamPages(ClusterConnection):
                 data = (rest[who].data if who in rest else b"") + piece.data
                 *lines, last = _split_raw(data) if raw else data.split(b"\n")
                 page += [WorkerLine(line, piece) for line in lines]
-                rest[who] = began[who] = WorkerLine(
-                    last if raw else _visible(last), piece, whole=False
-                )
+                last = last if raw else _visible(last)
+                rest[who] = began[who] = WorkerLine(last, piece, whole=False)
             if unfinished and not raw:
                 page += [line for line in began.values() if line.data]
             if page or not pieces:
@@ -284,7 +283,6 @@ def line_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
+        problem = f"{text!r} is not a regular expression: {error}"
         hint = "escape special characters with a backslash"
-        raise BadFieldError(
-            f"{text!r} is not a regular expression: {error}", hint, "grep"
-        ) from None
+        raise BadFieldError(problem, hint, "grep") from None

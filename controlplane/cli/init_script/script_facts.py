@@ -157,10 +157,8 @@ def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> 
     """Read the numbers from a framework's options, and from loaders and optimizers in methods."""
     source, batch, rate = facts.source, facts.batch_size, facts.lr
     if framework.name == "lightning":
-        training = [
-            n for n in ast.walk(source.tree) if getattr(n, "name", "") == "train_dataloader"
-        ]
-        inner = [n for one in training for n in ast.walk(one) if isinstance(n, ast.Call)]
+        makers = (n for n in ast.walk(source.tree) if getattr(n, "name", "") == "train_dataloader")
+        inner = [n for one in makers for n in ast.walk(one) if isinstance(n, ast.Call)]
         for call in inner if batch is None else ():
             if last_name(call) == "DataLoader":
                 batch = numbers.batch_size(call, {})

@@ -150,9 +150,8 @@ def preview(
     sweep = stated_sweep(spec)
     for name, given in (("unit-s", unit_s), ("state-mb", state_mb)):
         if given is not None and not 0 < given < 1e9:  # noqa: PLR2004 - a bound against typing errors
-            raise BadFieldError(
-                f"--{name} {given:g} is out of range", "give a number above 0", name
-            )
+            problem = f"--{name} {given:g} is out of range"
+            raise BadFieldError(problem, "give a number above 0", name)
     state_bytes = None if state_mb is None else round(state_mb * 1e6)
     measured: dict[str, Any] | None = None
     note = ""
@@ -220,10 +219,9 @@ def preview_lines(
         busy = f", {one.busy:.0%} of the slots' time trains" if one.busy < 0.995 else ""  # noqa: PLR2004
         lines.append(f"  {'on ' + slots:15s} about {span(one.hours * 3600)}{busy}")
     if found.state_bytes is not None and found.hop_bytes is not None:
-        hop = (
-            f"{byte_count(found.state_bytes)} a state, at most {byte_count(round(found.hop_bytes))}"
-        )
-        lines.append(f"  {'hops':15s} {hop} in all")
+        moved = byte_count(round(found.hop_bytes))
+        hops = f"{byte_count(found.state_bytes)} a state, at most {moved} in all"
+        lines.append(f"  {'hops':15s} {hops}")
     if found.unit_s is not None and found.unit_s < SHORT_UNIT_S and sweep.partitions > 1:
         advice = "fewer partitions make longer units, and fewer hops"
         lines.append(f"  {'note':15s} units are shorter than {SHORT_UNIT_S:g} s: {advice}")

@@ -70,9 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
     """Return the manifest of a sweep. `detail` has all trials, and `ledger` has all units."""
-    trials = tuple(
-        msgspec.convert(one, ManifestTrial, from_attributes=True) for one in detail.trials
-    )
+    trials = msgspec.convert(detail.trials, tuple[ManifestTrial, ...], from_attributes=True)
     return Manifest(
         format=FORMAT,
         job=ledger.job,
