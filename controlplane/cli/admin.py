@@ -179,7 +179,6 @@ def _names(said: Any) -> Iterator[str]:
 def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
-    """Return the path of the selected journal and the journal settings of its controller."""
     home = home_folder(common.home)
     path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
@@ -235,15 +234,10 @@ def check_settings(
 
 
 def _kind_of(path: Path) -> str:
-    table = read_toml(path)
-
-    def known(kind: str) -> int:
-        fields = {field.name for field in msgspec.structs.fields(CHECKS[kind][0])}
-        return len(fields & table.keys())
-
-    stated = len({field.name for field in msgspec.structs.fields(JobSpec)} & table.keys())
-    best = max(CHECKS, key=known)
-    if stated > known(best):
+    keys = read_toml(path).keys()
+    structs = {kind: struct for kind, (struct, _) in CHECKS.items()} | {"job": JobSpec}
+    best = max(structs, key=lambda kind: len({*structs[kind].__struct_fields__} & keys))
+    if best == "job":
         remedy = f"`ones submit {path} --dry-run` checks it"
         raise SettingsError(f"{path} is a job file, not a daemon's settings", remedy, "file")
     return best

@@ -14,7 +14,8 @@ from cyclopts import Parameter
 from controlplane.cli.init_script.port_script import Port, changed_lines, port
 from controlplane.cli.init_script.script_facts import Facts, look
 from controlplane.cli.init_script.syntax import Source
-from controlplane.cli.output import COMMON, Common, Exit
+from controlplane.cli.output import COMMON, Common
+from controlplane.client.files import replacement
 from schemas.errors import BadFieldError
 from schemas.jobs import NAME
 
@@ -99,7 +100,7 @@ def init(
     apply: Annotated[bool, Parameter(help="apply the changes to the script")] = False,
     force: Annotated[bool, Parameter(help="replace an existing job file")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Write a job file for SCRIPT, and show the changes that make the script use the library."""
     source = _read(script)
     target = to or script.parent / "job.toml"
@@ -128,7 +129,6 @@ def init(
         sys.stdout.write(json.dumps(row) + "\n")
     elif common.output == "table":
         _say(row, script, "kept" if keeps else "wrote")
-    return Exit.OK
 
 
 def _read(script: Path) -> Source:
@@ -142,19 +142,10 @@ def _read(script: Path) -> Source:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file atomically.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
-    fresh = path.with_name(f".{path.name}.new")
-    try:
+    with replacement(path, "choose another with --to", "to") as fresh:
         fresh.write_text(text, encoding="utf-8")
         if path.exists():
             fresh.chmod(path.stat().st_mode & 0o777)
-        fresh.replace(path)
-    except OSError as error:
-        raise BadFieldError(f"{path}: {error.strerror}", "choose another with --to", "to") from None
 
 
 def _ask(facts: Facts) -> None:

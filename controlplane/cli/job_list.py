@@ -10,7 +10,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple, TextIO
+from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
@@ -19,10 +19,9 @@ from controlplane.cli.output import (
     COLOURS,
     COMMON,
     Common,
-    Exit,
     fitting,
-    print_data,
     readings,
+    say,
     second,
     span,
 )
@@ -92,17 +91,10 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
 }
 
 
-class JobLines(NamedTuple):
-    """Table of jobs: a header line, and one line for each job."""
-
-    head: str
-    rows: tuple[str, ...]
-
-
 def job_lines(
     jobs: Sequence[JobSummary], width: int | None, styled: Callable[[str], str] = str
-) -> JobLines:
-    """Return a table with one line for each job.
+) -> list[str]:
+    """Return a table: a header line, and one line for each job.
 
     If the table is wider than `width` (None: unlimited), the least informative columns are omitted
     first. Then the reason is cut. `styled` adds colours to the state.
@@ -114,15 +106,13 @@ def job_lines(
     kept = fitting(narrow, width, OMIT_ORDER, len(GAP))
     padded = [_padded([name, *cells[name]], name, wide[name]) for name in kept]
     head, *lines = [_line(parts, width) for parts in zip(*padded, strict=True)]
-    if styled is str:
-        return JobLines(head, tuple(lines))
-    left = padded[: kept.index("state")]
-    rows = []
-    for place, (job, line) in enumerate(zip(jobs, lines, strict=True), start=1):
-        start = sum(len(column[place]) + len(GAP) for column in left)
-        end = start + len(job.state)
-        rows.append(line[:start] + styled(line[start:end]) + line[end:])
-    return JobLines(head, tuple(rows))
+    if styled is not str:
+        left = padded[: kept.index("state")]
+        for place, job in enumerate(jobs):
+            start = sum(len(column[place + 1]) + len(GAP) for column in left)
+            line, end = lines[place], start + len(job.state)
+            lines[place] = line[:start] + styled(line[start:end]) + line[end:]
+    return [head, *lines]
 
 
 def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
@@ -210,7 +200,7 @@ def ps(
         bool, Parameter(name=["--watch", "-w"], help="redraw every second until Ctrl-C")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List jobs, oldest first, one line each; `ones show` prints a job in full."""
     if watch and (common.output != "table" or not sys.stdout.isatty()):
         raise BadFieldError("--watch requires a terminal", "omit -w or -o", "watch")
@@ -218,18 +208,15 @@ def ps(
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
-            return Exit.OK
+            return
         found = choice.ask(client)
-    if common.in_json:
-        print_data(found.jobs, common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
+    if common.output != "table":
+        say(common, found.jobs, quiet=(job.job for job in found.jobs))
     else:
         lines = table(found, width_of(sys.stdout))  # escaped already, with our own colours
         drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
-    return Exit.OK
 
 
 def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> list[str]:
@@ -241,17 +228,16 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
         return []
     if coloured is None:
         coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    head, rows = job_lines(found.jobs, width, _coloured if coloured else str)
+    head, *rows = job_lines(found.jobs, width, _coloured if coloured else str)
     return [head, "─" * (len(head) if width is None else width), *rows]
 
 
 def none_found(choice: Choice) -> str:
     """Return the message that replaces an empty list."""
-    if choice.state or choice.user or choice.name:
-        return (
-            "no such job" if choice.all_ or choice.state else "no such job; -a includes ended jobs"
-        )
-    return "no job yet" if choice.all_ else "no job waits or runs; -a includes ended jobs"
+    filtered, more = choice.state or choice.user or choice.name, "; -a includes ended jobs"
+    if choice.all_ or choice.state:
+        return "no such job" if filtered else "no job yet"
+    return ("no such job" if filtered else "no job waits or runs") + more
 
 
 def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
@@ -268,11 +254,7 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
 
 
 def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None]) -> None:
-    """Redraw the table every second until cancelled, even while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw the table every second until cancelled, even while the controller does not reply."""
     for found, note in readings(ask, pause):
         size = shutil.get_terminal_size()
         lines = screen(found, size.columns, size.lines, note)

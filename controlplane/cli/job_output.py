@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
@@ -22,8 +22,6 @@ from controlplane.cli.output import (
     byte_count,
     moment,
     print_data,
-    print_json,
-    print_line,
     progress,
     say,
     seconds_of,
@@ -31,8 +29,8 @@ from controlplane.cli.output import (
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.files import Fetch, Fetched, JobFiles, matches
+from controlplane.client.interpreters import NoTorchError
 from controlplane.client.streams import OutputLine, line_pattern
-from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 
 SILENT_STATES: Final = frozenset({"queued", "starting", "paused"})  # states without output
@@ -69,7 +67,7 @@ def logs(
         Parameter(help="output unchanged, with all states of progress bars and control characters"),
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Print the output of JOB from its start, also across restarts of the controller or workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
@@ -105,7 +103,7 @@ def logs(
                 ),
                 common.output,
             )
-            return Exit.OK
+            return
         pages = with_ranks(pages, prefix=prefix)
         if timestamps:
             pages = map(with_times, pages)
@@ -117,7 +115,6 @@ def logs(
         else:
             draw = draw_lines if out.isatty() else write_lines
             draw(pages, out)
-    return Exit.OK
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
@@ -239,45 +236,24 @@ def export(
     *,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Write the `state_dict` of JOB's last checkpoint, or of the best trial of a sweep, to FILE."""
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
     say(common, row, f"{made.path}  {byte_count(made.size)}")
-    return Exit.OK
 
 
 def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
-    spec = client.job(job).spec
-    if spec.stated_sweep is not None:
+    if client.job(job).spec.stated_sweep is not None:
         return _as_fetched(client.sweep_run(job).export(target, None, python).path)
-    own, checkpoint = spec.python, client.last_checkpoint(job)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
-            local = Path(folder, "checkpoint.pt")
-            with progress(f"fetching {checkpoint.name}") as on_bytes:
-                came = 0
-
-                def count(size: int) -> None:
-                    nonlocal came
-                    came += size
-                    if on_bytes is not None:
-                        on_bytes(came, max(came, checkpoint.size))
-
-                client.fetch_file(job, checkpoint, local, count)
-            convert_state(
-                local, target, [python] if python else [sys.executable, *filter(None, [own])]
-            )
-    except OSError as error:
-        raise BadFieldError(f"{target}: {error.strerror}", "choose another file", "file") from None
+    checkpoint = client.last_checkpoint(job)
+    with progress(f"fetching {checkpoint.name}") as on_bytes:
+        client.export_model(job, checkpoint, target, python, on_bytes)
     return _as_fetched(target)
 
 
 def _as_fetched(path: Path) -> Fetched:
-    import hashlib  # noqa: PLC0415 - only here
-
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Fetched(path, path.stat().st_size, digest)
@@ -293,18 +269,11 @@ def _nothing(job: str, pattern: str) -> str:
 
 
 def _say_list(job: str, there: JobFiles, common: Common, pattern: str = "*") -> int:
-    rows: list[dict[str, Any]] = [{"path": file.name, "bytes": file.size} for file in there.files]
-    if common.output == "json":
-        refused, missing = list(there.refused), list(there.missing)
-        print_json({"files": rows, "refused": refused, "missing": missing})
-    elif common.output == "jsonl":
-        for row in rows:
-            print_line(row)
-    else:
-        for row in rows:
-            size = "" if common.output == "quiet" else f"{byte_count(row['bytes']):>8}  "
-            sys.stdout.write(f"{size}{row['path']}\n")
-    _warn((*there.refused, *there.missing), common)
+    rows = [{"path": file.name, "bytes": file.size} for file in there.files]
+    lines = (f"{byte_count(file.size):>8}  {file.name}" for file in there.files)
+    document = {"files": rows, "refused": there.refused, "missing": there.missing}
+    say(common, document, *lines, rows=rows, quiet=[file.name for file in there.files])
+    _warn(there, common)
     if not rows and not there.missing and common.output == "table":
         sys.stderr.write(_nothing(job, pattern))
     return Exit.UNREACHABLE if there.missing else Exit.OK
@@ -312,27 +281,24 @@ def _say_list(job: str, there: JobFiles, common: Common, pattern: str = "*") -> 
 
 def _say_fetched(job: str, folder: Path, done: Fetch, common: Common, pattern: str = "*") -> None:
     rows = [{"path": str(f.path), "bytes": f.size, "sha256": f.sha256} for f in done.files]
-    if common.output == "json":
-        more = {"refused": list(done.refused), "missing": list(done.missing)}
-        print_json({"job": job, "to": str(folder), "files": rows, **more})
-    elif common.output == "jsonl":
-        for row in rows:
-            print_line(row)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{f.path}\n" for f in done.files)
-    else:
-        for f in done.files:
-            sys.stdout.write(f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}\n")
-        total = byte_count(sum(f.size for f in done.files))
-        many = f"{len(done.files)} file{'s' * (len(done.files) != 1)}"
-        if done.files:
-            sys.stdout.write(f"{many}, {total}, in {folder}\n")
-        elif not done.missing:
-            sys.stderr.write(_nothing(job, pattern))
-    _warn((*done.refused, *done.missing), common)
+    document = {
+        "job": job,
+        "to": str(folder),
+        "files": rows,
+        "refused": done.refused,
+        "missing": done.missing,
+    }
+    lines = [f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
+    if lines:
+        many = f"{len(lines)} file{'s' * (len(lines) != 1)}"
+        lines.append(f"{many}, {byte_count(sum(f.size for f in done.files))}, in {folder}")
+    say(common, document, *lines, rows=rows, quiet=[str(f.path) for f in done.files])
+    if not rows and not done.missing and common.output == "table":
+        sys.stderr.write(_nothing(job, pattern))
+    _warn(done, common)
 
 
-def _warn(lines: tuple[str, ...], common: Common) -> None:
+def _warn(found: JobFiles | Fetch, common: Common) -> None:
     if common.output != "json":
-        for line in lines:
-            sys.stderr.write(f"ones: not fetched: {line}\n")
+        lines = (*found.refused, *found.missing)
+        sys.stderr.writelines(f"ones: not fetched: {line}\n" for line in lines)

@@ -13,13 +13,10 @@ from controlplane.cli.job_list import describe_promise
 from controlplane.cli.output import (
     COMMON,
     Common,
-    Exit,
     JobName,
     moment,
     plain,
     print_data,
-    print_json,
-    print_line,
     print_table,
     say,
     second,
@@ -32,6 +29,7 @@ from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 
 NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
+EPOCH_COLUMNS: Final = ("epoch", "step", "batch", "lr", "samples/s", "loss", "metrics")
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
 
@@ -45,8 +43,7 @@ def print_job(detail: JobDetail) -> None:
     for note in detail.notes:
         out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
-    for line in history_lines(detail, width_of(sys.stdout)):
-        out(f"{line}\n")
+    sys.stdout.writelines(f"{line}\n" for line in history_lines(detail, width_of(sys.stdout)))
     if len(detail.promises) > 1:
         _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
     if detail.workers:
@@ -54,8 +51,7 @@ def print_job(detail: JobDetail) -> None:
     if len(detail.versions) > 1:
         _section(["group", "ordered", "what", "slots", "batch", "outcome", "took"], _groups(detail))
     if detail.epochs:
-        columns = ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"]
-        _section(columns, _epochs(detail))
+        _section(EPOCH_COLUMNS, _epochs(detail))
         for epoch in detail.epochs[-LAST_EPOCHS:]:
             if epoch.left_early:
                 of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
@@ -98,11 +94,9 @@ def search_facts(search: SearchInfo) -> dict[str, str]:
     """Describe the scheduler's changes so far, its search, and the errors of its predictions."""
     found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
     if search.predicted_gain is not None and search.realised_gain is not None:
-        found["speed-up"] = (
-            f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
-        )
-        if search.gain_error is not None:
-            found["speed-up"] += f"; off by {search.gain_error:.2f} x each"
+        text = f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
+        error = search.gain_error
+        found["speed-up"] = text if error is None else f"{text}; off by {error:.2f} x each"
     if search.length_error is not None and search.length_coverage_80 is not None:
         found["work left"] = (
             f"off by {search.length_error:.0%}; {search.length_coverage_80:.0%} within "
@@ -172,7 +166,6 @@ def _when_lost(detail: JobDetail) -> str:
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
-    """Return what the job trains: a script, or the configurations of a sweep."""
     job, sweep = detail.summary, detail.spec.stated_sweep
     if sweep is None:
         return {
@@ -190,7 +183,6 @@ def _training(detail: JobDetail) -> dict[str, object]:
 
 
 def _batch(detail: JobDetail) -> str:
-    """Return the current or the initial batch size, with its upper limit."""
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"
@@ -234,7 +226,7 @@ def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
     ]
 
 
-def show(job: JobName, *, common: Common = COMMON) -> int:
+def show(job: JobName, *, common: Common = COMMON) -> None:
     """Show everything about JOB: its spec, workers, history and epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
@@ -243,7 +235,6 @@ def show(job: JobName, *, common: Common = COMMON) -> int:
         print_data({**flat.pop("summary"), **flat}, common.output)
     else:
         print_job(detail)
-    return Exit.OK
 
 
 def explain(
@@ -251,19 +242,16 @@ def explain(
     *,
     numbers: Annotated[bool, Parameter(help="also print the numbers behind each decision")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Explain the slots and the batch of JOB: every decision and its reason."""
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
         search = client.search()
-    if common.output == "json":
-        print_json({**plain(explanation), "search": search})
-    elif common.output == "jsonl":
-        for decision in explanation.decisions:
-            print_line(decision)
+    if common.in_json:
+        document = {**plain(explanation), "search": search}
+        say(common, document, rows=explanation.decisions)
     else:
         print_decisions(explanation, search, numbers=numbers)
-    return Exit.OK
 
 
 def resize(
@@ -274,33 +262,32 @@ def resize(
     on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
     auto: Annotated[bool, Parameter(help="return the job to the policy's control")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Change the size of JOB while it trains; the policy will not change it until --auto."""
     if auto and not (slots is None and batch is None and on is None):
         problem = "--auto returns the job to the policy, which chooses its size"
         raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
         done = client.resume(job, auto=True) if auto else client.resize(job, slots, batch, on or ())
-        return _moved(client, done, common)
+        _moved(client, done, common)
 
 
-def pause(job: JobName, *, common: Common = COMMON) -> int:
+def pause(job: JobName, *, common: Common = COMMON) -> None:
     """Release the slots of JOB; after `resume`, the job continues from the same step."""
     with BlockingClient(common.home) as client:
-        return _moved(client, client.pause(job), common)
+        _moved(client, client.pause(job), common)
 
 
-def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
+def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> None:
     """End a pause of JOB; with --auto, return the job to the policy's control."""
     with BlockingClient(common.home) as client:
-        return _moved(client, client.resume(job, auto=auto), common)
+        _moved(client, client.resume(job, auto=auto), common)
 
 
-def samples(job: JobName, *, common: Common = COMMON) -> int:
+def samples(job: JobName, *, common: Common = COMMON) -> None:
     """Print the samples of each committed step of JOB, whose file must set record_samples."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
-    return Exit.OK
 
 
 def events(
@@ -310,7 +297,7 @@ def events(
         bool, Parameter(name=["--follow", "-f"], help="continue until Ctrl-C")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Print the events of the cluster from the journal, without gaps."""
     if follow and common.output == "json":
         problem = "-o json prints one document, but --follow never ends"
@@ -328,7 +315,7 @@ def events(
                 ),
                 common.output,
             )  # fmt: skip
-            return Exit.OK
+            return
         for event in found:
             detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
             who = event.job or event.node or "cluster"
@@ -336,7 +323,6 @@ def events(
                 f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
             )
             sys.stdout.flush()
-    return Exit.OK
 
 
 def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
@@ -363,7 +349,7 @@ def warn_if_absent(client: BlockingClient) -> None:
         sys.stderr.write(f"ones: {error}; retrying for a minute\n")
 
 
-def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
+def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> None:
     job = detail.summary
     row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
     lines = [f"{job.job} {job.state}: {job.reason}"]
@@ -372,4 +358,3 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
         if last and last[0].outcome == "ordered":  # the first line shows the old size
             lines.append(f"{job.job}: {last[0].reason}; starts after the current change")
     say(common, row, *lines)
-    return Exit.OK

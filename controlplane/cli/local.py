@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, say
+from controlplane.cli.output import COMMON, Common, say
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.policy.registry import entry
@@ -48,8 +48,6 @@ class OtherClusterError(OnesError):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The controller or one agent of the cluster, with its files."""
-
     name: str
     module: str
     config: Path
@@ -95,7 +93,7 @@ def up(
     agents: Annotated[int, Parameter(help="number of agents, all on this host")] = 1,
     policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Start the cluster's processes that are not running; create the cluster if it is missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
@@ -119,13 +117,11 @@ def up(
     }
     lines = [f"cluster in {home} is up at {endpoint}", f"export ONES_HOME={home}"]
     say(common, summary, *lines, quiet=lines)
-    return Exit.OK
 
 
 def _bring_up(
     home: Path, slots: int | None, agents: int, policy: str | None
 ) -> dict[str, int | None]:
-    """Start the stopped parts and return the process id of each part."""
     parts = _parts(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
         _require_disk_space(home)
@@ -152,7 +148,6 @@ def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
 
 
 def _require_disk_space(home: Path) -> None:
-    """Raise `SettingsError` if the disk has too little free space for a cluster."""
     folder = next(path for path in (home, *home.parents) if path.exists())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
@@ -172,7 +167,7 @@ def down(
     *,
     dir_: Annotated[Path | None, Parameter(name="--dir", help=DIR_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Stop the cluster in a folder and its workers; the next `ones local up` resumes the jobs."""
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
@@ -185,7 +180,6 @@ def down(
         raise SettingsError(problem, "resolve this, then run `ones local down` again")
     text = f"cluster in {home} is down"
     say(common, {"dir": str(home), "state": "down"}, text, quiet=[text])
-    return Exit.OK
 
 
 @contextlib.contextmanager
@@ -200,10 +194,11 @@ def _lock(home: Path) -> Iterator[None]:
 
 def _parts(home: Path) -> list[_Part]:
     agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
-    modules = {home / "controller.toml": "controlplane.service"} | dict.fromkeys(
-        agents, "nodeagent"
-    )
-    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in modules.items()]
+    parts = [
+        (home / "controller.toml", "controlplane.service"),
+        *((a, "nodeagent") for a in agents),
+    ]
+    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in parts]
 
 
 def _pid_file(config: Path) -> Path:
@@ -244,7 +239,6 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
 
 
 def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
-    """Raise `OtherClusterError` if the cluster has other agents, slots or policy than requested."""
     made = sorted(home.glob("agent-*.toml"))
     own_slots = read_toml(made[0]).get("slots", "auto") if made else "auto"
     section = read_toml(home / "controller.toml").get("policy", {})
@@ -256,9 +250,8 @@ def _require_same_settings(home: Path, slots: int | None, agents: int, policy: s
     ):
         if asked not in {None, own}:
             problem = f"the cluster in {home} has {name} = {own}, not {asked}"
-            raise OtherClusterError(
-                problem, f"edit {file} and restart, or give another --dir", name
-            )
+            hint = f"edit {file} and restart, or give another --dir"
+            raise OtherClusterError(problem, hint, name)
 
 
 def _write(path: Path, text: str) -> None:
@@ -333,7 +326,6 @@ def _stop(part: _Part) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process, or b"" if the process has exited or cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -202,12 +202,7 @@ def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
 
 
 def loss_png(curve: LossCurve, path: Path) -> None:
-    """Draw losses over epochs into a PNG file.
-
-    Raises:
-        BadFieldError: if the job has reported no finite loss.
-        ResultsError: if matplotlib is not installed, or the file cannot be written.
-    """
+    """Draw losses over epochs into a PNG file."""
     everything = _shown(curve)
     if not everything:
         problem = f"{curve.job} has reported no finite loss"
@@ -278,7 +273,6 @@ def _log_scale(points: Sequence[LossPoint]) -> bool:
 
 
 def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
-    """Return the loss that each row of the plot represents, from the top."""
     low, high = min(point.loss for point in points), max(point.loss for point in points)
     shares = [1.0 - row / (rows - 1) for row in range(rows)]
     if _log_scale(points):

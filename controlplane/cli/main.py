@@ -75,7 +75,7 @@ def build() -> App:
     app.command(here)
     app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
     job = App(name="job", help="Manage jobs.", show=False)
-    first: list[Callable[..., int]] = [submit.submit, job_list.ps, job_output.logs]
+    first: list[Callable[..., int | None]] = [submit.submit, job_list.ps, job_output.logs]
     for place, begin in enumerate(first, start=2):
         app.command(begin, group=start, sort_key=place)
         job.command(begin)
@@ -117,13 +117,12 @@ def build() -> App:
     return app
 
 
-def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes commands, options and job names in SHELL.
 
     bash: ones completion bash > ~/.local/share/bash-completion/completions/ones
     """
     sys.stdout.write(build().generate_completion(prog_name="ones", shell=shell))
-    return Exit.OK
 
 
 def main() -> None:
@@ -196,7 +195,6 @@ def _option_value(arguments: list[str], *names: str) -> str | None:
 
 
 def _with_suggestion(error: UnknownJobError, home: str | None) -> UnknownJobError:
-    """Return the error with a similar name of an existing job, if the controller replies."""
     try:
         return UnknownJobError(error.job, asyncio.run(_job_names(home)))
     except OnesError:

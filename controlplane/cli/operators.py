@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,9 +15,7 @@ from controlplane.cli.output import (
     COMMON,
     UNITS,
     Common,
-    Exit,
     NodeName,
-    print_data,
     say,
     say_table,
     second,
@@ -49,23 +46,30 @@ def add(
     expires: Annotated[str | None, Parameter(help=WHEN)] = None,
     out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Make a key pair for NAME and authorise its public key; the secret key stays in the folder."""
     check_name(name, "name")
     home, folder = find_home(common.home), (out or Path(name)).expanduser()
     ends = None if expires is None else _time_of(expires)
-    files = _Files(folder, name, role)
-    public = files.write(home)
+    if name == SERVER:
+        problem = f"name: {name} is reserved for the controller's key"
+        raise BadFieldError(problem, "choose another name", "name")
+    files = secret, _ = [folder / "keys" / f"{name}.{end}" for end in ("key_secret", "key")]
+    for path in files:
+        if path.exists():
+            problem = f"{path} exists already"
+            raise SettingsError(problem, "choose another --out, or move it away", "out")
+    public = _write_key(folder, name, role, home)
     try:
         with BlockingClient(home) as client:
             added = client.add_key(public, name, role, project, ends)
     except OnesError:
-        files.delete()
+        for path in files:
+            path.unlink(missing_ok=True)
         raise
     use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
-    text = f"authorised {name}; its secret key is {files.secret}{use}"
+    text = f"authorised {name}; its secret key is {secret}{use}"
     say(common, {"folder": str(folder), "key": added}, text, quiet=[text])
-    return Exit.OK
 
 
 @key.command(name="list")
@@ -75,58 +79,38 @@ def list_(
         bool, Parameter(name=("--all", "-a"), negative=(), help="also revoked and expired keys")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List the valid keys."""
     with BlockingClient(common.home) as client:
         found = client.keys()
         _show(tuple(one for one in found if all_ or one.state == "valid"), common)
-    return Exit.OK
 
 
 @key.command(name="revoke")
-def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
+def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> None:
     """Revoke a public key, or all keys of a name, permanently, and close their sessions."""
     with BlockingClient(common.home) as client:
         _show(client.revoke_key(key_), common)
-    return Exit.OK
 
 
-class _Files:
-    """Folder with a new key, usable as ONES_HOME; the folder of a node's key has only keys."""
+def _write_key(folder: Path, name: str, role: str, home: Home) -> str:
+    """Write a new key into a folder that is usable as ONES_HOME; return the public key.
 
-    def __init__(self, folder: Path, name: str, role: str) -> None:
-        if name == SERVER:
-            problem = f"name: {name} is reserved for the controller's key"
-            raise BadFieldError(problem, "choose another name", "name")
-        self._keys, self._name = folder / "keys", name
-        self._client = None if role == "node" else folder / CLIENT_FILE
-        self._public = self._keys / f"{name}.key"
-        self.secret = self._keys / f"{name}.key_secret"
-        for path in (self.secret, self._public):
-            if path.exists():
-                problem = f"{path} exists already"
-                raise SettingsError(problem, "choose another --out, or move it away", "out")
-
-    def write(self, home: Home) -> str:
-        """Write the files and return the public key."""
-        try:
-            pair = write_keys(self._keys, self._name)
-            server = self._keys / f"{SERVER}.key"
-            if not server.exists():
-                shutil.copyfile(home.server_key, server)
-            if self._client is not None and not self._client.exists():
-                secret = json.dumps(f"keys/{self._name}.key_secret", ensure_ascii=False)
-                said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
-                self._client.write_text(said, encoding="utf-8")
-        except OSError as error:
-            problem = f"{error.filename or self._keys}: {error.strerror}"
-            raise SettingsError(problem, "choose another --out", "out") from None
-        return pair.public.decode()
-
-    def delete(self) -> None:
-        """Delete the key pair after its authorisation has failed."""
-        self.secret.unlink(missing_ok=True)
-        self._public.unlink(missing_ok=True)
+    The folder of a node's key has only keys.
+    """
+    keys, client = folder / "keys", folder / CLIENT_FILE
+    try:
+        pair = write_keys(keys, name)
+        if not (keys / f"{SERVER}.key").exists():
+            shutil.copyfile(home.server_key, keys / f"{SERVER}.key")
+        if role != "node" and not client.exists():
+            secret = json.dumps(f"keys/{name}.key_secret", ensure_ascii=False)
+            text = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
+            client.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"{error.filename or keys}: {error.strerror}"
+        raise SettingsError(problem, "choose another --out", "out") from None
+    return pair.public.decode()
 
 
 def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
@@ -140,14 +124,9 @@ def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
 
 
 def _time_of(text: str) -> float:
-    """Convert a duration from now, or a date, into seconds since the epoch.
-
-    Raises:
-        BadFieldError: if `text` is neither a duration nor a date.
-    """
-    number, unit = text[:-1], text[-1:]
-    if unit in UNITS and number.replace(".", "", 1).isdecimal():
-        return time.time() + float(number) * UNITS[unit]
+    number, unit = text[:-1], UNITS.get(text[-1:])
+    if unit and number.replace(".", "", 1).isdecimal():
+        return time.time() + float(number) * unit
     try:
         said = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -180,7 +159,7 @@ key = "keys/server.key"
 """
 
 
-def node_list(*, common: Common = COMMON) -> int:
+def node_list(*, common: Common = COMMON) -> None:
     """List all nodes that have ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
@@ -190,12 +169,11 @@ def node_list(*, common: Common = COMMON) -> int:
     ]
     columns = ["node", "state", "host", "slots", "free", "device", "jobs", "note"]
     say_table(common, nodes, (node.node for node in nodes), columns, rows)
-    return Exit.OK
 
 
 def template(
     name: Annotated[str, Parameter(help="name of the new node")], /, *, common: Common = COMMON
-) -> int:
+) -> None:
     """Print the settings file of an agent that adds a new node to this cluster."""
     convert(AgentSettings, {"node": name}, Path("the new node"))
     home = find_home(common.home)
@@ -203,11 +181,8 @@ def template(
         port = client.cluster().agents_port
     host = home.host.strip("[]")
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
-    if common.in_json:
-        print_data({"node": name, "settings": text}, common.output)
-    else:
-        sys.stdout.write(text)
-    return Exit.OK
+    lines = text.splitlines()
+    say(common, {"node": name, "settings": text}, *lines, quiet=lines)
 
 
 def drain(
@@ -220,27 +195,25 @@ def drain(
     ] = None,
     reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Drain NODE: its jobs move or wait without losing state, and no job starts on it."""
     with BlockingClient(common.home) as client:
-        return _say(client.drain(node, deadline, reason), common)
+        _say(client.drain(node, deadline, reason), common)
 
 
-def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
+def undrain(node: NodeName, /, *, common: Common = COMMON) -> None:
     """Return NODE to service: jobs may start on it again."""
     with BlockingClient(common.home) as client:
-        return _say(client.undrain(node), common)
+        _say(client.undrain(node), common)
 
 
-def forget(node: NodeName, /, *, common: Common = COMMON) -> int:
+def forget(node: NodeName, /, *, common: Common = COMMON) -> None:
     """Remove NODE, which is lost and will not come back; a new agent may use its name."""
     with BlockingClient(common.home) as client:
         gone = client.forget_node(node)
     say(common, gone, f"{gone.node} forgotten", quiet=[gone.node])
-    return Exit.OK
 
 
-def _say(node: NodeInfo, common: Common) -> int:
+def _say(node: NodeInfo, common: Common) -> None:
     left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
     say(common, node, f"{node.node} {node.state}{left}", quiet=[node.node])
-    return Exit.OK

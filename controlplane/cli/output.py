@@ -89,10 +89,15 @@ def print_data(value: Any, output: str) -> None:
         print_json([*value] if isinstance(value, Iterator) else value)
 
 
-def say(common: Common, data: Any, *lines: str, quiet: Iterable[str] = ()) -> None:
-    """Print a result: `data` with JSON output, `quiet` with `-o quiet`, else `lines`."""
+def say(
+    common: Common, data: Any, *lines: str, quiet: Iterable[str] = (), rows: Any = None
+) -> None:
+    """Print a result: `data` with JSON output, `quiet` with `-o quiet`, else `lines`.
+
+    If `rows` are given, they replace `data` with `-o jsonl`.
+    """
     if common.in_json:
-        print_data(data, common.output)
+        print_data(data if rows is None or common.output == "json" else rows, common.output)
     else:
         shown = quiet if common.output == "quiet" else lines
         sys.stdout.writelines(f"{line}\n" for line in shown)
@@ -115,10 +120,7 @@ def say_table(
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
     """Yield a new value every second, with an empty note.
 
-    While the controller does not reply, yield the last value again, with a note that says so.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
+    While the controller does not reply after the first value, yield the last value with a note.
     """
     value, note = read(), ""
     while True:
@@ -230,9 +232,8 @@ COLOURS: Final = {  # SGR codes of job states; 1 is bold
 
 def moment(time_s: float) -> str:
     """Format seconds since the epoch as ISO 8601 in UTC; times outside the calendar are clamped."""
-    return dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC).isoformat(
-        timespec="milliseconds"
-    )
+    shown = dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC)
+    return shown.isoformat(timespec="milliseconds")
 
 
 def second(time_s: float) -> str:
@@ -241,11 +242,7 @@ def second(time_s: float) -> str:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds.
-
-    Raises:
-        BadFieldError: if `text` is not a duration; the error names `option`.
-    """
+    """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds."""
     unit = UNITS.get(text[-1:])
     try:
         seconds = float(text[:-1]) * unit if unit else float(text)
@@ -278,7 +275,7 @@ def span(seconds: float) -> str:
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of every command."""
+    """Exit codes of every command; a command that returns None succeeded."""
 
     OK = 0
     JOB_FAILED = 1

@@ -104,11 +104,7 @@ class Setup:
     "Minimum seconds between requests to a searching policy that only an epoch's end caused."
 
     def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
-        """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`.
-
-        Raises:
-            TraceError: if an option is invalid; the error names the option.
-        """
+        """Return the scenario that these options describe; `gpus`, if given, replaces `--gpus`."""
         usual = DEFAULTS.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
@@ -161,11 +157,7 @@ def _absolute(path: str) -> str:
 
 
 def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
-    """Return the groups of equal nodes in `text`, or one group with `gpus` slots in total.
-
-    Raises:
-        TraceError: if a value is invalid, or `gpus` conflicts with `text`.
-    """
+    """Return the groups of equal nodes in `text`, or one group with `gpus` slots in total."""
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:
@@ -184,8 +176,7 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
         count, _, model = part.strip().lower().partition("x")
         if not count.isdecimal() or not 1 <= int(count) <= MAX_GPUS // per_node:
             hint = f"such as 16 or 8xv100,8xk80, with at most {MAX_GPUS} GPUs"
-            raise TraceError(
-                f"nodes {text!r} is neither a number nor a list of groups", hint, "nodes"
-            )
+            problem = f"nodes {text!r} is neither a number nor a list of groups"
+            raise TraceError(problem, hint, "nodes")
         groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
     return tuple(groups)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import Exit, print_data, print_table
+from controlplane.cli.output import print_data, print_table
 from controlplane.cli.scenario_options import Setup
 from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
@@ -46,11 +46,7 @@ MAX_WORKERS: Final = 1024
 def check_run(
     names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
 ) -> None:
-    """Refuse options that would only fail after the simulation.
-
-    Raises:
-        OnesError: if an option is invalid; the error names the option.
-    """
+    """Refuse options that would only fail after the simulation."""
     if not names:
         raise BadFieldError("no policies", "give names with commas between them", "policies")
     for name in names:
@@ -71,11 +67,7 @@ def check_run(
 
 
 def numbers(text: str, field: str) -> list[int]:
-    """Parse a list such as 1,3,5-7 and drop duplicates.
-
-    Raises:
-        BadFieldError: if the list is invalid; the error names `field`.
-    """
+    """Parse a list such as 1,3,5-7 and drop duplicates."""
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
@@ -90,11 +82,7 @@ def numbers(text: str, field: str) -> list[int]:
 
 
 def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE settings; a value that is not valid JSON is text.
-
-    Raises:
-        BadFieldError: if a setting has no name or no `=`.
-    """
+    """Parse NAME=VALUE settings; a value that is not valid JSON is text."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -108,11 +96,7 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse POLICY.NAME=VALUE settings and group them by policy.
-
-    Raises:
-        BadFieldError: if a setting names no policy in `names`.
-    """
+    """Parse POLICY.NAME=VALUE settings and group them by policy."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
         policy, dot, option = name.partition(".")
@@ -129,11 +113,7 @@ HOUR_S: Final = 3600.0
 
 @contextlib.contextmanager
 def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
-    """Show a progress bar of ended jobs on stderr.
-
-    Yields:
-        The `record` argument for `simulate`; None if stderr is not a terminal.
-    """
+    """Show the progress on a terminal; yield the `record` argument of `simulate`, or None."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -185,7 +165,7 @@ def run(
     output: Output = "table",
     plots: Path | None = None,
     setup: Setup = DEFAULT,
-) -> int:
+) -> None:
     """Simulate one policy.
 
     Parameters
@@ -214,7 +194,6 @@ def run(
         print_data(summary(result), output)
     else:
         comparison.print_result(result)
-    return Exit.OK
 
 
 @sim.command
@@ -230,7 +209,7 @@ def compare(
     results: Path | None = None,
     workers: int | None = None,
     setup: Setup = DEFAULT,
-) -> int:
+) -> None:
     """Simulate several policies on the same traces, and compare them job by job.
 
     Parameters
@@ -274,11 +253,10 @@ def compare(
         print_data(comparison_json(simulated, own), output)
     else:
         comparison.print_comparison(simulated, own)
-    return Exit.OK
 
 
 @sim.command
-def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
+def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> None:
     """Write a generated trace of Table 2's workloads into a file.
 
     Parameters
@@ -293,11 +271,10 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
     trace = trace_of(setup.scenario(), seed)
     write_trace(trace, file)
     print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
-    return Exit.OK
 
 
 @sim.command
-def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
+def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> None:
     """Train classical algorithms and record their losses, for --physics curves.
 
     Parameters
@@ -320,7 +297,6 @@ def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
     write_whole(file, encode(recorded), TraceError)
     algorithms = {curve.family for curve in recorded.curves}
     print_table(("file", "curves", "algorithms"), [(file, len(recorded.curves), len(algorithms))])
-    return Exit.OK
 
 
 @sim.command(name="import")
@@ -331,7 +307,7 @@ def import_(
     *,
     layout: Layout | Literal["journal"],
     most_gpus: int | None = None,
-) -> int:
+) -> None:
     """Convert a foreign trace, or a cluster's own journal, into one that can be simulated.
 
     Parameters
@@ -353,7 +329,6 @@ def import_(
         trace = import_trace(source, layout, most_slots=most_gpus)
         write_trace(trace, file)
     print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
-    return Exit.OK
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:

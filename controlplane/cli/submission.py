@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 from controlplane.cli.job_list import cut
-from controlplane.cli.output import Common, Exit, byte_count, plain, print_json, print_line
+from controlplane.cli.output import Common, byte_count, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
@@ -45,12 +45,7 @@ class Submission(NamedTuple):
 
 
 def prepare(file: Path, overrides: Sequence[str]) -> Submission:
-    """Read and check a job file, and list the files to upload.
-
-    Raises:
-        SettingsError: if the file cannot be used.
-        BadFieldError: if a value is invalid.
-    """
+    """Read and check a job file, and list the files to upload."""
     spec = load_job(file, overrides)
     return Submission(file, spec, survey(Path(spec.workdir)))
 
@@ -80,10 +75,7 @@ def library_note(one: Submission) -> str:
 
 
 def _uses_library(script: Path, files: Sequence[Path]) -> bool:
-    """True if a script contains the library's name, or imports one of `files` that contains it.
-
-    The result is also True if a file cannot be read or parsed, which is reported elsewhere.
-    """
+    """True if a script contains the library's name, or imports one of `files` that contains it."""
     seen: set[Path] = set()
     left = {script}
     while left:
@@ -125,27 +117,20 @@ SCRIPT_FIELDS: Final = frozenset({"script", "batch_size", "max_batch_size", "swe
 REPLY_TIMEOUT_S: Final = 3.0  # for the request of the controller's notes
 
 
-def print_dry_run(ready: Sequence[Submission], common: Common) -> int:
+def print_dry_run(ready: Sequence[Submission], common: Common) -> None:
     """Print what would be submitted, with the controller's notes if it replies."""
     notes, why_not = _notes(ready, common)
     rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
-    if common.output == "json":
-        print_json(rows[0] if len(rows) == 1 else rows)
-        return Exit.OK
-    for one, row in zip(ready, rows, strict=True):
-        if common.output == "jsonl":
-            print_line(row)
-        elif common.output == "table":
-            sys.stdout.write(f"{one.file} can be submitted\n")
-            for name, value in _stated_fields(one.spec).items():
-                sys.stdout.write(f"  {name:15s} {value}\n")
-            line = f"  {'snapshot':15s} {snapshot_line(one)}"
-            sys.stdout.write(f"{fit_terminal(line, sys.stdout)}\n")
-            for note in filter(None, (library_note(one), *(row["notes"] or ()))):
-                sys.stdout.write(f"  {'note':15s} {note}\n")
+    lines = []
+    for one, said in zip(ready, notes, strict=True) if common.output == "table" else ():
+        lines.append(f"{one.file} can be submitted")
+        lines += [f"  {name:15s} {value}" for name, value in _stated_fields(one.spec).items()]
+        lines.append(fit_terminal(f"  {'snapshot':15s} {snapshot_line(one)}", sys.stdout))
+        shown = filter(None, (library_note(one), *(said or ())))
+        lines += [f"  {'note':15s} {note}" for note in shown]
+    say(common, rows[0] if len(rows) == 1 else rows, *lines)
     if why_not and common.output == "table":
         sys.stderr.write(f"the controller was not asked: {why_not}\n")
-    return Exit.OK
 
 
 def _notes(
@@ -154,9 +139,6 @@ def _notes(
     """Return the controller's notes on each job, and the error if the controller cannot be asked.
 
     The notes of a job are None if the controller was not asked about it.
-
-    Raises:
-        BadFieldError: if the controller would refuse a job.
     """
     try:
         with BlockingClient(common.home, REPLY_TIMEOUT_S) as client:
@@ -170,7 +152,6 @@ def _notes(
 
 
 def _dry_run_row(one: Submission) -> dict[str, Any]:
-    """Return the description of a valid job for JSON."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
     snapshot = {"bytes": one.size, "files": len(one.uploads), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -47,55 +47,38 @@ EXITED: Final = "worker.exited"
 FOREIGN_SIGNALS: Final = frozenset({9, 15})  # sent after another worker's exit, or from outside
 
 
-class Failure(NamedTuple):
-    """Unsuccessful end of a job, and the last output of the worker that failed."""
+def failure_report(
+    client: BlockingClient, detail: JobDetail, from_seq: int, *, in_json: bool
+) -> list[str]:
+    """Return lines about an unsuccessful job, with the last output of the worker that failed.
 
-    job: str
-    state: str
-    reason: str
-    rank: int | None  # None if unknown; `lines` are then from all workers
-    lines: tuple[OutputLine, ...]
-
-
-def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
-    """Describe the end of an unsuccessful job; `from_seq` must precede its first feed event."""
-    job = detail.summary
+    `from_seq` must precede the first feed event of the job. In JSON, the report is one error.
+    """
+    job, rank = detail.summary, None
+    lines: list[OutputLine] = []
+    if job.state == "failed":
+        rank = failing_rank(e for e in client.events(from_seq) if e.job == job.job)
+        pages = client.output_pages(job.job, rank, follow=False, last=LAST_LINES)
+        lines = [line for page in pages for line in page]
+    what = f"{job.job} {job.state}: {job.reason}"
+    logs = f"ones logs {job.job}" + ("" if rank is None else f" --rank {rank}")
+    if in_json:
+        error = {
+            "code": "job_failed",
+            "message": what,
+            "hint": f"`{logs}`",
+            "rank": rank,
+            "lines": [line.text for line in lines],
+        }
+        return [json.dumps({"error": error})]
     if job.state != "failed":
-        return Failure(job.job, job.state, job.reason, None, ())
-    rank = failing_rank(e for e in client.events(from_seq) if e.job == job.job)
-    pages = client.output_pages(job.job, rank, follow=False, last=LAST_LINES)
-    lines = tuple(line for page in pages for line in page)
-    return Failure(job.job, job.state, job.reason, rank, lines)
-
-
-def as_text(failure: Failure) -> Iterator[str]:
-    """Yield lines that report a failure: state, reason, last output of the failed worker."""
-    yield f"ones: {failure.job} {failure.state}: {failure.reason}"
-    if failure.state != "failed":
-        return
-    who = "its workers" if failure.rank is None else f"rank {failure.rank}"
-    yield f"last output of {who}:" if failure.lines else f"{who} wrote no output"
-    several = len({line.rank for line in failure.lines}) > 1
-    for line in failure.lines:
-        yield f"  [{line.rank}] {line.text}" if several else f"  {line.text}"
-    if failure.lines:
-        yield f"complete output: {_logs(failure)}"
-
-
-def as_json(failure: Failure) -> dict[str, Any]:
-    """Return a failure for JSON, in the form of an error."""
-    error = {
-        "code": "job_failed",
-        "message": f"{failure.job} {failure.state}: {failure.reason}",
-        "hint": f"`{_logs(failure)}`",
-        "rank": failure.rank,
-        "lines": [line.text for line in failure.lines],
-    }
-    return {"error": error}
-
-
-def _logs(failure: Failure) -> str:
-    return f"ones logs {failure.job}" + ("" if failure.rank is None else f" --rank {failure.rank}")
+        return [f"ones: {what}"]
+    who = "its workers" if rank is None else f"rank {rank}"
+    if not lines:
+        return [f"ones: {what}", f"{who} wrote no output"]
+    several = len({line.rank for line in lines}) > 1
+    shown = [f"  [{line.rank}] {line.text}" if several else f"  {line.text}" for line in lines]
+    return [f"ones: {what}", f"last output of {who}:", *shown, f"complete output: {logs}"]
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:
@@ -138,9 +121,8 @@ def wait(
             try:
                 found = client.wait_state(name, left)
             except TimedOutError:
-                raise TimedOutError(
-                    f"{name} had not ended after {timeout:g} s", WAIT_HINT
-                ) from None
+                problem = f"{name} had not ended after {timeout:g} s"
+                raise TimedOutError(problem, WAIT_HINT) from None
             states.append(found.state)
             row = _row(name, found.state, found.reason)
             return row, f"{name} {found.state}: {found.reason}"
@@ -186,9 +168,6 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
 
     With several jobs, an error does not end the loop. In JSON, the result of one job is an object,
     and those of several jobs are a list in which a refused job has an `error`.
-
-    Raises:
-        OnesError: if the only job is refused, or the controller does not reply.
     """
     code: int = Exit.OK
     rows: list[Row] = []
@@ -259,7 +238,8 @@ def send(
 ) -> int:
     """Submit prepared jobs, or only report what would be submitted; return the exit code."""
     if dry_run:
-        return print_dry_run(ready, common)
+        print_dry_run(ready, common)
+        return Exit.OK
     if not all(_confirmed(one, common, yes=yes) for one in ready):
         return Exit.USAGE
     with BlockingClient(common.home) as client:
@@ -275,9 +255,6 @@ def _submit_all(
 
     With several jobs, a refusal does not end the loop; in JSON it appears as an `error`. The loop
     ends if the controller does not reply.
-
-    Raises:
-        OnesError: if the only job is refused.
     """
     accepted: list[JobAccepted] = []
     rows: list[Any] = []
@@ -306,11 +283,8 @@ def _submit_one(
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
-        name, large = one.spec.name, one.size >= SHOWN_FROM
-        shown = (
-            progress(f"packing {name}", f"sending {name}") if large else contextlib.nullcontext()
-        )
-        with shown as on_sent:
+        bar = progress(f"packing {one.spec.name}", f"sending {one.spec.name}")
+        with bar if one.size >= SHOWN_FROM else contextlib.nullcontext() as on_sent:
             accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)
@@ -335,12 +309,9 @@ def _wait_for_all(
                 sys.stderr.write(f"{one.job} succeeded: {detail.summary.reason}\n")
             continue
         code = Exit.JOB_FAILED
-        if common.output == "quiet":
-            continue
-        failure = failure_of(client, detail, first_event)
-        in_json = common.in_json
-        for line in [json.dumps(as_json(failure))] if in_json else as_text(failure):
-            sys.stderr.write(f"{line}\n")
+        if common.output != "quiet":
+            report = failure_report(client, detail, first_event, in_json=common.in_json)
+            sys.stderr.writelines(f"{line}\n" for line in report)
     return code
 
 

@@ -28,10 +28,7 @@ FIRST_OF_BOX, LAST_OF_BOX = "\u2500", "\u257f"  # box drawing, except the charac
 
 
 def harmless(text: str) -> str:
-    r"""Replace control characters of terminals by visible escapes, such as `\x1b`.
-
-    Tabs and newlines are kept.
-    """
+    r"""Replace control characters, except tab and newline, by visible escapes such as `\x1b`."""
     return CONTROL_CHARACTER.sub(_escape, text)
 
 

@@ -30,7 +30,7 @@ from controlplane.cli.allocations import (
     job_histories,
 )
 from controlplane.cli.job_list import cut
-from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
+from controlplane.cli.output import COMMON, Common, JobName, print_data, seconds_of
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.sim.analysis.plot_style import (
@@ -71,14 +71,9 @@ def png(
     window: Window | None = None,
     pasts: Mapping[JobId, JobHistory] | None = None,
 ) -> None:
-    """Draw slots over time into a PNG file, with a panel for each of the latest jobs.
+    """Draw slots over time into a PNG file, with a panel for each of the latest jobs in `pasts`.
 
-    Args:
-        window: range of the axis; default: all allocations.
-        pasts: jobs that get a panel with states, batch sizes and rates; default: no panels.
-
-    Raises:
-        ResultsError: if matplotlib is not installed, or the file cannot be written.
+    `window` is the range of the axis; by default, it contains all allocations.
     """
     window = window or full_window(allocations)
     jobs: dict[str, str] = {
@@ -122,7 +117,6 @@ def _bars(allocations: Iterable[Allocation], window: Window) -> list[Bar]:
 def _trained(
     allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
 ) -> list[Allocation]:
-    """Return the allocations without the time in which their job was starting."""
     found = []
     for one in allocations:
         spans = pasts[one.job].spans if one.job in pasts else ()
@@ -179,7 +173,6 @@ def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Wi
 
 
 def _state_style(state: str, colour: str = "#4e79a7") -> dict[str, Any]:
-    """Return the style of the background that represents a state in the panel of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
         "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
@@ -321,14 +314,11 @@ def _duration(seconds: float, step: float) -> str:
 
 def _round_up(seconds: float) -> float:
     """Return the shortest round duration of at least `seconds`, such as 20 s, 5 min or 6 h."""
-    for length in ROUND_S:
-        if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
-            return length
-    unit = 1.0 if seconds < 1.0 else DAY_S
+    short = seconds < ROUND_S[0]
+    unit = 1.0 if short else DAY_S
     power = 10.0 ** math.floor(math.log10(seconds / unit))
-    return next(
-        power * lead * unit for lead in (1, 2, 5, 10) if power * lead * unit >= seconds * (1 - 1e-9)
-    )
+    lengths = (*(() if short else ROUND_S), *(power * lead * unit for lead in (1, 2, 5, 10)))
+    return next(length for length in lengths if length >= seconds * (1 - 1e-9))
 
 
 def _legend(
@@ -355,7 +345,6 @@ def _legend(
 
 
 def _lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """Arrange the entries in lines of at most `width` columns."""
     lines: list[Text] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
@@ -377,13 +366,14 @@ def timeline(
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
     loss: Annotated[JobName | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Draw which job had which slot, from the journal, or with --loss how one job converges."""
     if loss is not None:
         if from_ != 1 or last is not None:
             problem = "--from and --last do not apply to --loss"
             raise BadFieldError(problem, "omit them", "loss")
-        return _losses(loss, png_, common)
+        _losses(loss, png_, common)
+        return
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:
         events = tuple(client.events())
@@ -398,11 +388,9 @@ def timeline(
         pasts = job_histories(events, window.end)
         png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
         _say_written(png_, common)
-    return Exit.OK
 
 
-def _losses(job: str, path: Path | None, common: Common) -> int:
-    """Draw the losses of one job."""
+def _losses(job: str, path: Path | None, common: Common) -> None:
     from controlplane.cli.losses import loss_curve, loss_png, loss_terminal  # noqa: PLC0415
 
     with BlockingClient(common.home) as client:
@@ -415,7 +403,6 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
     if path is not None:
         loss_png(curve, path)
         _say_written(path, common)
-    return Exit.OK
 
 
 def _say_written(path: Path, common: Common) -> None:

@@ -17,15 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controlplane.cli import job_list
 from controlplane.cli.allocations import job_colour
-from controlplane.cli.job_list import clock
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COMMON,
     DEFAULT_WIDTH,
     STYLES,
     Common,
-    Exit,
     fitting,
     print_data,
     readings,
@@ -46,6 +45,7 @@ COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
     "promised", "re-scales", "why",
 )  # fmt: skip
+AS_LISTED: Final = ("slots", "batch", "samples/s", "loss", "predicted")  # as in `ones ps`
 OMIT_ORDER: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")
 OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
 
@@ -75,8 +75,7 @@ def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummar
     """Return the jobs that fit into `most` lines, in their order; jobs on slots take precedence."""
     if most is None or len(jobs) <= most:
         return list(jobs)
-    ranked = sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]
-    names = {job.job for job in ranked}
+    names = {job.job for job in sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]}
     return [job for job in jobs if job.job in names]
 
 
@@ -103,12 +102,8 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
         "state": Text(job.state, style=STYLES.get(job.state, "")),
         "progress": ProgressBar(1.0, job.progress or 0.0, BAR, style=FREE) if known else "",
         "%": f"{job.progress:.0%}" if known else f"epoch {job.epoch}",
-        "slots": str(job.slots or ""),
-        "batch": str(job.global_batch or ""),
         "lr": f"{job.lr:.3g}" if job.lr is not None else "",
-        "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
-        "loss": f"{job.train_loss:.4g}" if job.train_loss is not None else "",
-        "predicted": f"{job.predicted_loss:.4g}" if job.predicted_loss is not None else "",
+        **{name: job_list.COLUMNS[name](job) for name in AS_LISTED},
         "promised": _promised(job),
         "re-scales": str(job.rescales),
         "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
@@ -116,11 +111,10 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
 
 
 def _promised(job: JobSummary) -> Text:
-    """Return the promised end, in yellow if the job is expected to end later than promised."""
     if job.promised_end is None:
         return Text()
     late = job.expected_end is not None and job.expected_end > job.promised_end
-    return Text(clock(job.promised_end), style="yellow" if late else "")
+    return Text(job_list.clock(job.promised_end), style="yellow" if late else "")
 
 
 NAMED_USERS: Final = 3  # if there are more users, only their number is shown
@@ -149,11 +143,7 @@ class StatusReader:
         self._colours: dict[JobId, int] = {}
 
     def read(self) -> ClusterStatus:
-        """Return the current state of the cluster.
-
-        Raises:
-            UnreachableError: if the controller does not reply.
-        """
+        """Return the current state of the cluster."""
         cluster = self._client.cluster()
         self._forget_changed(cluster.last_seq)
         jobs = self._client.jobs(ended=self._ended)
@@ -163,10 +153,8 @@ class StatusReader:
             job: self._workers[job] if job in self._workers else self._ask(job) for job in on_slots
         }
         self._colours = assign_colours(self._colours, [*on_slots, *(job.job for job in jobs)])
-        search = self._client.search()
-        return ClusterStatus(
-            cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours
-        )
+        owners = owners_of(nodes, self._workers)
+        return ClusterStatus(cluster, self._client.search(), jobs, nodes, owners, self._colours)
 
     def _forget_changed(self, last_seq: int) -> None:
         if self._next_seq and last_seq >= self._next_seq:
@@ -189,7 +177,7 @@ def top(
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
@@ -207,15 +195,10 @@ def top(
     except KeyboardInterrupt:
         if not live:
             raise
-    return Exit.OK
 
 
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
-    """Redraw the dashboard every second until cancelled, also while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw the dashboard every second, also while the controller does not reply."""
     with Live(console=console, auto_refresh=False) as live:
         for status, note in readings(reader.read, pause):
             live.update(fitted(status, console, note), refresh=True)
@@ -266,13 +249,8 @@ def header(status: ClusterStatus) -> Text:
 def slot_strips(status: ClusterStatus) -> RenderableType:
     """Return the slots of every node, in as many columns as fit, and a legend."""
     strips = [slot_strip(node, status.owners, status.colours) for node in status.nodes]
-    legend = Text.assemble(
-        "██ used, in the colour of the job   ",
-        ("▒▒", FREE),
-        " taken   ",
-        ("░░", FREE),
-        " free",
-    )
+    used = "██ used, in the colour of the job   "
+    legend = Text.assemble(used, ("▒▒", FREE), " taken   ", ("░░", FREE), " free")
     return Group(Columns(strips, padding=(0, 3)), legend)
 
 
@@ -280,11 +258,10 @@ def slot_strip(
     node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]
 ) -> Text:
     """Return the slots of a node, coloured by job; slots without a known job are grey."""
-    drawn = Text.assemble(
-        (node.node, "" if node.state == "up" else STYLES.get(node.state, "")), " "
-    )
+    style = "" if node.state == "up" else STYLES.get(node.state, "")
+    drawn = Text.assemble((node.node, style), " ")
     if node.state != "up":
-        drawn.append(f"{node.state} ", style=STYLES.get(node.state, ""))
+        drawn.append(f"{node.state} ", style=style)
     here = [owners.get(slot_id(node.node, index)) for index in range(node.slots)]
     unknown = here.count(None) - node.free
     for owner in here:

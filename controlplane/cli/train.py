@@ -92,19 +92,16 @@ def _command(policy: str, out: Path, seed: int, cpu_seconds: float | None) -> st
 
 @contextlib.contextmanager
 def _progress(policy: str) -> Iterator[Report]:
-    """Yield a callback that shows the progress on stderr; without a terminal it does nothing."""
     shown = sys.stderr.isatty()
 
     def report(done: int, of: int, row: Row) -> None:
-        text = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
-        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {text}")
-        sys.stderr.flush()
-
-    def silent(done: int, of: int, row: Row) -> None:
-        pass
+        if shown:
+            text = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
+            drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {text}")
+            sys.stderr.flush()
 
     try:
-        yield report if shown else silent
+        yield report
     finally:
         if shown:
             sys.stderr.write("\n")

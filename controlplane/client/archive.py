@@ -64,12 +64,7 @@ class PackedFile(NamedTuple):
 
 
 def survey(folder: Path) -> tuple[PackedFile, ...]:
-    """Return the files that `pack` would include, in archive order, without reading them.
-
-    Raises:
-        BadFieldError: if `folder` is not a folder or a file is missing.
-        TooLargeError: if the files are too many or too large.
-    """
+    """Return the files that `pack` would include, in archive order; raise the same errors."""
     if not folder.is_dir():
         raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
     found = []
@@ -103,8 +98,7 @@ def digest_of(archive: bytes) -> str:
 def _patterns(folder: Path) -> tuple[str, ...]:
     path = folder / IGNORE_FILE
     text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
-    lines = text.splitlines()
-    own = (line.strip().rstrip("/") for line in lines)
+    own = (line.strip().rstrip("/") for line in text.splitlines())
     return (*IGNORED_PATTERNS, *(line for line in own if line and not line.startswith("#")))
 
 
@@ -126,34 +120,24 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _limited_files(folder: Path) -> Iterator[Path]:
-    """Yield the files to pack.
-
-    Raises:
-        BadFieldError: if a file is a link to the outside.
-        TooLargeError: if there are too many files, or folders are nested too deep.
-    """
     for count, path in enumerate(_files(folder, _patterns(folder)), 1):
-        relative = path.relative_to(folder)
+        relative, hint = path.relative_to(folder), f"list data in {folder / IGNORE_FILE}"
         if count > LIMITS.files:
             what = f"workdir {folder} has more than {LIMITS.files} files"
-        elif len(relative.parts) > LIMITS.depth + 1:
+            raise TooLargeError(what, hint, "workdir")
+        if len(relative.parts) > LIMITS.depth + 1:
             what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"
-        else:
-            # The target of a link to the outside might be private, for example a key.
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
-                raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
-            yield path
-            continue
-        raise TooLargeError(what, f"list data in {folder / IGNORE_FILE}", "workdir")
+            raise TooLargeError(what, hint, "workdir")
+        # The target of a link to the outside might be private, for example a key.
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
+            raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
+        yield path
 
 
 def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
     relative = str(path.relative_to(folder))
-    return any(
-        fnmatch.fnmatch(path.name, pattern) or fnmatch.fnmatch(relative, pattern)
-        for pattern in patterns
-    )
+    return any(fnmatch.fnmatch(name, one) for one in patterns for name in (path.name, relative))
 
 
 def _is_excluded(folder: Path) -> bool:

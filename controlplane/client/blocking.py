@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from controlplane.client.client import Client
@@ -63,7 +62,6 @@ def _blocking(
 def _pages(
     method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Blocking[A_co], P], Iterator[T]]:
-    """Return the blocking form of a method that yields pages."""
 
     @wraps(method)
     def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -123,18 +121,13 @@ class BlockingClient(Blocking[Client]):
         """Return this client, which is already open."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connection and end its thread."""
         self.close()
 
     def close(self) -> None:
         """Close the connection and end its thread."""
-        self._run(self._async.__aexit__(None, None, None))
+        self._run(self._async.__aexit__())
         self._stop()
 
     cluster = _blocking(Client.cluster)
@@ -162,6 +155,7 @@ class BlockingClient(Blocking[Client]):
     fetch = _blocking(Client.fetch)
     fetch_file = _blocking(Client.fetch_file)
     last_checkpoint = _blocking(Client.last_checkpoint)
+    export_model = _blocking(Client.export_model)
 
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from controlplane.client.streams import POLL_S
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.errors import BadFieldError, TimedOutError
-from schemas.ids import JobId, NodeId, Seconds, SlotId
+from schemas.ids import JobId, NodeId, SlotId
 from schemas.jobs import ENDED, JobSpec
 from schemas.sweeps import Value
 from schemas.wire.client import (
@@ -60,6 +60,7 @@ from schemas.wire.client import (
 )
 from schemas.wire.feed import FeedEvent
 
+Whole = TypeVar("Whole", SweepDetail, Ledger)
 Change = Literal["add", "stop", "pause", "resume", "delete"]  # changes of a trial
 
 
@@ -114,9 +115,7 @@ class Client(FileTransfers):
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
         await self._upload(digest, archive, on_sent)
-        key = key or uuid.uuid4().hex
-        request = SubmitJob(spec=spec, snapshot=digest, key=key, project=project)
-        return await self._call(request, JobAccepted)
+        return await self.submit_stored(spec, digest, key, project=project)
 
     async def submit_stored(
         self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
@@ -270,11 +269,11 @@ class Client(FileTransfers):
             expires: seconds since the epoch; None: never.
         """
         asked = {
-            "public": public, "name": name, "role": role, "projects": tuple(projects),
-            "expires": None if expires is None else Seconds(expires),
+            "type": "keys.add.1", "public": public, "name": name, "role": role,
+            "projects": tuple(projects), "expires": expires,
         }  # fmt: skip
         try:
-            request = msgspec.convert({"type": "keys.add.1", **asked}, AddKey)
+            request = msgspec.convert(asked, AddKey)
         except msgspec.ValidationError as error:
             raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
         return (await self._call(request, Keys)).keys[0]
@@ -311,14 +310,19 @@ class Client(FileTransfers):
 
     async def sweep(self, job: str) -> SweepDetail:
         """Return the state of a sweep, with all its trials."""
-        detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
-        trials = list(detail.trials)
-        while len(trials) < detail.trials_total:
-            page = await self._call(GetSweep(job=JobId(job), from_trial=len(trials)), SweepDetail)
-            if not page.trials:
+        return await self._whole(GetSweep(job=JobId(job)), SweepDetail, "trial")
+
+    async def _whole(self, request: GetSweep | GetLedger, kind: type[Whole], item: str) -> Whole:
+        """Return a reply with all its items, which later requests number from `from_ITEM`."""
+        whole = await self._call(request, kind)
+        items = list(getattr(whole, f"{item}s"))
+        while len(items) < getattr(whole, f"{item}s_total"):
+            following = msgspec.structs.replace(request, **{f"from_{item}": len(items)})
+            page = getattr(await self._call(following, kind), f"{item}s")
+            if not page:
                 break
-            trials += page.trials
-        return msgspec.structs.replace(detail, trials=tuple(trials))
+            items += page
+        return msgspec.structs.replace(whole, **{f"{item}s": tuple(items)})
 
     async def change_sweep(
         self,
@@ -351,14 +355,7 @@ class Client(FileTransfers):
 
     async def ledger(self, job: str) -> Ledger:
         """Return the units of work that a sweep has recorded, in the order in which they ended."""
-        ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
-        units = list(ledger.units)
-        while len(units) < ledger.units_total:
-            page = await self._call(GetLedger(job=JobId(job), from_unit=len(units)), Ledger)
-            if not page.units:
-                break
-            units += page.units
-        return msgspec.structs.replace(ledger, units=tuple(units))
+        return await self._whole(GetLedger(job=JobId(job)), Ledger, "unit")
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """Wait until a job has ended and return the job; see `wait_state`."""

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -24,7 +23,6 @@ from schemas.transport.keys import load_keys, load_public
 from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
-from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
@@ -53,18 +51,14 @@ class RequestChannel:
             key = uuid.uuid4().bytes
             answer = self._waiting[key] = loop.create_future()
             try:
-                while not self._socket.send(key, data):
-                    if loop.time() > deadline:
-                        raise UnreachableError(
-                            "the controller does not reply", "check that the cluster is running"
-                        )
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout_at(deadline):
+                    while not self._socket.send(key, data):
+                        await asyncio.sleep(0.02)
                 reply = await asyncio.wait_for(answer, reply_timeout_s)
             except TimeoutError:
                 if loop.time() > deadline:
-                    raise UnreachableError(
-                        "the controller does not reply", "check that the cluster is running"
-                    ) from None
+                    hint = "check that the cluster is running"
+                    raise UnreachableError("the controller does not reply", hint) from None
                 continue
             finally:
                 del self._waiting[key]
@@ -167,12 +161,7 @@ class ClusterConnection:
         self._calls = self._open_channel(self._home.endpoint, REPLY)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all sockets."""
         for channel in (self._calls, self._logs):
             if channel is not None:
@@ -188,14 +177,14 @@ class ClusterConnection:
         self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
     ) -> None:
         offset = 0
-        while offset < len(archive) or offset == 0:
+        while True:
             piece = archive[offset : offset + PIECE_BYTES]
             request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
             stored = await self._call(request, SnapshotStored)
             offset = stored.size
             if on_sent is not None:
                 on_sent(offset, len(archive))
-            if offset == len(archive):
+            if offset >= len(archive):
                 return
 
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
@@ -221,9 +210,6 @@ class ClusterConnection:
             return await answer
         finally:
             answer.cancel()
-
-    async def _log_page(self, request: ReadLog) -> LogPage:
-        return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
         """Send a request to the port for output and files, and connect on the first call."""
@@ -253,7 +239,6 @@ async def _listens(endpoint: str) -> bool:
 
 def _expected(reply: Any, kind: type[R]) -> R:
     if not isinstance(reply, kind):
-        raise UnreachableError(
-            f"the controller replied with {type(reply).__name__}", "compare releases"
-        )
+        problem = f"the controller replied with {type(reply).__name__}"
+        raise UnreachableError(problem, "compare releases")
     return reply

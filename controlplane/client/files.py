@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fnmatch
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
 from controlplane.client.archive import FETCHED_MARK
+from controlplane.client.interpreters import convert_state
 from controlplane.client.streams import StreamPages
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.ids import JobId, NodeId, node_of
@@ -20,7 +24,6 @@ from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListF
 
 AGENT_REPLY_S: Final = 10.0  # time limit for an agent's reply
 MAX_ATTEMPTS: Final = 3  # attempts to fetch a file that changes during its transfer
-R = TypeVar("R", FileList, FilePiece)
 MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
 
@@ -80,7 +83,7 @@ class FileTransfers(StreamPages):
         for node in nodes_of(detail):
             request = ListFiles(job=JobId(job), node=node)
             try:
-                listed = await self._ask_node(request, FileList)
+                listed = await self._bulk_call(request, FileList, AGENT_REPLY_S)
             except UnavailableError as error:
                 missing.append(error.message)
                 continue
@@ -110,7 +113,7 @@ class FileTransfers(StreamPages):
                 path=file.info.path,
                 offset=offset,
             )
-            piece = await self._ask_node(request, FilePiece)
+            piece = await self._bulk_call(request, FilePiece, AGENT_REPLY_S)
             stamp = stamp or piece.stamp
             whole = hashlib.sha256(piece.data).hexdigest() == piece.digest
             if piece.stamp != stamp or piece.offset != offset or not whole:
@@ -138,29 +141,20 @@ class FileTransfers(StreamPages):
             UnavailableError: if the file keeps changing, or its node does not reply.
             BadFieldError: if the file no longer exists, or `target` cannot be written.
         """
-        fresh = target.with_name(f".{target.name}.part")
-        try:
+        with replacement(target, "choose another --to", "to") as fresh:
             target.parent.mkdir(parents=True, exist_ok=True)
             for left in reversed(range(MAX_ATTEMPTS)):
                 try:
-                    fetched = await self._store(job, file, fresh, on_bytes)
+                    size, digest = await self._store(job, file, fresh, on_bytes)
                     break
                 except UnavailableError:
                     if not left:
                         raise
-            fresh.replace(target)
-        except OSError as error:
-            raise BadFieldError(
-                f"{target}: {error.strerror}", "choose another --to", "to"
-            ) from None
-        finally:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-        return Fetched(target, fetched.size, fetched.sha256)
+        return Fetched(target, size, digest)
 
     async def _store(
         self, job: str, file: JobFile, target: Path, on_bytes: Callable[[int], None] | None
-    ) -> Fetched:
+    ) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
         with target.open("wb") as out:
             async for data in self.file_pieces(job, file):
@@ -169,7 +163,7 @@ class FileTransfers(StreamPages):
                 size += len(data)
                 if on_bytes is not None:
                     on_bytes(len(data))
-        return Fetched(target, size, digest.hexdigest())
+        return size, digest.hexdigest()
 
     async def fetch(
         self,
@@ -195,30 +189,52 @@ class FileTransfers(StreamPages):
             TooLargeError: if the files exceed `most_bytes`; then no file is fetched.
             BadFieldError: if `to` cannot be created.
         """
-        listed_files = await self.files(job, pattern)
-        total = sum(file.size for file in listed_files.files)
+        files, refused, gone = await self.files(job, pattern)
+        total = sum(file.size for file in files)
         if total > most_bytes:
-            problem = (
-                f"{len(listed_files.files)} files of {total} bytes exceed the limit of {most_bytes}"
-            )
+            problem = f"{len(files)} files of {total} bytes exceed the limit of {most_bytes}"
             raise TooLargeError(problem, "select fewer with a pattern, or raise the limit", "most")
-        if listed_files.files:
+        if files:
             _create_folder(to, job)
-        came = 0
-
-        def count(size: int) -> None:
-            nonlocal came
-            came += size
-            if on_bytes is not None:
-                on_bytes(came, max(total, came))
-
-        fetched, missing = [], list(listed_files.missing)
-        for file in listed_files.files:
+        count = _counter(on_bytes, total)
+        fetched, missing = [], list(gone)
+        for file in files:
             try:
                 fetched.append(await self.fetch_file(job, file, to / file.name, count))
             except (UnavailableError, BadFieldError) as error:
                 missing.append(f"{file.name}: {error.message}")
-        return Fetch(tuple(fetched), listed_files.refused, tuple(missing))
+        return Fetch(tuple(fetched), refused, tuple(missing))
+
+    async def export_model(
+        self,
+        job: str,
+        file: JobFile,
+        target: Path,
+        python: str | None = None,
+        on_bytes: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Fetch a checkpoint or the state of a trial, and write its `state_dict` to `target`.
+
+        Args:
+            python: interpreter that has torch; None: this one, else the job's.
+            on_bytes: called in the client's event loop with the bytes received so far and the
+                total.
+
+        Raises:
+            BadFieldError: if the file cannot be read, or `target` cannot be written.
+            NoTorchError: if no interpreter on this host has torch.
+        """
+        own = (await self.job(job)).spec.python
+        pythons = [python] if python else [sys.executable, *filter(None, [own])]
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
+                local = Path(folder, "state")
+                await self.fetch_file(job, file, local, _counter(on_bytes, file.size))
+                await asyncio.to_thread(convert_state, local, target, pythons)
+        except OSError as error:
+            hint = "choose another file"
+            raise BadFieldError(f"{target}: {error.strerror}", hint, "file") from None
 
     async def last_checkpoint(self, job: str) -> JobFile:
         """Return the checkpoint from which a job would resume, or with which it ended.
@@ -227,17 +243,44 @@ class FileTransfers(StreamPages):
             BadFieldError: if no checkpoint is available.
         """
         detail = await self.job(job)
-        listed_files = await self.files(job, f"{CHECKPOINTS}/*.pt")
-        chosen = newest_checkpoint([file.name for file in listed_files.files], detail.summary.epoch)
-        for file in listed_files.files:
-            if file.name == chosen:
-                return file
-        why = "; ".join(listed_files.missing) or f"it finished {detail.summary.epoch} epochs"
+        there = await self.files(job, f"{CHECKPOINTS}/*.pt")
+        files = {file.name: file for file in there.files}
+        if chosen := newest_checkpoint([*files], detail.summary.epoch):
+            return files[chosen]
+        why = "; ".join(there.missing) or f"it finished {detail.summary.epoch} epochs"
         hint = "one is written at the end of each epoch"
         raise BadFieldError(f"{job} has no checkpoint here ({why})", hint, "job")
 
-    async def _ask_node(self, request: ListFiles | ReadFile, kind: type[R]) -> R:
-        return await self._bulk_call(request, kind, AGENT_REPLY_S)
+
+@contextlib.contextmanager
+def replacement(path: Path, hint: str, field: str) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces `path` if the block succeeds.
+
+    Raises:
+        BadFieldError: with `hint` and `field`, if the file cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.part")
+    try:
+        yield fresh
+        fresh.replace(path)
+    except OSError as error:
+        raise BadFieldError(f"{path}: {error.strerror}", hint, field) from None
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def _counter(on_bytes: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """Return a callback for the sizes of pieces, which calls `on_bytes` with their sum."""
+    came = 0
+
+    def count(size: int) -> None:
+        nonlocal came
+        came += size
+        if on_bytes is not None:
+            on_bytes(came, max(total, came))
+
+    return count
 
 
 def _create_folder(to: Path, job: str) -> None:
@@ -258,14 +301,10 @@ def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
 
 
 def newest_checkpoint(names: list[str], epoch: int) -> str:
-    """Return the name of the newest checkpoint up to `epoch`, or "" if there is none.
+    """Return the newest of `checkpoints/epoch-EPOCH.vVERSION.pt` up to `epoch`, or "".
 
     Checkpoints of the newest group take precedence, because an older group might have written
     epochs that were repeated later.
-
-    Args:
-        names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.
-        epoch: the last epoch that the job finished.
     """
     known = []
     for name in names:

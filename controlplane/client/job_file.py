@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.client.spec_overrides import nearest, toml_value, with_overrides
+from controlplane.client.spec_overrides import nearest, parsed, toml_value, with_overrides
 from controlplane.client.sweeps.sweep import BY_TYPE, JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, example_of, parse_toml, read_file, value_error
@@ -29,16 +29,7 @@ FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """Return the job spec in a sweep's file. The working directory is not checked yet.
-
-    Args:
-        table: content of the file, with the key `sweep`.
-        path: path of the file, for error messages.
-
-    Raises:
-        SettingsError: if a key is unknown, missing or of a wrong type.
-        BadFieldError: if a value is invalid.
-    """
+    """Return the job spec in the table of a sweep's file, whose `path` is named in errors."""
     inner = table["sweep"]
     if not isinstance(inner, Mapping):
         raise SettingsError(f"{path}: sweep is not a table", "write [sweep]", "sweep")
@@ -46,11 +37,8 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
         if name not in inner:
-            problem, remedy = (
-                f"{path}: sweep.{name}: is missing",
-                f"write {example_of(Sweep, name)}",
-            )
-            raise SettingsError(problem, remedy, f"sweep.{name}")
+            field, remedy = f"sweep.{name}", f"write {example_of(Sweep, name)}"
+            raise SettingsError(f"{path}: {field}: is missing", remedy, field)
     found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
     found["space"] = _space(found["space"], path)
     found["searcher"] = _searcher(found["searcher"], path)
@@ -68,21 +56,12 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
 
     `space.lr=0.1` fixes a value, `space.lr=[0.1, 0.2]` makes it a choice,
     `space.lr.log_uniform=[1e-4, 1e-1]` sets another range; `searcher.eta=4`, `partitions=8`,
-    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. The prefix `sweep.` of a key is optional.
-
-    Args:
-        table: not modified.
-        assignments: KEY=VALUE; if a key occurs twice, the last value wins.
-
-    Raises:
-        BadFieldError: if an assignment is malformed or names no field of a sweep.
+    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. The prefix `sweep.` of a key is optional. If a
+    key occurs twice, the last value wins.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(table))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
-        first, *rest = key.strip().removeprefix("sweep.").split(".")
+    for key, text in parsed(assignments, FORM):
+        first, *rest = key.removeprefix("sweep.").split(".")
         if first not in (*JOB_FIELDS, *FIELDS):
             problem = f"--set {key}: a sweep has no such field"
             raise BadFieldError(problem, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
@@ -111,21 +90,16 @@ def _set(table: dict[str, Any], key: str, path: Sequence[str], value: Any) -> No
 
 def _space(space: Any, path: Path) -> dict[str, Parameter]:
     if not isinstance(space, Mapping):
-        raise SettingsError(
-            f"{path}: sweep.space is not a table", "write [sweep.space]", "sweep.space"
-        )
+        problem = f"{path}: sweep.space is not a table"
+        raise SettingsError(problem, "write [sweep.space]", "sweep.space")
     found = {}
     for name, value in space.items():
         field = f"sweep.space.{name}"
-        if isinstance(value, list):
-            table: Mapping[str, Any] = {"choice": value}
-        elif isinstance(value, Mapping):
-            table = value
-        elif isinstance(value, str | int | float | bool):
-            table = {"choice": [value]}
-        else:
+        if not isinstance(value, Mapping | list | str | int | float | bool):
             problem = f"{path}: {field}: {value!r} is not a value of a configuration"
             raise SettingsError(problem, "give strings, numbers or booleans", field)
+        choice = value if isinstance(value, list) else [value]
+        table = value if isinstance(value, Mapping) else {"choice": choice}
         found[name] = convert(Parameter, table, path, f"{field}.")
     return found
 
@@ -140,10 +114,8 @@ def _searcher(table: Any, path: Path) -> Any:
     if kind is None:
         raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
     if kind not in BY_TYPE:
-        near = nearest(str(kind), BY_TYPE)
-        raise SettingsError(
-            f"{path}: {field}.type: unknown searcher {kind!r}", near, f"{field}.type"
-        )
+        problem = f"{path}: {field}.type: unknown searcher {kind!r}"
+        raise SettingsError(problem, nearest(str(kind), BY_TYPE), f"{field}.type")
     rest = {key: value for key, value in table.items() if key != "type"}
     return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
 
@@ -182,14 +154,9 @@ FORBIDDEN_FIELDS: Final = {
 
 
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
-    """Check that the named functions exist, before anything is uploaded.
+    """Check that the functions of a sweep exist, before anything is uploaded.
 
-    Args:
-        workdir: folder of the modules.
-        own_python: True if the sweep runs in an interpreter whose packages are unknown here.
-
-    Raises:
-        BadFieldError: if a function does not exist; the error names the field and the remedy.
+    `own_python` is True if the sweep runs in an interpreter whose packages are unknown here.
     """
     for field, path in spec.functions.items():
         module, _, name = path.partition(":")
@@ -210,10 +177,8 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
 
 def _file_of(workdir: Path, module: str) -> Path | None:
     place = workdir.joinpath(*module.split("."))
-    for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-        if file.is_file():
-            return file
-    return None
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _is_installed(module: str) -> bool:
@@ -309,9 +274,8 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     python = spec.python
     if python is not None and "/" in python:
         python = str((base / python).absolute())
-    return msgspec.structs.replace(
-        spec, workdir=str(workdir), python=python, max_batch_size=_stated_limit(spec)
-    )
+    limit = None if spec.batch_limit_is_auto else spec.batch_limit  # understood by every release
+    return msgspec.structs.replace(spec, workdir=str(workdir), python=python, max_batch_size=limit)
 
 
 def _script_error(path: Path, data: bytes) -> SettingsError | None:
@@ -319,10 +283,8 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
     first = data[:HEAD_BYTES]
     shebang = first.partition(b"\n")[0] if first.startswith(b"#!") else b""
     if path.suffix == ".py" or b"python" in shebang:
-        what, remedy = (
-            "a script",
-            f"write a job file with `ones init {path}`, then submit the job file",
-        )
+        what = "a script"
+        remedy = f"write a job file with `ones init {path}`, then submit the job file"
     elif path.suffix == ".ipynb":
         what = "a notebook"
         remedy = f"run `jupyter nbconvert --to script {path}`, then `ones init` on the script"
@@ -385,8 +347,3 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
         raise BadFieldError(what, "correct script or workdir", "script") from None
     if found is not None:
         raise BadFieldError(f"script: {found[0]}", found[1], "script")
-
-
-def _stated_limit(spec: JobSpec) -> int | None:
-    """Return `max_batch_size` in the form that every release understands: a number or None."""
-    return None if spec.batch_limit_is_auto else spec.batch_limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,32 +26,21 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     `args.width=64` replaces the value of `--width` in `args`, or appends `--width 64`; `true` and
     `false` add and remove a flag without a value. `env.NAME=TEXT`, `stop.epochs=3` and
     `utility.deadline_s=900` set one entry. A value is parsed as TOML if possible, else it is a
-    string. Types are checked later, when the table becomes a spec.
-
-    Args:
-        table: not modified.
-        assignments: KEY=VALUE; if a key occurs twice, the last value wins.
-
-    Raises:
-        BadFieldError: if an assignment is malformed or names no field of a job.
+    string. If a key occurs twice, the last value wins. Types are checked later, when the table
+    becomes a spec.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(table))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
-        field, dot, entry = key.strip().partition(".")
+    for key, text in parsed(assignments, FORM):
+        field, dot, entry = key.partition(".")
         if dot and not entry:
             raise BadFieldError(f"--set {key} names no entry of {field}", FORM, key)
         if field not in FIELDS:
-            raise BadFieldError(
-                f"--set {key}: a job has no such field", nearest(field, FIELDS), key
-            )
+            problem = f"--set {key}: a job has no such field"
+            raise BadFieldError(problem, nearest(field, FIELDS), key)
         if not dot:
             value = toml_value(text)
-            changed[field] = (
-                text if field in STRING_FIELDS and not isinstance(value, str) else value
-            )
+            is_text = field in STRING_FIELDS and not isinstance(value, str)
+            changed[field] = text if is_text else value
         elif field == "args":
             changed["args"] = with_option(_args_of(changed), entry, text)
         elif field in {"env", "stop", "utility"}:
@@ -61,13 +50,20 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     return changed
 
 
-def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
-    """Return the arguments of a script with one option set.
+def parsed(assignments: Sequence[str], form: str) -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of each KEY=VALUE; an error about another text shows `form`."""
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", form, "set")
+        yield key.strip(), text
 
-    Args:
-        args: options may have the form `--name value` or `--name=value`.
-        name: without dashes; `-` and `_` are equivalent.
-        text: value; `true` and `false` add and remove an option that has no value.
+
+def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
+    """Return the arguments of a script with one option set, as `--name value` or `--name=value`.
+
+    In `name`, `-` and `_` are equivalent. The texts `true` and `false` add and remove an option
+    that has no value.
     """
     kept = list(args)
     flag = f"--{name}"
@@ -96,9 +92,7 @@ def _args_of(table: Mapping[str, Any]) -> list[str]:
 
 
 def _has_value(args: Sequence[str], place: int) -> bool:
-    if place + 1 >= len(args):
-        return False
-    after = args[place + 1]
+    after = args[place + 1] if place + 1 < len(args) else "-"
     return not after.startswith("-") or _is_number(after)
 
 

@@ -29,7 +29,7 @@ from schemas.wire.client import (
     Usage,
     WaitJob,
 )
-from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
+from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPage, LogPiece, ReadLog, Stream
 
 Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys, Usage)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
@@ -210,9 +210,8 @@ class StreamPages(ClusterConnection):
                 data = (rest[who].data if who in rest else b"") + piece.data
                 *lines, last = _split_raw(data) if raw else data.split(b"\n")
                 page += [WorkerLine(line, piece) for line in lines]
-                rest[who] = began[who] = WorkerLine(
-                    last if raw else _visible(last), piece, whole=False
-                )
+                last = last if raw else _visible(last)
+                rest[who] = began[who] = WorkerLine(last, piece, whole=False)
             if unfinished and not raw:
                 page += [line for line in began.values() if line.data]
             if page or not pieces:
@@ -240,7 +239,7 @@ class StreamPages(ClusterConnection):
                 wait_s=wait_s if follow else POLL_S if state in ENDED else 0.0,
                 since=since,
             )
-            page = await self._log_page(asked)
+            page = await self._bulk_call(asked, LogPage, asked.wait_s)
             if page.pieces or not page.ended:
                 yield page.pieces
             cursor, wait_s = page.cursor, NOW_S if page.pieces else POLL_S
@@ -281,15 +280,10 @@ def _output_line(data: bytes, piece: LogPiece, whole: bool, *, raw: bool) -> Out
 
 
 def line_pattern(text: str) -> re.Pattern[str]:
-    """Compile a regular expression for lines.
-
-    Raises:
-        BadFieldError: if the expression is invalid.
-    """
+    """Compile a regular expression for lines, or raise `BadFieldError`."""
     try:
         return re.compile(text)
     except re.error as error:
+        problem = f"{text!r} is not a regular expression: {error}"
         hint = "escape special characters with a backslash"
-        raise BadFieldError(
-            f"{text!r} is not a regular expression: {error}", hint, "grep"
-        ) from None
+        raise BadFieldError(problem, hint, "grep") from None

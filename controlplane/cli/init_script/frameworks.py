@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from controlplane.cli.init_script.syntax import (
     Edit,
@@ -83,22 +83,14 @@ class Framework:
         return full.split(".")[0] in self.packages and full.endswith(self.maker)
 
 
-class FrameworkNumbers(NamedTuple):
-    """Numbers from the options of a framework; a number is None if it is only known at run time."""
-
-    batch_size: int | None
-    lr: float | None
-    epochs: int | None = None
-    steps: int | None = None  # steps of the whole training, instead of epochs
-
-
 @dataclass
-class AdapterEdits:
-    """The edits that make a script use our adapter, and problems to solve by hand."""
+class Rewrite:
+    """Edits of a script, problems to solve by hand, and remarks on other lines."""
 
     edits: list[Edit] = field(default_factory=list)
     needed: set[str] = field(default_factory=set)  # names to import from our adapter
     problems: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
@@ -128,10 +120,11 @@ def framework_of(tree: ast.Module) -> Framework | None:
 
 def framework_numbers(
     framework: Framework, source: Source, numbers: Numbers, batch: int | None, lr: float | None
-) -> FrameworkNumbers:
-    """Read batch size, learning rate and training length from the options of the framework.
+) -> tuple[int | None, float | None, int | None, int | None]:
+    """Return batch size, learning rate, epochs and steps from the options of the framework.
 
-    `batch` and `lr` come from the script's own loader and optimizer, or are None without these.
+    A number is None if it is only known at run time; either epochs or steps are None. `batch` and
+    `lr` come from the script's own loader and optimizer, or are None without these.
     """
     call = next(iter(framework.calls), None)
     if framework.name == "transformers":
@@ -155,11 +148,11 @@ def framework_numbers(
         passes = option("accumulate_grad_batches", 1)
     batch, steps = int(size * passes) if size and passes else None, option("max_steps", -1)
     if framework.name == "accelerate":
-        return FrameworkNumbers(batch, lr)
+        return batch, lr, None, None
     if steps is None or steps > 0:
-        return FrameworkNumbers(batch, lr, steps=None if steps is None else int(steps))
+        return batch, lr, None, None if steps is None else int(steps)
     whole = epochs is not None and epochs >= 1 and epochs == int(epochs)
-    return FrameworkNumbers(batch, lr, int(epochs) if epochs is not None and whole else None)
+    return batch, lr, int(epochs) if epochs is not None and whole else None, None
 
 
 # --- adapters
@@ -167,12 +160,12 @@ def framework_numbers(
 
 def adapter_edits(
     source: Source, framework: Framework, loop: tuple[ast.Call, str] | None
-) -> AdapterEdits:
+) -> Rewrite:
     """Return the edits that make a script use our adapter.
 
     `loop` has the `range` call of the script's epoch loop and its replacement, if there is a loop.
     """
-    found = AdapterEdits()
+    found = Rewrite()
     match framework.name:
         case "transformers":
             _replace_trainers(source, framework, found)
@@ -183,7 +176,7 @@ def adapter_edits(
     return found
 
 
-def _replace_trainers(source: Source, framework: Framework, found: AdapterEdits) -> None:
+def _replace_trainers(source: Source, framework: Framework, found: Rewrite) -> None:
     for call in framework.calls:
         if framework.full(call.func) in {"transformers.Trainer", "transformers.trainer.Trainer"}:
             found.edits.append(source.replace(call.func, "ElasticTrainer"))
@@ -202,8 +195,7 @@ def _replace_trainers(source: Source, framework: Framework, found: AdapterEdits)
     found.edits += _without_import(source, framework, "Trainer")
 
 
-def _add_strategies(source: Source, framework: Framework, found: AdapterEdits) -> None:
-    """Add the options `strategy=ElasticStrategy(), devices=1` to the call of each trainer."""
+def _add_strategies(source: Source, framework: Framework, found: Rewrite) -> None:
     for call in framework.calls:
         if framework.full(call.func).startswith(FORMER):
             found.problems.append(
@@ -228,7 +220,7 @@ def _add_strategies(source: Source, framework: Framework, found: AdapterEdits) -
 
 
 def _replace_accelerators(
-    source: Source, framework: Framework, loop: tuple[ast.Call, str] | None, found: AdapterEdits
+    source: Source, framework: Framework, loop: tuple[ast.Call, str] | None, found: Rewrite
 ) -> None:
     if loop is None:
         found.problems.append(
@@ -306,25 +298,15 @@ KINDS: Final = {  # name in scripts -> attribute of the agent; "" for the local 
 }  # fmt: skip
 
 
-@dataclass
-class Removed:
-    """The edits that remove the process group, and problems to solve by hand."""
+def distributed_edits(source: Source, agent: str, model: str) -> Rewrite | None:
+    """Return the edits that remove torch's own process group, or None if the script has none.
 
-    distributed: bool  # True if the script had a process group
-    edits: list[Edit] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-
-
-def distributed_edits(source: Source, agent: str, model: str) -> Removed:
-    """Return the edits that remove torch's own process group from a script.
-
-    If the script has none, `distributed` is False. Call this only for a script that can be ported.
+    Call this only for a script that can be ported.
     """
     makers = {"init_process_group", "DistributedSampler"}
-    found = Removed(any(last_name(call) in makers for call in source.calls))
-    if not found.distributed:
-        return found
+    if not any(last_name(call) in makers for call in source.calls):
+        return None
+    found = Rewrite()
     inside: set[ast.AST] = set()  # removed statements, with all their nodes
     for block in blocks(source.tree):
         leaving = [s for s in block if _goes(s)]

@@ -61,28 +61,22 @@ def changed_lines(diff: str) -> int:
 
 
 def port(facts: Facts, name: str = "train.py") -> Port:
-    """Make a script use the library.
-
-    Returns:
-        The new text, which is valid Python, or the reasons why the script cannot be ported.
-    """
+    """Return a script that uses the library, or the reasons why it cannot be ported."""
     done = Port(missing=_missing(facts), refused=refused(facts), advice=advice(facts))
     if done.missing:
         return done
     if facts.framework is not None:
         return _with_adapter(facts, facts.framework, done)
     model = facts.model.name if facts.model is not None else ""
-    removed = distributed_edits(facts.source, facts.agent, model)
-    done.advice += removed.advice
-    if removed.distributed:
+    edits: list[Edit] = []
+    if (removed := distributed_edits(facts.source, facts.agent, model)) is not None:
         size = f"batch_size {facts.batch_size or ''} was that of one process"
-        done.advice.append(f"{size}; the job file has that of all processes")
-    done.missing += removed.problems
-    single = whole(look(Source(facts.source.edited(removed.edits))))
+        done.advice += [*removed.advice, f"{size}; the job file has that of all processes"]
+        done.missing += removed.problems
+        edits = removed.edits
+    single = whole(look(Source(facts.source.edited(edits))))
     if single is None:
-        done.missing.append(
-            "lines are missing without its own process group: port the script by hand"
-        )
+        done.missing += ["lines are missing without its own process group: port the script by hand"]
         return done
     source, agent = single.source, single.facts.agent
     between = sort_between(single)
@@ -113,11 +107,8 @@ def port(facts: Facts, name: str = "train.py") -> Port:
 
 
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
-    """Replace the trainer or accelerator of a framework with our adapter."""
     source, loop = facts.source, facts.epoch_loop
-    counted = None
-    if loop is not None:
-        counted = (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
+    counted = loop and (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
     adapter = adapter_edits(source, framework, counted)
     done.missing += adapter.problems
     if not done.missing:
@@ -324,7 +315,6 @@ def load_edits(script: Whole, between: Between) -> list[Edit]:
 
 
 def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.stmt, str], str]:
-    """Return the lines that replace model and optimizer, and the text of the call of `load`."""
     source, made = script.source, {}
     bare, optimizer = _bare_model(script.model.value), script.optimizer.value
     model_part = f"lambda: {source.on_one_line(bare)}"
@@ -393,7 +383,6 @@ def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
 
 
 def _free_name(script: Whole, what: str) -> str:
-    """Return a name that the script does not use yet, for a builder."""
     source = script.source
     taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)

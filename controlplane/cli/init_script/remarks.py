@@ -114,7 +114,6 @@ def _conditions(facts: Facts, wanted: Callable[[ast.AST], bool]) -> Iterator[int
 
 
 def _own_rates(facts: Facts) -> Iterator[int]:
-    """Yield the lines that set the learning rate in each step."""
     loops: list[ast.AST] = [*_batch_loops(facts), *filter(None, [facts.step_loop])]
     names = {called(node) for loop in loops for node in ast.walk(loop)}
     functions = (n for n in ast.walk(facts.source.tree) if isinstance(n, ast.FunctionDef))
@@ -207,7 +206,6 @@ def summed_losses(tree: ast.Module) -> Iterator[int]:
 
 
 def _losses(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield the expressions on which `backward()` is called, and losses returned to a framework."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last_name(node) == "backward":
             yield from node.args[:1]
@@ -420,7 +418,6 @@ class _Script:
         return [value for value in passed if value is not None]
 
     def _functions(self, call: ast.Call) -> list[Function]:
-        """Return the functions of the script that a call may run."""
         name, of_object = last_name(call), isinstance(call.func, ast.Attribute)
         if dotted(call.func).partition(".")[0] in self._imported:
             return []
@@ -455,7 +452,6 @@ def _items(whole: ast.expr, key: Any) -> list[ast.expr]:
 
 
 def _returns(function: Function) -> list[ast.expr]:
-    """Return the expressions that a function returns."""
     if isinstance(function, ast.Lambda):
         return [function.body]
     found: list[ast.expr] = []

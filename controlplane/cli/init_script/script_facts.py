@@ -143,7 +143,6 @@ def _values(facts: Facts) -> dict[str, ast.expr]:
 
 
 def _look_at_library(facts: Facts, numbers: Numbers) -> None:
-    """Read the numbers from the calls of the agent, in a script that uses the library."""
     for call in facts.source.calls:
         if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
             facts.batch_size = facts.batch_size or numbers.batch_size(call, _values(facts))
@@ -158,26 +157,24 @@ def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> 
     """Read the numbers from a framework's options, and from loaders and optimizers in methods."""
     source, batch, rate = facts.source, facts.batch_size, facts.lr
     if framework.name == "lightning":
-        training = [
-            n for n in ast.walk(source.tree) if getattr(n, "name", "") == "train_dataloader"
-        ]
-        inner = [n for one in training for n in ast.walk(one) if isinstance(n, ast.Call)]
+        makers = (n for n in ast.walk(source.tree) if getattr(n, "name", "") == "train_dataloader")
+        inner = [n for one in makers for n in ast.walk(one) if isinstance(n, ast.Call)]
         for call in inner if batch is None else ():
             if last_name(call) == "DataLoader":
                 batch = numbers.batch_size(call, {})
         made = [call for call in source.calls if last_name(call) in OPTIMIZERS]
         rate = numbers.of(_rate(made[0], source)) if made and rate is None else rate
-    found = framework_numbers(framework, source, numbers, batch, rate)
-    facts.batch_size, facts.lr = found.batch_size, found.lr
+    facts.batch_size, facts.lr, epochs, steps = framework_numbers(
+        framework, source, numbers, batch, rate
+    )
     if framework.name != "accelerate":
-        facts.epochs, facts.steps = found.epochs, found.steps
+        facts.epochs, facts.steps = epochs, steps
 
 
 # --- optimizer and model
 
 
 def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
-    """Return the first optimizer, and the others whose `step` method is called."""
     found: dict[str, Made] = {}
     for one in made:
         if _is_optimizer(one):
@@ -298,7 +295,6 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _training_one(loaders: Sequence[Made], reached: Sequence[ast.AST]) -> Made | None:
-    """Return the loader whose batches are used for training."""
     iterated = {
         name
         for node in reached

@@ -27,11 +27,7 @@ class Edit(NamedTuple):
 
 
 class Source:
-    """Text of a script, with its syntax tree.
-
-    Raises:
-        SyntaxError: if the text is not valid Python.
-    """
+    """Text of a script, with its syntax tree."""
 
     def __init__(self, text: str) -> None:
         self.text = text

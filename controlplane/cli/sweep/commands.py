@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, say
 from controlplane.cli.submission import Submission, prepare
 from controlplane.cli.submit import Key, Project, Yes, send
 from controlplane.cli.sweep import export, preview, tables
@@ -18,10 +18,10 @@ from controlplane.client import BlockingClient
 from controlplane.client.archive import digest_of, pack, survey
 from controlplane.client.client import Change
 from controlplane.client.job_file import checked
-from controlplane.client.spec_overrides import toml_value
+from controlplane.client.spec_overrides import parsed, toml_value
 from controlplane.client.sweeps.runs import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
-from controlplane.client.sweeps.sweep import format_value, stated_sweep
+from controlplane.client.sweeps.sweep import format_values, stated_sweep
 from schemas.errors import BadFieldError, suggestion
 from schemas.sweeps import MAX_CONFIGURATIONS, Space, Value
 from schemas.wire.client import SweepChanged
@@ -44,18 +44,15 @@ def sample(
             problem = f"--{name} {number} is outside 1 to {MAX_CONFIGURATIONS}"
             raise BadFieldError(problem, "choose a number within it", name)
 
-    def say(number: int, values: Mapping[str, Value]) -> None:
-        if common.output == "jsonl":
-            print_line({"job": job, "trial": number, "values": values})
-        elif common.output == "quiet":
-            sys.stdout.write(f"{number}\n")
-        elif common.output == "table":
-            said = ", ".join(f"{name} {format_value(value)}" for name, value in values.items())
-            sys.stdout.write(f"{job} trial {number}: {said}\n")
-        sys.stdout.flush()
+    def report(number: int, values: Mapping[str, Value]) -> None:
+        if common.output != "json":  # one document, at the end
+            row = {"job": job, "trial": number, "values": values}
+            line = f"{job} trial {number}: {format_values(values)}"
+            say(common, row, line, quiet=[str(number)])
+            sys.stdout.flush()
 
     with BlockingClient(common.home) as client:
-        count = client.sweep_run(job).sample(trials, sampler, parallel, say)
+        count = client.sweep_run(job).sample(trials, sampler, parallel, report)
     if common.output == "json":
         print_json({"job": job, "trials": count})
     if count < trials:
@@ -69,58 +66,47 @@ Values = Annotated[list[str] | None, Parameter(name="--set", help=VALUES_HELP)]
 RESTS = "pauses after its unit"
 
 
-def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def stop(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Stop TRIAL of sweep JOB, but keep its results."""
-    return _each(job, "stop", (trial, *more), common)
+    _each(job, "stop", (trial, *more), common)
 
 
-def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def pause(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Pause TRIAL of sweep JOB after its current unit."""
-    return _each(job, "pause", (trial, *more), common)
+    _each(job, "pause", (trial, *more), common)
 
 
-def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def resume(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """Resume TRIAL of sweep JOB."""
-    return _each(job, "resume", (trial, *more), common)
+    _each(job, "resume", (trial, *more), common)
 
 
-def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> int:
+def delete(job: JobName, trial: int, /, *more: int, common: Common = COMMON) -> None:
     """End TRIAL of sweep JOB and delete its states."""
-    return _each(job, "delete", (trial, *more), common)
+    _each(job, "delete", (trial, *more), common)
 
 
-def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def clone(job: JobName, trial: int, /, *, set_: Values = None, common: Common = COMMON) -> None:
     """Add a trial to sweep JOB that continues from the state of TRIAL, with some values changed."""
-    with BlockingClient(common.home) as client:
-        space = client.sweep(job).spec.search.space
-        values = values_of(set_ or (), space)
-        changed = client.change_sweep(job, "add", values=values, parent=trial)
-    _say([changed], common, alone=True)
-    return Exit.OK
+    _added(job, set_, common, parent=trial)
 
 
-def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> int:
+def add(job: JobName, /, *, set_: Values = None, common: Common = COMMON) -> None:
     """Add a configuration to sweep JOB; --set must give all values of its space."""
+    _added(job, set_, common)
+
+
+def _added(job: str, set_: Values, common: Common, parent: int | None = None) -> None:
     with BlockingClient(common.home) as client:
-        space = client.sweep(job).spec.search.space
-        changed = client.change_sweep(job, "add", values=values_of(set_ or (), space))
+        values = values_of(set_ or (), client.sweep(job).spec.search.space)
+        changed = client.change_sweep(job, "add", values=values, parent=parent)
     _say([changed], common, alone=True)
-    return Exit.OK
 
 
 def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
-    """Parse NAME=VALUE assignments for a space.
-
-    Raises:
-        BadFieldError: if an assignment is malformed, or its name is not in the space.
-    """
+    """Parse NAME=VALUE assignments for a space."""
     found: dict[str, Value] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            problem = f"--set {assignment!r} is not an assignment"
-            raise BadFieldError(problem, "write NAME=VALUE, such as lr=0.1", "set")
+    for name, text in parsed(assignments, "write NAME=VALUE, such as lr=0.1"):
         if name not in space:
             hint = suggestion(name, space, f"one of {', '.join(space)}")
             raise BadFieldError(f"--set {name}: the space has no such value", hint, name)
@@ -129,14 +115,7 @@ def values_of(assignments: Sequence[str], space: Space) -> dict[str, Value]:
 
 
 def typed(text: str, name: str, space: Space) -> Value:
-    """Convert a value to the form of its parameter.
-
-    Text that equals a choice becomes this choice. An integer becomes a float if the parameter is
-    real.
-
-    Raises:
-        BadFieldError: if the value is not a string, number or boolean.
-    """
+    """Convert a value to the type of an equal choice, or to a float if its parameter is real."""
     parameter, value = space[name], toml_value(text)
     for one in parameter.choice or ():
         if text == str(one) or (type(one) is type(value) and one == value):
@@ -149,7 +128,7 @@ def typed(text: str, name: str, space: Space) -> Value:
     return value
 
 
-def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> int:
+def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> None:
     done: list[SweepChanged] = []
     try:
         with BlockingClient(common.home) as client:
@@ -157,23 +136,17 @@ def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> in
                 done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - results are kept if one is refused
     finally:
         _say(done, common, alone=len(trials) == 1, resting=change == "pause")
-    return Exit.OK
 
 
 def _say(
     done: Sequence[SweepChanged], common: Common, *, alone: bool, resting: bool = False
 ) -> None:
     rows = [{"job": one.job, "trial": one.trial, "state": one.state} for one in done]
-    if common.output == "json" and rows:
-        print_json(rows[0] if alone else rows)
-    for one, row in zip(done, rows, strict=True):
-        if common.output == "jsonl":
-            print_line(row)
-        elif common.output == "quiet":
-            sys.stdout.write(f"{one.trial}\n")
-        elif common.output == "table":
-            said = RESTS if resting and one.state == "training" else one.state
-            sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")
+    states = [RESTS if resting and one.state == "training" else one.state for one in done]
+    lines = [f"{o.job} trial {o.trial} {said}" for o, said in zip(done, states, strict=True)]
+    if rows:
+        quiet = (str(one.trial) for one in done)
+        say(common, rows[0] if alone else rows, *lines, quiet=quiet)
 
 
 SET_HELP = "KEY=VALUE, overrides the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
@@ -229,9 +202,6 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
 
     Without `workdir`, the cluster must still have the snapshot. With `changed`, the files in
     `workdir` may differ from the snapshot.
-
-    Raises:
-        BadFieldError: if the working directory differs from the manifest's snapshot.
     """
     found = read_manifest(file)
     if workdir is None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, say
+from controlplane.cli.output import COMMON, Common, JobName, say
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
+from controlplane.client.files import replacement
 from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
-from controlplane.client.sweeps.sweep import format_value
+from controlplane.client.sweeps.sweep import format_values
 from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError, SettingsError
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -41,7 +42,7 @@ def export(
     tensorboard: Annotated[Path | None, Parameter(help=BOARD_HELP)] = None,
     python: Annotated[str | None, Parameter(help="interpreter that has torch, for --model")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Write results of sweep JOB: curves as CSV or for TensorBoard, the best model for torch."""
     if csv_ is None and model is None and tensorboard is None:
         hint = "give --csv FILE, --model FILE or --tensorboard DIR"
@@ -69,39 +70,30 @@ def export(
     if one := made["model"]:
         lines.append(f"{one['file']}: trial {one['trial']} after {one['epoch']:g} epochs")
     say(common, made, *(lines if str(csv_) != "-" else ()))
-    return Exit.OK
 
 
 def write_csv(detail: SweepDetail, path: Path) -> int:
-    """Write one line for every epoch of every trial to a file or `-`; return the number of lines.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
+    """Write one line for every epoch of every trial to a file or `-`; return their number."""
     rows = epoch_rows(detail)
     values = [f"config.{name}" for name in detail.spec.search.space]
     metrics = sorted({name for one in detail.trials for each in one.metrics for name in each})
     columns = ["trial", "parent", *values, "epoch", "ended", *metrics]
 
-    def write(out: TextIO) -> None:
-        writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
     if str(path) == "-":
-        write(sys.stdout if sys.stdout.isatty() else drawn(sys.stdout))
+        out = sys.stdout if sys.stdout.isatty() else drawn(sys.stdout)
+        out.write(text.getvalue())
     else:
-        _into(path, write)
+        with replacement(path, "choose another file", "csv") as fresh:
+            fresh.write_text(text.getvalue(), encoding="utf-8", newline="")
     return len(rows)
 
 
 def write_scalars(detail: SweepDetail, folder: Path) -> int:
-    """Write metrics for TensorBoard, with a run for each trial; return the number of scalars.
-
-    Raises:
-        SettingsError: if tensorboardX is not installed.
-        BadFieldError: if the folder cannot be written.
-    """
+    """Write metrics for TensorBoard, with a run for each trial; return the number of scalars."""
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - seldom needed, not always there
     except ImportError:
@@ -125,16 +117,6 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
     return count
 
 
-def _into(path: Path, write: Callable[[TextIO], None]) -> None:
-    fresh = path.with_name(f".{path.name}.part")
-    try:
-        with fresh.open("w", encoding="utf-8", newline="") as out:
-            write(out)
-        fresh.replace(path)
-    except OSError as error:
-        raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "csv") from None
-
-
 NAMED_TRIALS: Final = 8  # trials with their own colour and legend entry
 TRIAL_COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
@@ -154,22 +136,16 @@ def plot(
         bool, Parameter(name="--time", help="draw over time instead of epochs")
     ] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Draw the learning curves of all trials of sweep JOB."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
     say(common, {"job": job, "file": str(png)}, str(png))
-    return Exit.OK
 
 
 def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
-    """Draw learning curves over epochs, or over the time since submission, into a PNG file.
-
-    Raises:
-        BadFieldError: if no trial has reported the metric.
-        ResultsError: if matplotlib is not installed, or the file cannot be written.
-    """
+    """Draw learning curves over epochs, or over the time since submission, into a PNG file."""
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
     if metric not in names:
         known = f"one of {', '.join(names)}" if names else "wait for the first epoch"
@@ -215,7 +191,7 @@ def _curve(
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
-    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
+    values = format_values(trial.values)
     label = f"{trial.number}: {values}" if len(values) <= 60 else f"trial {trial.number}"  # noqa: PLR2004
     axes.plot(
         [x for x, _ in points],
@@ -229,7 +205,6 @@ def _curve(
 
 
 def _time_scale(detail: SweepDetail) -> tuple[float, str]:
-    """Return the unit of the time axis, in seconds, and the name of the unit."""
     begin = detail.summary.submitted_at
     last = max(
         (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,10 +14,11 @@ from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, byte_count, print_data, say, span
 from controlplane.client import BlockingClient
+from controlplane.client.interpreters import NoTorchError, run_module
 from controlplane.client.job_file import load_job
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
-from controlplane.client.sweeps.runs import Manifest, NoTorchError, read_manifest, write_manifest
+from controlplane.client.sweeps.runs import Manifest, read_manifest, write_manifest
 from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError
@@ -33,18 +32,17 @@ REPLAY_TIMEOUT_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch (default: the sweep's, else this one)"
 
 
-def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> int:
+def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMMON) -> None:
     """Write the manifest of sweep JOB into FILE (JSON): spec, digest of its snapshot, ledger."""
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
         said = msgspec.json.decode(msgspec.json.encode(found))  # NaN becomes null
         print_data(said, common.output)
-        return Exit.OK
+        return
     write_manifest(found, file)
     row = {"job": job, "file": str(file), "trials": len(found.trials), "units": len(found.units)}
     say(common, row, f"{file}: {len(found.trials)} trials, {len(found.units)} units")
-    return Exit.OK
 
 
 def replay(
@@ -68,9 +66,8 @@ def replay(
     if not folder.is_dir():
         problem = f"{folder}, the working directory of {file}, does not exist"
         raise BadFieldError(problem, "name it with --workdir", "workdir")
-    choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
-    result = run_here("elastic.sweep_worker.alone", task, folder, choice, found.spec.env)
+    result = train_here(found.spec, task, folder, python)
     equal = result["equal"]
     row = {"job": found.job, "trial": trial, **result}
     if equal:
@@ -108,41 +105,26 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
     }
 
 
-def run_here(
-    module: str,
-    task: dict[str, Any],
-    workdir: Path,
-    pythons: list[str],
-    env: Mapping[str, str],
+def train_here(
+    spec: JobSpec, task: dict[str, Any], workdir: Path, python: str | None
 ) -> dict[str, Any]:
-    """Run `python -P -m MODULE TASK` in a working directory; return its last line, parsed as JSON.
-
-    The first of `pythons` that has torch and this library is used.
-
-    Raises:
-        BadFieldError: if the module fails; the error contains the last line of its error output.
-        NoTorchError: if no interpreter has both.
-    """
+    """Run `elastic.sweep_worker.alone` with a task in `workdir`; return its result."""
+    pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
+    lacks = ("No module named 'torch'", "No module named 'elastic'")
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         file = Path(folder, "task.json")
         file.write_text(json.dumps(task), encoding="utf-8")
-        for python in pythons:
-            command = [python, "-P", "-m", module, str(file)]
-            try:
-                done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                    command, cwd=workdir, capture_output=True, text=True, check=False,
-                    timeout=REPLAY_TIMEOUT_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
-                )  # fmt: skip
-            except OSError:
-                continue
-            if done.returncode == 0:
-                answer = json.loads(done.stdout.strip().splitlines()[-1])
-                return dict(answer)
-            said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-            if "No module named 'torch'" not in said and "No module named 'elastic'" not in said:
-                raise BadFieldError(f"training on this host fails: {said}", "", "workdir")
-    hint = "name an interpreter that has torch and this library with --python"
-    raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")
+        said = run_module(
+            pythons,
+            ("elastic.sweep_worker.alone", str(file)),
+            lacks=lacks,
+            failure="training on this host fails",
+            field="workdir",
+            cwd=workdir,
+            timeout=REPLAY_TIMEOUT_S,
+            env={"OMP_NUM_THREADS": "1", **os.environ, **spec.env},
+        )
+    return dict(json.loads(said.strip().splitlines()[-1]))
 
 
 SHORT_UNIT_S: Final = 2.0  # shorter units make the time between units significant
@@ -162,15 +144,14 @@ def preview(
     measure: Annotated[bool, Parameter(help=MEASURE_HELP, negative="--no-measure")] = True,
     python: Annotated[str | None, Parameter(help="interpreter for the measured unit")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Estimate the sweep in FILE: configurations, units, hours, and bytes moved between workers."""
     spec = load_job(file, set_ or ())
     sweep = stated_sweep(spec)
     for name, given in (("unit-s", unit_s), ("state-mb", state_mb)):
         if given is not None and not 0 < given < 1e9:  # noqa: PLR2004 - a bound against typing errors
-            raise BadFieldError(
-                f"--{name} {given:g} is out of range", "give a number above 0", name
-            )
+            problem = f"--{name} {given:g} is out of range"
+            raise BadFieldError(problem, "give a number above 0", name)
     state_bytes = None if state_mb is None else round(state_mb * 1e6)
     measured: dict[str, Any] | None = None
     note = ""
@@ -189,17 +170,12 @@ def preview(
     say(common, {**msgspec.to_builtins(found), "measured": measured}, *lines, quiet=lines)
     if note and not common.in_json:
         sys.stderr.write(f"ones: {note}; give --unit-s and --state-mb, or --python\n")
-    return Exit.OK
 
 
 def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
     """Train the first configuration on the first partition, on this host.
 
     Returns `seconds`, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
-
-    Raises:
-        BadFieldError: if a function of the sweep fails.
-        NoTorchError: if no interpreter has torch and this library.
     """
     sweep = stated_sweep(spec)
     first = first_trials(sweep.search)[0]
@@ -210,8 +186,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
         "values": dict(first.values),  # type: ignore[union-attr] # what is first is added
         "metric": sweep.search.metric,
     }
-    pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
-    return run_here("elastic.sweep_worker.alone", task, Path(spec.workdir), pythons, spec.env)
+    return train_here(spec, task, Path(spec.workdir), python)
 
 
 def preview_lines(
@@ -244,10 +219,9 @@ def preview_lines(
         busy = f", {one.busy:.0%} of the slots' time trains" if one.busy < 0.995 else ""  # noqa: PLR2004
         lines.append(f"  {'on ' + slots:15s} about {span(one.hours * 3600)}{busy}")
     if found.state_bytes is not None and found.hop_bytes is not None:
-        hop = (
-            f"{byte_count(found.state_bytes)} a state, at most {byte_count(round(found.hop_bytes))}"
-        )
-        lines.append(f"  {'hops':15s} {hop} in all")
+        moved = byte_count(round(found.hop_bytes))
+        hops = f"{byte_count(found.state_bytes)} a state, at most {moved} in all"
+        lines.append(f"  {'hops':15s} {hops}")
     if found.unit_s is not None and found.unit_s < SHORT_UNIT_S and sweep.partitions > 1:
         advice = "fewer partitions make longer units, and fewer hops"
         lines.append(f"  {'note':15s} units are shorter than {SHORT_UNIT_S:g} s: {advice}")

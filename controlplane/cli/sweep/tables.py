@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -23,13 +24,11 @@ from controlplane.cli.output import (
     COMMON,
     DEFAULT_WIDTH,
     Common,
-    Exit,
     JobName,
     byte_count,
     fitting,
     plain,
     print_data,
-    print_json,
     print_table,
     readings,
     say,
@@ -40,7 +39,7 @@ from controlplane.cli.output import (
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
-from controlplane.client.sweeps.sweep import format_value
+from controlplane.client.sweeps.sweep import format_value, format_values
 from schemas.errors import BadFieldError, RemoteError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
@@ -120,22 +119,17 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     if job.reason and not (best is not None and job.reason.startswith("best: ")):
         lines.append(job.reason)
     if best is not None:
-        values = ", ".join(
-            f"{name} {format_value(value)}" for name, value in best.trial.values.items()
-        )
+        values = format_values(best.trial.values)
         after = f"after {best.epoch} epoch{'s' * (best.epoch != 1)}"
-        lines.append(
-            f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
-        )
+        what = f"best: trial {best.trial.number}, {search.metric} {best.score:.4g}"
+        lines.append(f"{what} {after} ({values})")
     lines.append(units_line(detail, now))
     return [one_line(line) for line in lines]
 
 
 def count_by_state(detail: SweepDetail) -> str:
     """Describe the number of trials in each state."""
-    states: dict[str, int] = {}
-    for trial in detail.trials:
-        states[trial.state] = states.get(trial.state, 0) + 1
+    states = Counter(trial.state for trial in detail.trials)
     parts = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"{detail.trials_total} trials ({parts})" if parts else "no trials yet"
 
@@ -183,10 +177,7 @@ TRIAL_STYLES: Final = {
 
 
 def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
-    """Return a table with a line for each trial.
-
-    Columns that do not fit into `width` are omitted.
-    """
+    """Return a table with a line for each trial, without columns that do not fit into `width`."""
     rows = trial_cells(detail, shown)
     columns, why = _fitting(rows, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
@@ -229,7 +220,7 @@ def ls(
     *,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended sweeps")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """List sweeps, oldest first, one line each."""
     with BlockingClient(common.home) as client:
         found = list(_sweeps(client, ended=all_))
@@ -241,7 +232,6 @@ def ls(
     if not rows:
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
-    return Exit.OK
 
 
 def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
@@ -263,33 +253,24 @@ def show(
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
     trial: Annotated[int | None, Parameter(help="only this trial, with all its epochs")] = None,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     if trial is not None:
-        return _show_trial(detail, trial, common)
-    if common.output == "json":
-        flat = plain(detail)
-        best = best_of(detail)
-        place = None if best is None else best.epoch
-        print_json({**flat.pop("summary"), "best_epoch": place, **flat})
-        return Exit.OK
+        _show_trial(detail, trial, common)
+        return
     trials = ranked(detail) if by == "best" else list(detail.trials)
-    if common.output == "jsonl":
-        print_data(with_all_keys([trial_row(one) for one in trials]), common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{one.number}\n" for one in trials)
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in summary_lines(detail, time.time()))
-        if detail.units_done:
-            sys.stdout.write(f"{_hops(detail)}\n")
-        if trials:
-            _print_trials(detail, trials)
-    return Exit.OK
+    best, flat = best_of(detail), plain(detail)
+    document = {**flat.pop("summary"), "best_epoch": best and best.epoch, **flat}
+    lines = summary_lines(detail, time.time()) + [_hops(detail)] * bool(detail.units_done)
+    rows, quiet = with_all_keys([*map(trial_row, trials)]), (str(one.number) for one in trials)
+    say(common, document, *lines, rows=rows, quiet=quiet)
+    if trials and common.output == "table":
+        _print_trials(detail, trials)
 
 
-def best(job: JobName, *, common: Common = COMMON) -> int:
+def best(job: JobName, *, common: Common = COMMON) -> None:
     """Show the best trial of sweep JOB, its values and its metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
@@ -297,10 +278,10 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
     if found is None:
         problem = f"no trial of {job} has a score yet"
         raise BadFieldError(problem, "wait for the end of the first epoch", "job")
+    metric, values = detail.spec.search.metric, found.trial.values
     at = found.epoch - found.trial.first_epoch
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
-    metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
-    metric, values = detail.spec.search.metric, found.trial.values
+    metrics = shown[0] if shown else {metric: found.score}
     row = {
         "job": job,
         "trial": found.trial.number,
@@ -316,7 +297,6 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
         *(f"  {name:15s} {value:.6g}" for name, value in metrics.items() if name != metric),
     ]
     say(common, row, *lines, quiet=[str(found.trial.number)])
-    return Exit.OK
 
 
 def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
@@ -327,7 +307,7 @@ def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
     console.print(trial_table(detail, trials, console.width))
 
 
-def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
+def _show_trial(detail: SweepDetail, number: int, common: Common) -> None:
     job = detail.summary.job
     if not 0 <= number < len(detail.trials):
         hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
@@ -335,8 +315,8 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
     trial = detail.trials[number]
     if common.in_json:
         print_data(trial, common.output)
-        return Exit.OK
-    values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
+        return
+    values = format_values(trial.values)
     why = one_line(trial.reason and f" ({trial.reason})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
@@ -351,7 +331,6 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
             ("epoch", *names),
             [[row["epoch"], *(_shown(row.get(n)) for n in names)] for row in rows],
         )
-    return Exit.OK
 
 
 def _line_of(detail: SweepDetail) -> dict[str, Any]:
@@ -393,7 +372,7 @@ def top(
     *,
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     common: Common = COMMON,
-) -> int:
+) -> None:
     """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
@@ -411,7 +390,6 @@ def top(
     except KeyboardInterrupt:
         if not live:
             raise
-    return Exit.OK
 
 
 def follow(
@@ -420,11 +398,7 @@ def follow(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Redraw a sweep every second until it has ended, also while the controller does not reply.
-
-    Raises:
-        UnreachableError: if the controller does not reply to the first request.
-    """
+    """Redraw a sweep every second until it has ended, also while the controller does not reply."""
     with Live(console=console, auto_refresh=False) as live:
         for detail, note in readings(read, pause):
             most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
@@ -454,7 +428,6 @@ def dashboard(
 
 
 def _bar(detail: SweepDetail, width: int) -> Table:
-    """Return a progress bar of units, with the bytes and the time that moving states has cost."""
     everything = detail.units_done + detail.units_left
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s

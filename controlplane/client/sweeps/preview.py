@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean
@@ -15,7 +15,6 @@ from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 
 SIMULATIONS: Final = 8
-MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound
 MAX_SEQUENTIAL: Final = 300  # configurations; more of them train in parallel, in one simulation
 MAX_SIMULATED: Final = 1000  # simulated configurations; results for more of them are scaled up
 
@@ -69,16 +68,13 @@ def preview(
     first = len(first_trials(search))
     counted = _simulated_epochs(search, first)
     epochs = [sum(per_trial) for per_trial in counted]
-    useful = min(slots[1], first)
     units = _range([count * partitions for count in epochs])
     hours: list[SlotHours] = []
     if unit_s is not None:
         for count in _between(slots):
             took = fmean(_makespan(one, partitions, count) for one in counted) * unit_s
-            worked = units.mean * unit_s
-            hours.append(
-                SlotHours(count, took / 3600, min(1.0, worked / (count * took)) if took else 1.0)
-            )
+            busy = min(1.0, units.mean * unit_s / (count * took)) if took else 1.0
+            hours.append(SlotHours(count, took / 3600, busy))
     return Preview(
         configurations=first,
         trials=_range([len(one) for one in counted]),
@@ -89,7 +85,7 @@ def preview(
         slots=tuple(hours),
         state_bytes=state_bytes,
         hop_bytes=None if state_bytes is None else state_bytes * max(0.0, units.mean - first),
-        useful_slots=useful,
+        useful_slots=min(slots[1], first),
     )
 
 
@@ -124,40 +120,20 @@ def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
     return [len(one.scores) for one in trials]
 
 
-def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
-    """Return the units on the busiest slot if the longest trials run first (Graham's bound)."""
-    if sum(epochs) * partitions > MAX_SCHEDULED_UNITS:
-        return max(sum(epochs) * partitions / slots, max(epochs) * partitions)
-    left = sorted((-count * partitions for count in epochs if count), reverse=False)
-    heapq.heapify(left)
-    turns = 0
-    while left:  # each turn, every slot runs one of the trials with the most units left
-        taken = [heapq.heappop(left) for _ in range(min(slots, len(left)))]
-        step = _whole_turns(taken, left)
-        turns += step
-        for one in taken:
-            if one + step < 0:
-                heapq.heappush(left, one + step)
-    return float(turns)
+def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> int:
+    """Return the units on the busiest slot if the trials with most units left always run.
 
-
-def _whole_turns(taken: Sequence[int], left: Sequence[int]) -> int:
-    """Return the number of turns for which the same trials keep the slots."""
-    ends_first = -max(taken)
-    if not left:
-        return ends_first
-    lead = left[0] - max(taken)  # turns until a waiting trial has more units left
-    return max(1, min(ends_first, lead))
+    This order is optimal for units of equal length (Hu 1961): a trial never runs on two slots.
+    """
+    return max(math.ceil(sum(epochs) * partitions / slots), max(epochs) * partitions)
 
 
 def _between(slots: tuple[int, int]) -> list[int]:
     least, most = slots
-    found = {least, most}
-    at = least
-    while at * 2 < most:
-        at *= 2
-        found.add(at)
-    return sorted(found)
+    found = [least]
+    while found[-1] * 2 < most:
+        found.append(found[-1] * 2)
+    return sorted({*found, most})
 
 
 def _range(values: Sequence[float]) -> Range:

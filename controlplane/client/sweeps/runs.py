@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from controlplane.client.files import JobFile
+from controlplane.client.files import JobFile, replacement
 from controlplane.client.sweeps.preview import Preview, preview
 from controlplane.client.sweeps.sampler import SamplerName, suggested
-from schemas.errors import BadFieldError, OnesError, SettingsError
+from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec
 from schemas.sweeps import Value
@@ -61,25 +57,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         of = {one.number: one for one in self.trials}
         if trial not in of:
             raise BadFieldError(f"no trial {trial}", f"0 to {len(self.trials) - 1}", "trial")
-        lineage = [of[trial]]
-        while (parent := lineage[-1].parent) is not None:
-            lineage.append(of[parent])
-        partitions = self.spec.sweep.partitions if self.spec.stated_sweep else 0  # type: ignore[union-attr]
+        sweep = self.spec.stated_sweep
         found: list[LedgerUnit] = []
-        for at, one in enumerate(reversed(lineage)):
-            following = len(lineage) - 2 - at
-            until = lineage[following].start_epochs * partitions if following >= 0 else None
-            own = sorted((u for u in self.units if u.trial == one.number), key=lambda u: u.version)
-            found += [u for u in own if until is None or u.version <= until]
-        return found
+        one, until = of[trial], math.inf
+        while True:
+            own = (u for u in self.units if u.trial == one.number and u.version <= until)
+            found = [*sorted(own, key=lambda u: u.version), *found]
+            if one.parent is None:
+                return found
+            one, until = of[one.parent], one.start_epochs * (sweep.partitions if sweep else 0)
 
 
 def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
     """Return the manifest of a sweep. `detail` has all trials, and `ledger` has all units."""
-    fields = ManifestTrial.__struct_fields__
-    trials = tuple(
-        ManifestTrial(**{name: getattr(one, name) for name in fields}) for one in detail.trials
-    )
+    trials = msgspec.convert(detail.trials, tuple[ManifestTrial, ...], from_attributes=True)
     return Manifest(
         format=FORMAT,
         job=ledger.job,
@@ -91,25 +82,13 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest as JSON, completely or not at all. Replace an existing file.
-
-    Raises:
-        BadFieldError: if the file cannot be written.
-    """
-    fresh = path.with_name(f".{path.name}.part")
-    try:
+    """Write a manifest as JSON, completely or not at all. Replace an existing file."""
+    with replacement(path, "choose another file", "file") as fresh:
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        fresh.replace(path)
-    except OSError as error:
-        raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "file") from None
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a file that `write_manifest` wrote.
-
-    Raises:
-        SettingsError: if the file is not a manifest of this format.
-    """
+    """Read a file that `write_manifest` wrote, or raise `SettingsError`."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
@@ -181,10 +160,7 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 
 
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row for every epoch of `trials`, or of all trials if empty.
-
-    The rows of a copied trial start at the epoch at which it was copied.
-    """
+    """Return a row for every epoch of `trials` (empty: all) since each trial was copied."""
     return [
         {
             "trial": trial.number,
@@ -211,10 +187,6 @@ class StoredState(NamedTuple):
     version: int  # number of units trained
     attempt: int
 
-    def epoch(self, partitions: int) -> float:
-        """Return the number of epochs that this state has trained."""
-        return self.version / partitions
-
 
 def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
     """Return the states among the files of a sweep."""
@@ -223,44 +195,29 @@ def stored_states(files: Iterable[JobFile]) -> list[StoredState]:
 
 
 def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> StoredState:
-    """Return a trial's state after its best epoch if a node stores it, else its newest state.
-
-    Raises:
-        BadFieldError: if there is no such trial, or no stored state of the trial.
-    """
+    """Return a trial's state after its best epoch if a node stores it, else its newest state."""
     if not 0 <= trial < len(detail.trials):
-        problem = f"{detail.summary.job} has no trial {trial}"
-        raise BadFieldError(
-            problem, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial"
-        )
-    mine = [state for state in stored_states(files) if state.trial == trial]
-    if (job := detail.trials[trial].graduated_as) is not None and not any(
-        state.version == _best_version(detail, trial) for state in mine
-    ):
-        problem = f"trial {trial} {detail.trials[trial].reason}"
-        raise BadFieldError(problem, f"`ones export {job} FILE` has its model", "trial")
-    if not mine:
-        over = detail.spec.keep
-        hint = f"an ended sweep keeps the best {over}; `keep` sets more"
+        hint = f"0 to {len(detail.trials) - 1}: see `ones sweep show`"
+        raise BadFieldError(f"{detail.summary.job} has no trial {trial}", hint, "trial")
+    info = detail.trials[trial]
+    best = best_epoch(info)
+    wanted = -1 if best is None else best.epoch * detail.spec.partitions
+    chosen = max(
+        (state for state in stored_states(files) if state.trial == trial),
+        key=lambda one: (one.version == wanted, one.version, one.attempt),
+        default=None,
+    )
+    if info.graduated_as is not None and (chosen is None or chosen.version != wanted):
+        hint = f"`ones export {info.graduated_as} FILE` has its model"
+        raise BadFieldError(f"trial {trial} {info.reason}", hint, "trial")
+    if chosen is None:
+        hint = f"an ended sweep keeps the best {detail.spec.keep}; `keep` sets more"
         raise BadFieldError(f"no node has a state of trial {trial}", hint, "trial")
-    wanted = _best_version(detail, trial)
-    return max(mine, key=lambda one: (one.version == wanted, one.version, one.attempt))
+    return chosen
 
 
-def _best_version(detail: SweepDetail, trial: int) -> int:
-    best = best_epoch(detail.trials[trial])
-    return -1 if best is None else best.epoch * detail.spec.partitions
-
-
-EXPORT_TIMEOUT_S: Final = 600.0
 SAMPLE_INTERVAL_S: Final = 0.5
 ACTIVE_STATES: Final = frozenset({"training", "waiting"})
-
-
-class NoTorchError(OnesError):
-    """No interpreter on this host can read a state."""
-
-    code = "no_torch"
 
 
 class Exported(NamedTuple):
@@ -409,22 +366,8 @@ class SweepRun:
             trial = best.trial.number
         there = await self._client.files(self.job, "states/*")
         state = chosen_state(detail, there.files, trial)
-        own = (await self._client.job(self.job)).spec.python
-        pythons = [python] if python else [sys.executable, *filter(None, [own])]
-        await self._convert(state, target, pythons)
-        return Exported(target, trial, state.epoch(detail.spec.partitions))
-
-    async def _convert(self, state: StoredState, target: Path, pythons: list[str]) -> None:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
-                local = Path(folder, "model.state")
-                await self._client.fetch_file(self.job, state.file, local)
-                await asyncio.to_thread(convert_state, local, target, pythons)
-        except OSError as error:
-            raise BadFieldError(
-                f"{target}: {error.strerror}", "choose another file", "file"
-            ) from None
+        await self._client.export_model(self.job, state.file, target, python)
+        return Exported(target, trial, state.version / detail.spec.partitions)
 
     async def wait(self, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """Wait until the sweep has ended and return its job, as `Client.wait` does."""
@@ -433,32 +376,3 @@ class SweepRun:
     async def cancel(self) -> JobDetail:
         """Cancel the sweep. The results of its trials remain available."""
         return await self._client.cancel(self.job)
-
-
-def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
-    """Extract the model from a state or checkpoint, in another process that imports the library.
-
-    Args:
-        target: an existing file is replaced.
-        pythons: interpreters; the first one that has torch is used.
-
-    Raises:
-        BadFieldError: if the state cannot be read.
-        NoTorchError: if no interpreter has torch.
-    """
-    for python in pythons:
-        command = [python, "-P", "-m", "elastic.export_state", str(source), str(target)]
-        try:
-            done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                command, capture_output=True, text=True, check=False, timeout=EXPORT_TIMEOUT_S
-            )
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return
-        said = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-        if "ModuleNotFoundError" not in said:
-            raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
-    names = " or ".join(map(os.fspath, pythons))
-    hint = "name an interpreter that has torch and this library with --python"
-    raise NoTorchError(f"no torch in {names}", hint, "python")

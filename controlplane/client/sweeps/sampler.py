@@ -27,15 +27,10 @@ COMPLETE_STATES: Final = frozenset({"done", "graduated"})
 
 
 def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Value]:
-    """Return values for the next configuration of a sweep.
+    """Return values for the next configuration of a sweep, given all its trials.
 
-    Args:
-        detail: includes all trials; those still training are treated as running.
-        sampler: `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; requires
-            torch).
-
-    Raises:
-        SettingsError: if Optuna is not installed.
+    The sampler is `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; requires
+    torch). A `SettingsError` says that Optuna is not installed.
     """
     optuna = _optuna()
     space, search = detail.spec.search.space, detail.spec.search

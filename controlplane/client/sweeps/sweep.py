@@ -74,8 +74,6 @@ def _conditions(when: When) -> dict[str, tuple[Value, ...]]:
 
 
 class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    """Base of the searchers."""
-
     max_epochs: int  # limit for each configuration
 
     def spec(self) -> spec.Searcher:
@@ -251,11 +249,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_sweep(spec: JobSpec) -> SweepSpec:
-    """Return the sweep spec of a job.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
+    """Return the sweep spec of a job; raise `BadFieldError` if the job is not a sweep."""
     sweep = spec.stated_sweep
     if sweep is None:
         raise BadFieldError(f"{spec.name} is not a sweep", "give it a table [sweep]", "sweep")
@@ -263,11 +257,7 @@ def stated_sweep(spec: JobSpec) -> SweepSpec:
 
 
 def describe_parameter(parameter: Parameter) -> str:
-    """Describe a parameter of the space in as few characters as possible.
-
-    Args:
-        parameter: has exactly one form.
-    """
+    """Describe a checked parameter of the space in as few characters as possible."""
     if parameter.choice is not None:
         text = " | ".join(map(format_value, parameter.choice))
     else:
@@ -283,3 +273,8 @@ def describe_parameter(parameter: Parameter) -> str:
 def format_value(value: Value) -> str:
     """Format a value of a configuration for people."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_values(values: Mapping[str, Value]) -> str:
+    """Format the values of a configuration with their names."""
+    return ", ".join(f"{name} {format_value(value)}" for name, value in values.items())

@@ -11,7 +11,7 @@ import pytest
 from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
 from controlplane.cli.output import Common
 from controlplane.client.files import Fetch, Fetched, JobFiles
-from controlplane.client.sweeps.runs import NoTorchError, convert_state
+from controlplane.client.interpreters import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.cli.job_list import Choice, cut, job_lines, none_found, redraw, screen, table
 from schemas.errors import OnesError, UnreachableError
 from schemas.jobs import STATES
-from schemas.wire.client import Jobs, JobSummary
+from schemas.wire.client import Jobs
 from tests.support.builders import A, B
 from tests.support.client_examples import summary
 
@@ -23,11 +23,6 @@ RUNNING = summary(
     running_s=95.0,
 )  # fmt: skip
 QUEUED = summary(B, reason="waits for 1 slot, 0 free", queued_s=4000.0)
-
-
-def lines(jobs: list[JobSummary], width: int | None) -> list[str]:
-    head, rows = job_lines(jobs, width)
-    return [head, *rows]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +45,11 @@ def lines(jobs: list[JobSummary], width: int | None) -> list[str]:
 def test_a_narrow_table_omits_columns_before_the_reason_is_cut(
     width: int | None, text: list[str]
 ) -> None:
-    assert lines([RUNNING, QUEUED], width) == text
+    assert job_lines([RUNNING, QUEUED], width) == text
 
 
 def test_empty_columns_are_omitted() -> None:
-    assert lines([QUEUED], None)[0] == "job  user  state   epoch  done  queued   ran  why"
+    assert job_lines([QUEUED], None)[0] == "job  user  state   epoch  done  queued   ran  why"
 
 
 @given(
@@ -66,10 +61,10 @@ def test_a_job_is_one_line_that_fits_whatever_its_texts_are(
 ) -> None:
     jobs = [summary(A, state=STATES[n], **fields) for n, fields in enumerate(said)]
 
-    head, rows = job_lines(jobs, width)
+    lines = job_lines(jobs, width)
 
-    assert len(rows) == len(jobs)
-    for line in (head, *rows):
+    assert len(lines) == 1 + len(jobs)
+    for line in lines:
         assert line.isprintable()
         assert len(line) <= width
 
@@ -82,9 +77,9 @@ def test_wide_characters_count_twice() -> None:
 def test_colour_goes_around_the_state_alone() -> None:
     job = summary(A, state="running", user="running", reason="running")
 
-    assert job_lines([job], None, str.upper).rows == (
-        "a-1  running  RUNNING      0    0%    0.0s  0.0s  running",
-    )
+    assert job_lines([job], None, str.upper)[1:] == [
+        "a-1  running  RUNNING      0    0%    0.0s  0.0s  running"
+    ]
 
 
 def test_without_jobs_a_remark_replaces_the_table() -> None:

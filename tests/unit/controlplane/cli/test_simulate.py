@@ -93,20 +93,9 @@ def test_a_comparison_is_paired_drawn_and_continued(tmp_path: Path) -> None:
 def test_recorded_losses_are_replayed(tmp_path: Path) -> None:
     file = tmp_path / "curves.json"
     sim("record-curves", str(file), "--families", "linear-regression, k-means", "--seed", "1")
-    small = (
-        "--gpus",
-        "8",
-        "--gpus-per-node",
-        "4",
-        "--jobs",
-        "3",
-        "--work",
-        "50",
-        "--scaling",
-        "0.9",
-    )
+    small = "--policy fair --gpus 8 --gpus-per-node 4 --jobs 3 --work 50 --scaling 0.9"
 
-    found = result("run", "--policy", "fair", "--physics", "curves", "--curves", str(file), *small)
+    found = result("run", "--physics", "curves", "--curves", str(file), *small.split())
 
     assert found["setting"]["curves"] == str(file)
     assert found["jobs"] == 3

@@ -47,20 +47,12 @@ def test_a_snapshot_is_described_by_size_number_and_largest_files(tmp_path: Path
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (
-            {"train.py": "import lib", "lib.py": "x = 1", "other.py": "import elastic"},
-            (
-                "train.py does not use elastic.ScalingAgent: it runs unchanged on one slot, and "
-                "fails on several; `ones init train.py` shows what to change"
-            ),
-        ),
+        ({"train.py": "import lib", "lib.py": "x = 1", "other.py": "import elastic"},
+         "train.py does not use elastic.ScalingAgent: it runs unchanged on one slot, and fails on several; `ones init train.py` shows what to change"),
         ({"train.py": "from elastic import ScalingAgent"}, ""),
-        (
-            {"train.py": "import lib", "lib/__init__.py": "from . import a", "lib/a.py": "elastic"},
-            "",
-        ),
+        ({"train.py": "import lib", "lib/__init__.py": "from . import a", "lib/a.py": "elastic"}, ""),
     ],
-)
+)  # fmt: skip
 def test_a_script_that_does_not_use_the_library_is_named(
     files: dict[str, str], said: str, tmp_path: Path
 ) -> None:
@@ -142,9 +134,8 @@ def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str,
     with pytest.raises(OnesError) as refused:
         load_job(tmp_path / "job.toml")
 
-    line = f"{refused.value}; {refused.value.hint}"
-    assert said in line
-    assert "\n" not in line
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:
@@ -177,11 +168,9 @@ def test_the_failing_worker_is_the_first_to_end_by_itself_in_the_last_group(
 
 @pytest.mark.parametrize(
     ("jobs", "said"),
-    [
-        (["a-1"], "\nones: a-1 goes on; `ones cancel a-1` ends it\n"),
-        (["a-1", "b-2"], "\nones: a-1, b-2 go on; `ones cancel JOB` ends it\n"),
-    ],
-)
+    [(["a-1"], "\nones: a-1 goes on; `ones cancel a-1` ends it\n"),
+     (["a-1", "b-2"], "\nones: a-1, b-2 go on; `ones cancel JOB` ends it\n")],
+)  # fmt: skip
 def test_an_interrupted_wait_notes_that_its_jobs_continue(
     jobs: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,11 +181,8 @@ async def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 async def test_the_last_checkpoint_is_of_the_last_group_and_a_finished_epoch() -> None:
     epoch = (await Nodes({}).job("j-1")).summary.epoch
-    names = [
-        f"epoch-{epoch:06d}.v2.pt",
-        f"epoch-{epoch - 1:06d}.v1.pt",
-        f"epoch-{epoch + 1:06d}.v1.pt",
-    ]
+    made = ((epoch, 2), (epoch - 1, 1), (epoch + 1, 1))
+    names = [f"epoch-{number:06d}.v{version}.pt" for number, version in made]
     nodes = Nodes({"n1": {("checkpoints", name): b"" for name in names}})
 
     assert (await nodes.last_checkpoint("j-1")).name == f"checkpoints/{names[0]}"

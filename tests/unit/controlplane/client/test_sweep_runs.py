@@ -132,20 +132,12 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
 
     assert chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
     assert chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
-    graduated = detail(
-        trial(
-            0,
-            0.7,
-            0.9,
-            state="graduated",
-            reason="continues as job a-t0-5 from epoch 1",
-            graduated_as=JobId("a-t0-5"),
-        )
-    )
+    reason = "continues as job a-t0-5 from epoch 1"
+    job = {"state": "graduated", "reason": reason, "graduated_as": JobId("a-t0-5")}
+    graduated = detail(trial(0, 0.7, 0.9, **job))
     assert chosen_state(graduated, stored(best), 0).file.name == best
-    with pytest.raises(
-        BadFieldError, match=r"trial 0 continues as job a-t0-5.*; `ones export a-t0-5"
-    ):
+    said = f"trial 0 {reason}; `ones export a-t0-5"
+    with pytest.raises(BadFieldError, match=said):
         chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
     with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):
         chosen_state(whole, stored("states/n1/1-8-9.state"), 0)

@@ -118,9 +118,8 @@ class Training(Client):
             self.looks += 1
             if self.looks % 2 == 0 and under_way:
                 values = trials[under_way[0]].values
-                trials[under_way[0]] = trial(
-                    under_way[0], accuracy(values), values=values, state="done"
-                )
+                done = trial(under_way[0], accuracy(values), values=values, state="done")
+                trials[under_way[0]] = done
         self.whole = detail(*trials, spec=SPEC, summary=self.whole.summary)
         if isinstance(request, ChangeSweep):
             return SweepChanged(job=request.job, trial=len(trials) - 1, state="training")
