@@ -17,7 +17,7 @@ from controlplane.client.streams import POLL_S
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.errors import BadFieldError, TimedOutError
-from schemas.ids import JobId, NodeId, SlotId
+from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
 from schemas.sweeps import Value
 from schemas.wire.client import (
