@@ -9,23 +9,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Final
 
 from schemas.sweeps import Parameter, Space, Value, Values
 
-if TYPE_CHECKING:
-    from random import Random
+# Factors of a mutation in population based training (Jaderberg et al. 2017, section 4).
+SHRINK_FACTOR: Final = 0.8
+GROW_FACTOR: Final = 1.2
 
 
 def stream(*key: str | int) -> Random:
     """Return a random stream that is equal for equal keys, on every machine."""
     return Random("/".join(map(str, key)))  # noqa: S311 - nothing here is a secret
-
-
-SHRINK_FACTOR, GROW_FACTOR = (
-    0.8,
-    1.2,
-)  # factors of population based training (Jaderberg et al. 2017, section 4)
 
 
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:

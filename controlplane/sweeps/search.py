@@ -48,17 +48,12 @@ def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> lis
         at_rung = [trial for trial in trials if trial.granted >= level]
         if any(not trial.ended and trial.epochs < level for trial in at_rung):
             break
-        ahead = sum(trial.granted > level for trial in at_rung)
-        places = max(1, len(at_rung) // eta) - ahead
-        order = [
-            trial for trial in ranked(at_rung, level) if trial.waits and trial.granted == level
-        ]
-        found += [Grant(trial.number, following) for trial in order[: max(0, places)]]
-        for trial in order[max(0, places) :]:
-            reason = (
-                f"not among the best {max(1, len(at_rung) // eta)} of {len(at_rung)} after {level}"
-            )
-            found.append(Stop(trial.number, f"{reason} epoch{'s' * (level != 1)}"))
+        best = max(1, len(at_rung) // eta)
+        places = max(0, best - sum(trial.granted > level for trial in at_rung))
+        order = [trial for trial in ranked(at_rung, level) if _waits_at(trial, level)]
+        found += [Grant(trial.number, following) for trial in order[:places]]
+        reason = f"not among the best {best} of {len(at_rung)} after {_epochs(level)}"
+        found += [Stop(trial.number, reason) for trial in order[places:]]
         if order:
             break
     return found
@@ -100,7 +95,7 @@ def asynchronous(
             if waiting:
                 return [Grant(waiting[0].number, following)]
     return [
-        Stop(trial.number, f"not promoted after {trial.epochs} epoch{'s' * (trial.epochs != 1)}")
+        Stop(trial.number, f"not promoted after {_epochs(trial.epochs)}")
         for trial in trials
         if not trial.ended
     ]
@@ -155,6 +150,10 @@ def _waits_at(trial: Trial, level: int) -> bool:
     return trial.waits and trial.granted == level
 
 
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' * (count != 1)}"
+
+
 def exploit_and_explore(
     spec: SearchSpec, searcher: PopulationBased, trials: Sequence[Trial]
 ) -> list[Decision]:
@@ -170,10 +169,8 @@ def exploit_and_explore(
     following = min(level + searcher.interval_epochs, spec.epochs)
     late = [trial for trial in alive if trial.waits and trial.granted < level]
     if late:
-        return [
-            Grant(trial.number, min(trial.granted + searcher.interval_epochs, level))
-            for trial in late
-        ]
+        ends = [min(trial.granted + searcher.interval_epochs, level) for trial in late]
+        return [Grant(trial.number, end) for trial, end in zip(late, ends, strict=True)]
     if not alive or not all(trial.waits for trial in alive):
         return []
     order = ranked(alive, level)
@@ -185,10 +182,9 @@ def exploit_and_explore(
         parent = best[rng.randrange(len(best))]
         values = changed(spec.space, parent.values, searcher.resample, rng)
         found.append(Add(values, following, parent=parent.number))
-        reason = f"among the worst {quarter} of {len(order)} after {level} epochs"
-        found.append(
-            Stop(trial.number, f"{reason}; replaced by a changed copy of trial {parent.number}")
-        )
+        place = f"among the worst {quarter} of {len(order)} after {level} epochs"
+        reason = f"{place}; replaced by a changed copy of trial {parent.number}"
+        found.append(Stop(trial.number, reason))
     gone = {trial.number for trial in worst}
     found += [Grant(trial.number, following) for trial in alive if trial.number not in gone]
     return found
@@ -295,8 +291,8 @@ def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[
         if len(trial.scores) >= came:
             del others[bisect_left(others, _mean(trial, came))]
         if len(others) >= searcher.min_others and max(trial.scores) < _median(others):
-            reason = f"best score is below the median of {len(others)} other trials after {came}"
-            found.append(Stop(trial.number, f"{reason} epoch{'s' * (came != 1)}"))
+            reason = f"best score is below the median of {len(others)} other trials"
+            found.append(Stop(trial.number, f"{reason} after {_epochs(came)}"))
     return found
 
 
@@ -309,10 +305,8 @@ def _mean(trial: Trial, epochs: int) -> float:
 
 
 def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return ordered[middle - 1] / 2 + ordered[middle] / 2
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return low if low == high else low / 2 + high / 2
 
 
 def expected_epochs(spec: SearchSpec) -> int:

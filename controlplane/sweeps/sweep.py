@@ -97,16 +97,6 @@ def _expected_s(state: SweepState, lease: Lease) -> float:
     return state.times.expected(lease.trial, lease.order.worker)
 
 
-def training_trials(state: SweepState) -> list[int]:
-    """Return the trials that have a running unit, or could have one now."""
-    leased = {lease.trial for lease in state.leases.values()}
-    return [
-        trial.number
-        for trial in state.trials
-        if not trial.ended and _has_work(state, trial.number, leased=trial.number in leased)
-    ]
-
-
 def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
     if not state.models[number].todo(state.trials[number].granted):
         return False
@@ -130,9 +120,7 @@ def hop_problem(
     running = [
         Unit(
             Visit(model_of[lease.trial], lease.order.partition, slot_of[lease.order.worker]),
-            max(
-                0.0, lease.started_at + state.times.expected(lease.trial, lease.order.worker) - now
-            ),
+            max(0.0, lease.started_at + _expected_s(state, lease) - now),
         )
         for lease in state.leases.values()
         if lease.order.worker in slot_of and lease.trial in model_of
@@ -153,11 +141,8 @@ def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
 
     Such a trial has work, and has no unit on a revoked worker.
     """
-    if not _has_work(state, number, leased=lease is not None):
-        return False
-    if lease is not None:  # a revoked worker is not part of the problem
-        return not state.workers[lease.order.worker].revoked
-    return True
+    revoked = lease is not None and state.workers[lease.order.worker].revoked
+    return not revoked and _has_work(state, number, leased=lease is not None)
 
 
 def _models(
@@ -216,14 +201,13 @@ def _lease(
     holders = state.stored.nodes(model.names(model.at))
     holders.sort(key=lambda one: one[0] != record.node)  # the worker's own node first
     name = holders[0][1] if holders else None
-    sources: tuple[NodeId, ...] = tuple(node for node, one in holders if one == name)
     order = RunUnit(
         attempt=attempt,
         worker=worker,
         trial=by,
         values=state.trials[by].values,
         state=name,
-        sources=sources,
+        sources=tuple(node for node, one in holders if one == name),
         result=StateName(number, model.at + 1),
         epoch=model.epoch,
         partition=partition,
@@ -267,7 +251,11 @@ class Sweep:
     @property
     def trainable(self) -> int:
         """Number of trials that have a running unit, or could have one now."""
-        return len(training_trials(self.state))
+        leased = {lease.trial for lease in self.state.leases.values()}
+        return sum(
+            not trial.ended and _has_work(self.state, trial.number, leased=trial.number in leased)
+            for trial in self.state.trials
+        )
 
     @property
     def deadline(self) -> Seconds | None:

@@ -7,7 +7,9 @@ Its result is no longer bit-equal to the result of a trial trained alone, so use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from controlplane.sweeps.orders import (
@@ -20,18 +22,7 @@ from controlplane.sweeps.orders import (
 )
 from controlplane.sweeps.states import ModelState
 from controlplane.sweeps.sweep_state import Lease, SweepState
-from controlplane.sweeps.trials import (
-    Add,
-    Decision,
-    Stop,
-    Trial,
-    apply,
-    failed,
-    graduated,
-    score,
-    with_later_score,
-    with_score,
-)
+from controlplane.sweeps.trials import Add, Decision, Stop, apply, score, with_score
 from schemas.ids import NodeId, Seconds
 
 
@@ -44,10 +35,8 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
             model = ModelState(len(state.models), state.partitions)
             if one.parent is not None:
                 whole = state.models[one.parent]
-                model.finished_units, model.at = (
-                    list(whole.finished_units),
-                    len(whole.finished_units),
-                )
+                model.finished_units = list(whole.finished_units)
+                model.at = len(whole.finished_units)
                 model.parents = (*whole.parents, StateName(one.parent, model.at))
                 model.metrics = list(whole.metrics)
             state.models.append(model)
@@ -73,7 +62,7 @@ def fail(state: SweepState, number: int, reason: str) -> list[Order]:
     """Mark a trial as failed through its own fault; a trial that has ended is left alone."""
     if state.trials[number].ended:
         return []
-    state.trials[number] = failed(state.trials[number])
+    state.trials[number] = replace(state.trials[number], ended="failed")
     _void_lease(state, number)
     return [TrialEnded(number, "failed", reason)]
 
@@ -159,19 +148,18 @@ def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> 
     state.crashes[trial] = faults, kills
     if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
-    count = faults + kills
-    return fail(
-        state, trial, f"{count} consecutive workers exited in units of this trial: {reason}"
-    )
+    exited = f"{faults + kills} consecutive workers exited in units of this trial"
+    return fail(state, trial, f"{exited}: {reason}")
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
     """Release revoked workers that had to be gone by now; no trial is blamed for this."""
-    found: list[Order] = []
-    for worker, record in list(state.workers.items()):
-        if record.must_leave_by is not None and record.must_leave_by <= now:
-            found += state.release(worker)
-    return found
+    late = [
+        worker
+        for worker, record in state.workers.items()
+        if record.must_leave_by is not None and record.must_leave_by <= now
+    ]
+    return [order for worker in late for order in state.release(worker)]
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
@@ -205,7 +193,7 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
         name = _newest(state, number)
         if not at_the_end_of_an_epoch(state, number) or name is None:
             continue
-        state.trials[number] = graduated(trial)
+        state.trials[number] = replace(trial, ended="graduated")
         state.graduating.discard(number)
         state.graduated_states[number] = name
         digest = model.digest(name.version)
@@ -216,20 +204,16 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
     """True if a trial has finished an epoch, is between epochs, and has no running unit."""
     model = state.models[number]
-    begun = len(model.finished_units) % state.partitions
-    return (
-        bool(model.finished_units)
-        and not begun
-        and not model.again
-        and state.lease_of(number) is None
-    )
+    units = len(model.finished_units)
+    whole = units > 0 and units % state.partitions == 0
+    return whole and not model.again and state.lease_of(number) is None
 
 
 def score_graduate(state: SweepState, number: int, score: float) -> None:
     """Record an epoch of a graduated trial; a non-finite score is ignored."""
     trial = state.trials[number]
-    if trial.ended == "graduated":
-        state.trials[number] = with_later_score(trial, score)
+    if trial.ended == "graduated" and math.isfinite(score):
+        state.trials[number] = replace(trial, scores=(*trial.scores, score))
 
 
 def _last_trials(state: SweepState) -> set[int]:
@@ -238,7 +222,7 @@ def _last_trials(state: SweepState) -> set[int]:
     The result is empty until every trial that trains is granted the last epoch. Then a trial that
     waits for a promotion waits in vain, because no future score is compared with its score.
     """
-    left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
+    left = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)
     if not final or 2 * len(left) >= state.graduate_slots:
         return set()
