@@ -303,49 +303,6 @@ def job_curve(
 
 
 def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> ConvergenceCurves:
-    reports = _scaled(positions, losses, decay)
-    sublinear, exponential = (
-        fit(reports.times, reports.losses, reports.weights, reports.least)
-        for fit in (fit_sublinear, fit_exponential)
-    )
-    better = sublinear.error < exponential.error
-    found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
-    falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
-    forms = np.where(better, Form.SUBLINEAR, Form.EXPONENTIAL)
-    forms = np.where(falls & reports.varies, forms, Form.FLAT)
-    forms = np.where(reports.enough, forms, Form.NONE)
-    total = reports.weights.sum(axis=1)
-    level = np.zeros_like(found)
-    level[:, 2] = (reports.weights * reports.losses).sum(axis=1) / total
-    error = np.sqrt(np.where(better, sublinear.error, exponential.error) / total)
-    return ConvergenceCurves(
-        forms=forms,
-        coefficients=np.where((forms == Form.FLAT)[:, None], level, found),
-        first=reports.first,
-        span=reports.span,
-        lowest=reports.lowest,
-        range=reports.range,
-        error=np.where(reports.enough, error * reports.range, np.nan),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """The reports of several jobs, scaled to coordinates from 0 to 1."""
-
-    times: FloatArray  # shape (J, N)
-    losses: FloatArray  # shape (J, N)
-    weights: FloatArray  # shape (J, N); 0: no report
-    least: FloatArray  # lower bound of a curve, shape (J,), at most 0
-    first: FloatArray
-    span: FloatArray
-    lowest: FloatArray
-    range: FloatArray
-    enough: BoolArray  # True: enough reports for a curve
-    varies: BoolArray  # True: the losses differ
-
-
-def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
     known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < MAX_LOSS)
     calm = _without_spikes(np.where(known, losses, 0.0), known)
     first, span = _extent(positions, known)
@@ -358,17 +315,30 @@ def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
     younger = known[:, ::-1].cumsum(axis=1)[:, ::-1] - 1.0  # number of later reports
     weights = np.where(known, decay**younger, 0.0)
     weights[~enough] = 1.0  # avoids a division by 0
-    return _Scaled(
-        times=np.where(known, (positions - first[:, None]) / span[:, None], 0.0),
-        losses=np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0),
-        weights=weights,
-        least=np.where(lowest >= 0.0, -lowest / height, -np.inf),
+    times = np.where(known, (positions - first[:, None]) / span[:, None], 0.0)
+    scaled = np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0)
+    least = np.where(lowest >= 0.0, -lowest / height, -np.inf)
+    sublinear, exponential = (
+        fit(times, scaled, weights, least) for fit in (fit_sublinear, fit_exponential)
+    )
+    better = sublinear.error < exponential.error
+    found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
+    falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
+    forms = np.where(better, Form.SUBLINEAR, Form.EXPONENTIAL)
+    forms = np.where(falls & varies, forms, Form.FLAT)
+    forms = np.where(enough, forms, Form.NONE)
+    total = weights.sum(axis=1)
+    level = np.zeros_like(found)
+    level[:, 2] = (weights * scaled).sum(axis=1) / total
+    error = np.sqrt(np.where(better, sublinear.error, exponential.error) / total)
+    return ConvergenceCurves(
+        forms=forms,
+        coefficients=np.where((forms == Form.FLAT)[:, None], level, found),
         first=first,
         span=span,
         lowest=lowest,
         range=height,
-        enough=enough,
-        varies=varies,
+        error=np.where(enough, error * height, np.nan),
     )
 
 

@@ -9,6 +9,7 @@ estimate or the trend of a metric, is evidence that multiplies the components.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,16 +63,14 @@ class LengthDistribution:
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
             return float(self.weights @ means)
-        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + MAX_DEVIATIONS))
-        return max(total - done, MIN_SAMPLES)
-
-    def _log_mean(self, done: float, power: float) -> float:
-        """Return log(E[T^power; T > done] / P(T > done)), without underflow in any component."""
+        # log(E[T; T > done] / P(T > done)), without underflow in any component
         above = (self.log_totals - math.log(done)) / self.spread
         logs = np.log(self.weights)
-        moments = power * self.log_totals + 0.5 * (power * self.spread) ** 2
+        means = self.log_totals + 0.5 * self.spread**2
         alive = _log_sum(logs + log_ndtr(above))
-        return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
+        log_mean = _log_sum(logs + means + log_ndtr(above + self.spread)) - alive
+        total = math.exp(min(log_mean, math.log(done) + MAX_DEVIATIONS))
+        return max(total - done, MIN_SAMPLES)
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
         """Return quantiles of the samples that remain after `done`; `shares` are in (0, 1)."""
@@ -92,10 +91,8 @@ class LengthDistribution:
         for _ in range(BISECTION_STEPS):
             middle = 0.5 * (lows + highs)
             over = ndtr((self.log_totals - middle[:, None]) / self.spread) @ self.weights
-            lows, highs = (
-                np.where(over > wanted, middle, lows),
-                np.where(over > wanted, highs, middle),
-            )
+            lows = np.where(over > wanted, middle, lows)
+            highs = np.where(over > wanted, highs, middle)
         return highs
 
 
@@ -208,14 +205,8 @@ class LossCurve:
 
     def converged_at(self, convergence: float) -> int:
         """Return the first epoch whose next epoch removes less than the share `convergence`."""
-        low, high = 0, MAX_LOSS_EPOCHS  # the share falls from epoch to epoch
-        while low < high:
-            middle = (low + high) // 2
-            if self.fall(middle) < convergence:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        epochs = range(MAX_LOSS_EPOCHS)  # the share falls from epoch to epoch
+        return bisect_left(epochs, x=True, key=lambda epoch: self.fall(epoch) < convergence)
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:

@@ -95,10 +95,6 @@ class MeanStepTime:
     fitted: float  # value of `step_s` when the model was last fitted
     weight: float = 1.0  # number of measurements
 
-    def drifted(self) -> bool:
-        """True if the mean has moved too far from the value that the model was fitted to."""
-        return abs(self.step_s / self.fitted - 1.0) > DRIFT
-
 
 @dataclass(slots=True)
 class StepTimes(Generic[K]):
@@ -121,7 +117,7 @@ class StepTimes(Generic[K]):
             return True
         mean.step_s += SMOOTHING * (step_s - mean.step_s)
         mean.weight = min(MAX_WEIGHT, mean.weight + 1.0)
-        return mean.drifted()
+        return abs(mean.step_s / mean.fitted - 1.0) > DRIFT
 
     def mark_fitted(self) -> None:
         """Record that a model was fitted to the current means."""

@@ -51,29 +51,22 @@ NO_LIMITS = PassLimits()
 
 @dataclass(slots=True)
 class SeenPasses:
-    """Largest measured pass, and whether steps were split, for single workers and groups."""
+    """Largest measured pass, and whether steps were split, for single workers and for groups."""
 
-    alone: int = 0  # largest pass of a single worker, samples
-    several: int = 0
-    alone_splits: bool = False
-    several_splits: bool = False
+    _largest: list[float] = field(default_factory=lambda: [0.0, 0.0])  # samples
+    _splits: list[bool] = field(default_factory=lambda: [False, False])
 
     def add(self, slots: int, local_batch: int, passes: int) -> None:
         """Record a step; `local_batch` is the number of samples in one pass of one worker."""
-        if slots > 1:
-            self.several = max(self.several, local_batch)
-            self.several_splits |= passes > 1
-        else:
-            self.alone = max(self.alone, local_batch)
-            self.alone_splits |= passes > 1
+        group = int(slots > 1)
+        self._largest[group] = max(self._largest[group], float(local_batch))
+        self._splits[group] |= passes > 1
 
     @property
     def limits(self) -> PassLimits:
         """The limits estimated from steps; if any step was split, the limit is the largest pass."""
-        return PassLimits(
-            alone=float(self.alone) if self.alone_splits else math.inf,
-            several=float(self.several) if self.several_splits else math.inf,
-        )
+        pairs = zip(self._largest, self._splits, strict=True)
+        return PassLimits(*(most if split else math.inf for most, split in pairs))
 
 
 FIXED_SHARE: Final = 0.3  # prior: share of a step that is independent of the batch
