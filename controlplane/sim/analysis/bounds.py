@@ -7,20 +7,24 @@ would take in an empty cluster.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.job_model import JobModel, Throughput, TrainingModel, packed
+from controlplane.sim.models.job_model import (
+    JobModel,
+    Throughput,
+    TrainingModel,
+    packed,
+    training_s,
+)
 from controlplane.sim.results import TraceJob
-
-FloatArray = NDArray[np.float64]
 
 
 def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> float:
@@ -56,10 +60,8 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
     _check(release, work, most, capacity)
     if not len(work):
         return 0.0
-    flow = least_flow(
-        release.tolist(), work.tolist(), np.minimum(most, capacity).tolist(), float(capacity)
-    )
-    return flow / len(work)
+    fastest = np.minimum(most, capacity).tolist()
+    return least_flow(release.tolist(), work.tolist(), fastest, float(capacity)) / len(work)
 
 
 def least_flow(
@@ -127,15 +129,10 @@ MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
 MIN_RATE: Final = 1e-300  # divisor if the rate is 0
 
 
-@dataclass(frozen=True, slots=True)
-class MinCost:
-    """Least slot seconds and least seconds of a job; no schedule needs to reach both values."""
-
-    slot_s: float  # least product of slots and seconds
-    least_s: float  # least seconds
+Cost = tuple[float, float]  # least slot seconds and least seconds; no schedule needs to reach both
 
 
-def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> MinCost:
+def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> Cost:
     """Return the least cost of a job over all sizes and batches.
 
     Each epoch has its best size and batch. 5% is subtracted for the sizes and batches between those
@@ -155,13 +152,11 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
     ends = np.array([0.0, *(job_model.epoch_ends_at(epoch) for epoch in range(job_model.epochs))])
     rate = (speed[:, :, None] * efficiency[None, :, :]).max(axis=1)  # (size, epoch)
     if not (rate.max(axis=0) > 0.0).all():
-        return MinCost(0.0, MIN_JOB_S)
+        return 0.0, MIN_JOB_S
     seconds = np.diff(ends) / np.maximum(rate, MIN_RATE)
-    least_slot_s = (seconds * np.array(sizes)[:, None]).min(axis=0).sum()
-    least_s = seconds.min(axis=0).sum()
-    return MinCost(
-        float(least_slot_s) * UNTRIED_MARGIN, max(float(least_s) * UNTRIED_MARGIN, MIN_JOB_S)
-    )
+    least_slot_s = float((seconds * np.array(sizes)[:, None]).min(axis=0).sum())
+    least_s = float(seconds.min(axis=0).sum())
+    return least_slot_s * UNTRIED_MARGIN, max(least_s * UNTRIED_MARGIN, MIN_JOB_S)
 
 
 def _speeds(
@@ -228,24 +223,19 @@ def lower_bound_s(
     jobs; the bound ignores the slots that other jobs use. `fastest` is the speed of the fastest
     GPU, relative to the GPU that the model describes.
     """
-    if not jobs or any(
-        job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
-    ):
+    fated = (job for job in jobs if (job.crashes_at, job.cancelled_after_s) != (None, None))
+    if not jobs or any(fated):
         return None
-    costs = _min_costs(jobs, model, slots=slots, widest=widest, seed=seed)
-    return fluid_srpt(
-        np.array([float(job.at) for job in jobs]),
-        np.array([cost.slot_s for cost in costs]) / fastest,
-        np.array([cost.slot_s / cost.least_s for cost in costs]),
-        float(slots),
-    )
+    slot_s, least_s = np.array(_min_costs(jobs, model, slots=slots, widest=widest, seed=seed)).T
+    release = np.array([float(job.at) for job in jobs])
+    return fluid_srpt(release, slot_s / fastest, slot_s / least_s, float(slots))
 
 
 def _min_costs(
     jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
-) -> list[MinCost]:
+) -> list[Cost]:
     """Return the least cost of each job; the cost of equal jobs is computed once."""
-    known: dict[tuple[str, int, int, int, float], MinCost] = {}
+    known: dict[tuple[str, int, int, int, float], Cost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
     for job in jobs:
@@ -287,21 +277,10 @@ def times_alone(
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:
         job_model = model.job_model(job, "fixed", seed=seed)
-        training_s = _training_s(job_model, widest)
-        if training_s is not None:
-            start_s = job_model.costs.overridden(None, first_stall_s).start_s
-            found[job.name] = (job_model.spec.wanted, start_s + training_s / speed)
+        wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
+        with contextlib.suppress(TraceError):  # such a group was never measured
+            took_s = training_s(job_model, packed(wanted, widest), batch)
+            if math.isfinite(took_s):
+                start_s = job_model.costs.overridden(None, first_stall_s).start_s
+                found[job.name] = (wanted, start_s + took_s / speed)
     return found
-
-
-def _training_s(job_model: JobModel, widest: int) -> float | None:
-    wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
-    total, before = 0.0, 0.0
-    for epoch in range(job_model.epochs):
-        known = known_throughput(job_model, wanted, batch, epoch, widest)
-        if known is None or known.progress_per_s <= 0.0:
-            return None
-        ends = job_model.epoch_ends_at(epoch)
-        total += max(0.0, ends - before) / known.progress_per_s
-        before = max(before, ends)
-    return total

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.summary import LOSS_FIGURES, finished, has_losses, summary
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 RESAMPLES: Final = 5_000
 MAX_DRAWS: Final = 2_000_000  # random numbers per draw, limited to save memory
 INTERVAL_QUANTILES: Final = (0.025, 0.975)  # limits of a 95% interval
-
-FloatArray = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):

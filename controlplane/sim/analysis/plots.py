@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.comparison import by_size, mean_interval
 from controlplane.sim.analysis.plot_style import (
     DASHES,
@@ -37,7 +37,6 @@ from controlplane.sim.analysis.plot_style import (
 from controlplane.sim.analysis.summary import (
     GRID_S,
     GROUPS,
-    FloatArray,
     LossSeries,
     finished,
     has_losses,
@@ -455,7 +454,7 @@ def utilisation(results: Results, path: Path) -> None:
     save(figure, path)
 
 
-def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def busy_share(result: SimulationResult, edges: FloatArray) -> FloatArray:
     """Return the share of the cluster's slot seconds that jobs used in each interval, shape (N,).
 
     `edges` are the limits of the intervals in increasing seconds, shape (N + 1,).

@@ -18,9 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.results import JobResult, SimulationResult
-
-FloatArray = NDArray[np.float64]
 
 GRID_S: Final = 1.0  # time between two moments of a series
 TOLERANCE: Final = 1e-9  # tolerance of a share

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple
 from functools import partial
 from typing import Final
 
@@ -24,8 +23,8 @@ from controlplane.sim.engine.jobs import (
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import Throughput
-from schemas.epochs import EpochFacts, StepTimes
-from schemas.ids import JobId, NodeId, SlotId, Version, WorkerId, node_of, slot_id
+from schemas.epochs import EpochFacts
+from schemas.ids import JobId, NodeId, SlotId, WorkerId, node_of, slot_id
 from schemas.nodes import Group, Member, NodeSpec
 from schemas.wire.agent import (
     JOIN,
@@ -57,9 +56,8 @@ class SharedNodes:
     def enter(self, job: JobProcesses) -> None:
         """Replace the recorded nodes of a job by the nodes of its current group."""
         self.leave(job.id)
-        for member in job.group.members if job.group is not None else ():
-            workers = self._workers_on.setdefault(node_of(member.slot), {})
-            workers[job.id] = workers.get(job.id, 0) + 1
+        for node, workers in job.nodes().items():
+            self._workers_on.setdefault(node, {})[job.id] = workers
 
     def leave(self, job: JobId) -> None:
         """Remove the job from all nodes."""
@@ -76,10 +74,7 @@ class SharedNodes:
 
     def remaining_speed(self, job: JobProcesses) -> float:
         """Return the share of its speed that a job keeps beside its neighbours, in (0, 1]."""
-        at: Mapping[NodeId, dict[JobId, int]] = {
-            node: self._workers_on[node] for node in job.nodes()
-        }
-        return self._interference.remaining_speed(job.id, at)
+        return self._interference(job.id, {node: self._workers_on[node] for node in job.nodes()})
 
 
 class GroupTraining:
@@ -117,11 +112,8 @@ class GroupTraining:
         if group is None:
             return
         training.advance(now)
-        batch = group.global_batch
-        lost = 0.0
-        if training.batch:
-            lost = training.model.lost_progress(training.batch, batch, training.epoch)
-        if lost:
+        batch, before = group.global_batch, training.batch
+        if before and (lost := training.model.lost_progress(before, batch, training.epoch)):
             training.roll_back(training.progress - lost)
         training.batch = batch
         training.stalled_until = now + stall_s
@@ -214,7 +206,6 @@ class GroupTraining:
     def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
         training, model = job.training, job.training.model
         faster = self._measured.error(job.id)
-        parts = self._measured.parts(job.id, training.throughput.parts, faster)
         stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
         facts = EpochFacts(
             epoch=training.epoch,
@@ -227,7 +218,7 @@ class GroupTraining:
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
             noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
-            step_times=None if parts is None else StepTimes(*astuple(parts)),
+            step_times=self._measured.parts(job.id, training.throughput.parts, faster),
         )
         stated = stop.epochs if stop is not None else None
         reported = partial(
@@ -240,8 +231,8 @@ class GroupTraining:
         job.group = None
         finished = partial(TrainingFinished, reason="its stop rule is met")
         self._processes.report(job, group.members[0].worker, finished)
-        for name in [member.worker for member in group.members]:
-            self._processes.exit(job, name, code=0)
+        for member in group.members:
+            self._processes.exit(job, member.worker, code=0)
 
     def _fail_script(self, job: JobProcesses, revision: int) -> None:
         group = job.group
@@ -291,13 +282,13 @@ class NodeAgents:
         self._processes = processes
         self._training = training
         self._instant_changes = instant_changes
-        self._down: set[NodeId] = set()
+        self.down: set[NodeId] = set()  # nodes that are lost and have not returned
 
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
         """Apply a delta as a live agent does. A node that is down ignores the delta."""
-        if node in self._down:
+        if node in self.down:
             return
         if delta.group is None:
             self._call_after_current(self._confirm_cleared, node, delta)
@@ -308,10 +299,9 @@ class NodeAgents:
         self._terminate_unwanted(job, node, wanted, delta)
         if delta.group is None:
             return
-        if delta.stage == PREPARE and delta.kind != RECOVER:
-            self._prepare(job, delta, wanted)
-        if delta.kind == RECOVER and delta.stage == PREPARE:
-            self._quiesce(job, delta, wanted)
+        if delta.stage == PREPARE:
+            prepare = self._quiesce if delta.kind == RECOVER else self._prepare
+            prepare(job, delta, wanted)
         first = job.seen < (delta.version, delta.stage)
         job.seen = max(job.seen, (delta.version, delta.stage))
         if delta.stage == SWITCH and first:
@@ -360,15 +350,13 @@ class NodeAgents:
         if delta.kind != JOIN or first not in wanted or first not in job.workers:
             return
         if job.workers[first].version < delta.version and len(members) > 1:
-            self._call_after_current(self._open_store, job, first, delta.version)
+            opened = partial(StoreOpened, group=delta.version, port=PORT)
+            self._call_after_current(self._processes.report, job, first, opened)
 
     def _start_s(self, job: JobProcesses, kind: str) -> float:
         if self._instant_changes:
             return 0.0
         return job.costs.prepare_s if kind == JOIN else _stall_s(job, kind)
-
-    def _open_store(self, job: JobProcesses, name: WorkerId, version: Version) -> None:
-        self._processes.report(job, name, partial(StoreOpened, group=version, port=PORT))
 
     def _quiesce(
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
@@ -420,16 +408,14 @@ class NodeAgents:
             )
             self._processes.report(job, member.worker, formed)
         for member in delta.former:
-            self._call_after_current(self._leave, job, member.worker)
+            leave = partial(self._processes.exit, job, member.worker, code=0)
+            self._call_after_current(leave)
 
     def _restore(self, job: JobProcesses, group: Group) -> None:
         training = job.training
         training.advance(self._kernel.now)
         training.roll_back(training.saved if group.resume else 0.0)
         training.steps = training.saved_steps
-
-    def _leave(self, job: JobProcesses, name: WorkerId) -> None:
-        self._processes.exit(job, name, code=0)
 
     def _suspend(self, job: JobProcesses, delta: GroupDelta) -> None:
         group = job.group
@@ -452,31 +438,20 @@ class NodeAgents:
 
     # --- nodes
 
-    def is_down(self, node: NodeId) -> bool:
-        """Return whether a node is lost and has not returned."""
-        return node in self._down
-
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
         """Remove a node and its processes, without sending any reports.
 
         Return the jobs whose groups have lost a member.
         """
-        self._down.add(node)
+        self.down.add(node)
         hit = []
         for job in list(self._jobs.values()):
             local = [name for name, w in job.workers.items() if node_of(w.slot) == node]
-            if not local:
-                continue
             for name in local:
                 self._processes.remove(job, name)
-            group = job.group
-            if group is not None and any(member.worker in local for member in group.members):
+            if any(member.worker in local for member in (job.group.members if job.group else ())):
                 hit.append(job)
         return hit
-
-    def return_node(self, node: NodeId) -> None:
-        """Return a lost node to service without processes."""
-        self._down.discard(node)
 
 
 def _stall_s(job: JobProcesses, kind: str) -> float:

@@ -6,6 +6,7 @@ Worker processes start, send reports and exit as in a live cluster.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,11 +131,6 @@ class WorkerProcess:
     ready: bool = False
     reports: int = 0  # number of reports so far, and index of the last report
 
-    def next_index(self) -> int:
-        """Return the index of the worker's next report, starting at 1."""
-        self.reports += 1
-        return self.reports
-
 
 @dataclass(slots=True)
 class JobProcesses:
@@ -153,16 +149,12 @@ class JobProcesses:
 
     def placement(self) -> Placement:
         """Return the group's number of slots on each node, in rank order, or () without a group."""
-        counts: dict[NodeId, int] = {}
-        for member in self.group.members if self.group else ():
-            node = node_of(member.slot)
-            counts[node] = counts.get(node, 0) + 1
-        return tuple(counts.values())
+        return tuple(self.nodes().values())
 
-    def nodes(self) -> list[NodeId]:
-        """Return the nodes of the group in rank order, without duplicates."""
+    def nodes(self) -> Counter[NodeId]:
+        """Return the group's number of slots on each node, in rank order."""
         members = self.group.members if self.group else ()
-        return list(dict.fromkeys(node_of(member.slot) for member in members))
+        return Counter(node_of(member.slot) for member in members)
 
 
 @dataclass(slots=True)
@@ -229,11 +221,11 @@ class JobLog:
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
         """Return the results of all jobs, in order of submission."""
-        found = []
-        for name, record in self._records.items():
+        for record in self._records.values():
             _record_slots(record, (), now)
-            found.append(_result(record, self.job(name, state)))
-        return tuple(found)
+        return tuple(
+            _result(record, self.job(name, state)) for name, record in self._records.items()
+        )
 
 
 def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
@@ -318,20 +310,19 @@ class WorkerProcesses:
         If another process uses its slot, the worker is not ready before this process exits.
         """
         version, rank = version_and_rank(member.worker)
-        worker = WorkerProcess(
-            slot=member.slot, version=version, rank=rank, ready_at=self._kernel.now + start_s
-        )
+        worker = WorkerProcess(member.slot, version, rank, ready_at=self._kernel.now + start_s)
         job.workers[member.worker] = worker
         started = WorkerStarted(
             job=job.id, version=version, rank=rank, pid=len(job.workers), started_ticks=1
         )
         self._send(node_of(member.slot), started)
+        call = self._become_ready
         if member.slot in self._process_on:
             self._waiting_for[member.slot] = (job, member.worker)
-            self._kernel.call_at(worker.ready_at, self._await_slot, job, member.worker)
+            call = self._await_slot
         else:
             self._process_on[member.slot] = member.worker
-            self._kernel.call_at(worker.ready_at, self._become_ready, job, member.worker)
+        self._kernel.call_at(worker.ready_at, call, job, member.worker)
 
     def exit(
         self,
@@ -362,9 +353,8 @@ class WorkerProcesses:
         slot = worker.slot
         if self._process_on.get(slot) == name:
             del self._process_on[slot]
-            heir = self._waiting_for.pop(slot, None)
-            if heir is not None and heir[1] in heir[0].workers:
-                other, its_name = heir
+            other, its_name = self._waiting_for.pop(slot, (job, name))
+            if its_name in other.workers:
                 self._process_on[slot] = its_name
                 ready_at = other.workers[its_name].ready_at
                 self._kernel.call_at(ready_at, self._become_ready, other, its_name)
@@ -381,8 +371,9 @@ class WorkerProcesses:
         worker = job.workers.get(name)
         if worker is None:
             return
+        worker.reports += 1
         event = make_report(
-            job=job.id, version=worker.version, rank=worker.rank, index=worker.next_index()
+            job=job.id, version=worker.version, rank=worker.rank, index=worker.reports
         )
         self._send(node_of(worker.slot), event)
 

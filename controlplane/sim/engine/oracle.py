@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controlplane.policy.api import JobView
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.models.demands import Demand, Interference, demand_of
-from controlplane.sim.models.job_model import JobModel, packed
-from schemas.ids import JobId, NodeId, node_of
+from controlplane.sim.models.job_model import JobModel, packed, training_s
+from schemas.ids import JobId, NodeId
 from schemas.nodes import NodeSpec
 
 
@@ -28,8 +26,7 @@ class SimulatedTrainingJobs:
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
         """Return the number of workers of the training group on each node."""
-        group = self._jobs[job].group if job in self._jobs else None
-        return Counter(node_of(member.slot) for member in group.members) if group else {}
+        return self._jobs[job].nodes() if job in self._jobs else {}
 
     def demand(self, job: JobId) -> Demand:
         """Return the demand in the job's model, or the usual demand of its application."""
@@ -82,14 +79,8 @@ class SimulatorOracle:
         """Return the remaining training seconds on `slots` slots that fill whole nodes first."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
-        model, progress, total = training.model, training.progress, 0.0
-        placement = packed(slots, self._widest)
-        for epoch in range(training.epoch, model.epochs):
-            ends = model.epoch_ends_at(epoch)
-            rate = model.throughput(placement, job.batch_size, epoch).progress_per_s
-            total += max(0.0, ends - progress) / rate if rate > 0 else math.inf
-            progress = max(progress, ends)
-        return total
+        placement, position = packed(slots, self._widest), (training.epoch, training.progress)
+        return training_s(training.model, placement, job.batch_size, *position)
 
     def remaining_steps(self, job: JobView) -> float:
         """Return the remaining steps according to the job's model."""
@@ -124,4 +115,4 @@ class SimulatorOracle:
         if self._rule is None or self._imagined is None:
             return min(1.0, share)
         self._imagined.layouts = layouts
-        return min(1.0, share) * self._rule.remaining_speed(job, on)
+        return min(1.0, share) * self._rule(job, on)

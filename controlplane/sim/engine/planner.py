@@ -143,9 +143,8 @@ class SimulatedPlanner:
         proposed = PlanProposed(plan=changes, stats=stats)
         if self._options.latency_s > 0.0:
             self._plan_pending = True
-            self._kernel.call_at(
-                self._kernel.now + self._options.latency_s, self._deliver_plan, proposed
-            )
+            when = self._kernel.now + self._options.latency_s
+            self._kernel.call_at(when, self._deliver_plan, proposed)
         else:
             self._deliver_plan(proposed)
 

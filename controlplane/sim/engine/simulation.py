@@ -49,18 +49,12 @@ class SimulatedNodes:
         self._boots: dict[NodeId, BootId] = {}
         self._reported: dict[NodeId, int] = {}
 
-    def greet_all(self) -> None:
-        """Send the first greeting of every node to the controller."""
-        for node in self._specs:
-            self.greet(node)
-
     def greet(self, node: NodeId) -> None:
         """Boot a node without workers and send its greeting; number its reports from 1 again."""
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
-        self._handle(
-            NodeGreeted(node=node, boot=self._boots[node], spec=self._specs[node], workers=())
-        )
+        boot, spec = self._boots[node], self._specs[node]
+        self._handle(NodeGreeted(node=node, boot=boot, spec=spec, workers=()))
 
     def report(self, node: NodeId, event: AgentEvent) -> None:
         """Send a node's event with the next report number of the node's boot."""
@@ -95,6 +89,7 @@ class Simulation:
         self.events = 0  # number of inputs that the core handled
         self._options = options
         self._record = record
+        self._specs = nodes
         self._nodes = SimulatedNodes(nodes, self._handle)
         self._measured = MeasuredFigures(options)
         processes = WorkerProcesses(kernel, self._nodes.report, self.jobs)
@@ -138,7 +133,8 @@ class Simulation:
     def begin(self) -> None:
         """Start the controller, and send the greeting of every node."""
         self._handle(ControllerStarted(term=Term(1), release=RELEASE))
-        self._nodes.greet_all()
+        for spec in self._specs:
+            self._nodes.greet(spec.node)
 
     def submit(
         self, submission: TraceJob, make_model: Callable[[], JobModel], *, counted: bool
@@ -194,9 +190,8 @@ class Simulation:
     def _notify_policy(self) -> None:
         if self.planner is not None:
             for record in self.reactor.records:
-                if (
-                    observed := policy_events.event_of_record(record, self.reactor.state)
-                ) is not None:
+                observed = policy_events.event_of_record(record, self.reactor.state)
+                if observed is not None:
                     self.planner.observe(observed)
 
     def _handle_announcement(self, command: Announce) -> None:
@@ -232,9 +227,8 @@ class Simulation:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
         if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
-        self._handle(
-            JobSubmitted(spec=spec, snapshot="", user=submission.user, key=submission.name)
-        )
+        user, key = submission.user, submission.name
+        self._handle(JobSubmitted(spec=spec, snapshot="", user=user, key=key))
         name = self._accepted
         if name is None:
             return
@@ -257,7 +251,7 @@ class Simulation:
 
     def _lose_node(self, node: NodeId, back_after_s: float) -> None:
         now = self.kernel.now
-        if self._agents.is_down(node):
+        if node in self._agents.down:
             return
         for job in self._agents.lose_node(node):
             self._training.break_group(job)
@@ -267,7 +261,7 @@ class Simulation:
         self.kernel.call_at(now + max(back_after_s, RETURN_S), self._return_node, node)
 
     def _return_node(self, node: NodeId) -> None:
-        self._agents.return_node(node)
+        self._agents.down.discard(node)
         self._nodes.greet(node)
 
     # --- results

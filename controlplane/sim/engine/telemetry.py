@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
+from msgspec.structs import replace
 from numpy.random import Generator, default_rng
 
 from controlplane.core.model.report_bounds import first_valid_noise_scale
@@ -16,7 +17,6 @@ from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.oracle import demand_of_model
 from controlplane.sim.engine.planner import SimulatedPlanner
-from controlplane.sim.models.job_model import StepParts
 from schemas.epochs import StepTimes
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
@@ -52,7 +52,7 @@ class MeasuredFigures:
             draws = self._draws[stream, job] = default_rng(seed)
         return math.exp(spread * float(draws.standard_normal()))
 
-    def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
+    def parts(self, job: JobId, true: StepTimes | None, faster: float) -> StepTimes | None:
         """Return the parts of a step that a worker reports if it measures `faster` times its speed.
 
         Waits for peers have a separate error. Without it, the share of a step in which a worker
@@ -162,7 +162,6 @@ class StepTelemetry:
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
         faster = self._measured.error(job.id)  # the same error for times and speed
-        parts = self._measured.parts(job.id, training.throughput.parts, faster)
         cores, sent = _usage(job)
         return StepsSeen(
             job=job.id,
@@ -178,7 +177,7 @@ class StepTelemetry:
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            step_times=None if parts is None else StepTimes(*astuple(parts)),
+            step_times=self._measured.parts(job.id, training.throughput.parts, faster),
         )
 
 

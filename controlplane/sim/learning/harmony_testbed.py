@@ -21,8 +21,8 @@ from controlplane.policy.learned.shared_nodes import SharedNodes
 from controlplane.sim.engine.oracle import demand_of_model
 from controlplane.sim.models.demands import Demand, Interference
 from controlplane.sim.models.harmony import BATCHES
-from controlplane.sim.models.interference import make_interference, parse_interference
-from controlplane.sim.models.job_model import JobModel, packed
+from controlplane.sim.models.interference import make_interference
+from controlplane.sim.models.job_model import JobModel, packed, training_s
 from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
@@ -139,13 +139,13 @@ class HarmonyTestbed:
             truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=self.seed)
             self._demands[JobId(job.name)] = demand_of_model(truth)
             number = self.families.index(truth.spec.family or "")
-            work_s = _work_s(truth, job.slots, scenario.widest)
+            placement = packed(job.slots, scenario.widest)
+            work_s = training_s(truth, placement, truth.spec.batch_size)
             found.append(Arrival(job.name, job.at, number, job.slots, work_s))
             self.start_s = truth.costs.start_s
         self.arrivals = tuple(found)
         demands = usual_demands(scenario)
-        form = parse_interference(scenario.interference)
-        self._rule = make_interference(form, self, self.seed, demands)
+        self._rule = make_interference(scenario.interference, self, self.seed, demands)
 
     @property
     def sizes(self) -> list[int]:
@@ -165,7 +165,7 @@ class HarmonyTestbed:
             found[name] = self._apart(job)
             if self._rule is not None:
                 at = {_node(node): on_node[node] for node in shared.jobs[name].workers}
-                found[name] *= self._rule.remaining_speed(job, at)
+                found[name] *= self._rule(job, at)
         return found
 
     def _apart(self, job: JobId) -> float:
@@ -204,16 +204,6 @@ class HarmonyTestbed:
 
 def _node(number: int) -> NodeId:
     return NodeId(str(number))
-
-
-def _work_s(model: JobModel, slots: int, widest: int) -> float:
-    total, progress, placement = 0.0, 0.0, packed(slots, widest)
-    for epoch in range(model.epochs):
-        ends = model.epoch_ends_at(epoch)
-        rate = model.throughput(placement, model.spec.batch_size, epoch).progress_per_s
-        total += (ends - progress) / rate
-        progress = ends
-    return total
 
 
 def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:

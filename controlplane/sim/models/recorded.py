@@ -2,7 +2,7 @@
 
 A recording has the speeds of whole epochs on one group, by family. Speeds are used as measured,
 interpolated linearly between measurements, and extrapolated beyond them by the rules of
-`recording.StepTimes`. Results show the extrapolated share. The progress per sample at a batch
+`recording.FamilyStepTimes`. Results show the extrapolated share. The progress per sample at a batch
 follows from the noise scales that the workers reported.
 """
 
@@ -28,7 +28,13 @@ from controlplane.sim.models.job_model import (
     Throughput,
     TrainingModel,
 )
-from controlplane.sim.models.recording import ChangeTimes, Family, Recording, StepTimes, Submission
+from controlplane.sim.models.recording import (
+    ChangeTimes,
+    Family,
+    FamilyStepTimes,
+    Recording,
+    Submission,
+)
 from controlplane.sim.results import TraceJob
 from schemas.jobs import StopRule
 
@@ -115,7 +121,7 @@ class RecordedModel(TrainingModel):
         self._took = recording.took
         self._given = costs
         self._stated = stated
-        self._step_times: dict[str, StepTimes] = {}
+        self._step_times: dict[str, FamilyStepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
             noise.setdefault(job.family, []).extend(
@@ -143,7 +149,7 @@ class RecordedModel(TrainingModel):
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
             raise TraceError(problem, hint, "family")
         if family.name not in self._step_times:
-            self._step_times[family.name] = StepTimes(family)
+            self._step_times[family.name] = FamilyStepTimes(family)
         return RecordedJob(
             found,
             step_times=self._step_times[family.name],
@@ -165,7 +171,7 @@ class RecordedJob(JobModel):
         self,
         job: Submission,
         *,
-        step_times: StepTimes,
+        step_times: FamilyStepTimes,
         curves: ReportedCurves,
         samples: float,
         costs: ChangeCosts,

@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import scipy
 import sklearn
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import datasets
 from sklearn.cluster import KMeans
@@ -33,10 +32,10 @@ from sklearn.metrics import log_loss
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import LabelBinarizer, StandardScaler
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.curves import Convergence, LossCurve, RecordedCurves
 
-FloatArray = NDArray[np.float64]
 ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
 
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Final, Literal
 from zlib import crc32
 
 import numpy as np
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
     JobModel,
     Placement,
-    StepParts,
     Throughput,
     TrainingModel,
     job_spec,
     packed,
+    seconds_of,
 )
 from controlplane.sim.models.table2_constants import (
     ABOVE_TARGET,
@@ -56,9 +56,9 @@ from controlplane.sim.models.table2_constants import (
     Row,
 )
 from controlplane.sim.results import TraceJob
+from schemas.epochs import StepTimes
 from schemas.jobs import JobSpec, StopRule
 
-FloatArray = NDArray[np.float64]
 MARGIN = 1e-4  # smallest distance between an accuracy and its target
 
 
@@ -109,11 +109,10 @@ def reports(
     scales = np.array([phi[0], *phi[:-1]]) * measured
     losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
+    columns = (values.tolist() for values in (losses, accuracies, scales))
     return tuple(
         EpochMetrics(loss, {"accuracy": accuracy}, scale)
-        for loss, accuracy, scale in zip(
-            losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
-        )
+        for loss, accuracy, scale in zip(*columns, strict=True)
     )
 
 
@@ -138,14 +137,9 @@ def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> F
     rate = 3 / to_target  # 5% (e^-3) of the way remains at the target
     way = -np.expm1(-rate * done) / -np.expm1(-3.0)
     curve = guess + (row.target - guess) * way + 0.01 * rng.standard_normal(done.size)
-    limits = (row.target + MARGIN, 1.0), (0.0, row.target - MARGIN)
-    return np.array(
-        [
-            min(max(value, low), high)
-            for epoch, value in enumerate(curve.tolist())
-            for low, high in [limits[epoch <= to_target]]
-        ]
-    )
+    low = np.where(done > to_target, row.target + MARGIN, 0.0)
+    high = np.where(done > to_target, 1.0, row.target - MARGIN)
+    return np.asarray(np.clip(curve, low, high))
 
 
 def model_bytes(row: Row) -> float:
@@ -166,7 +160,8 @@ def sync_s(row: Row, placement: Placement) -> float:
     return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
 
 
-def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
+@lru_cache(maxsize=100_000)
+def step_parts(row: Row, placement: Placement, batch: int) -> StepTimes:
     """Return the passes of a step with a global batch that is divided evenly between the workers.
 
     If the local batch does not fit the memory, a step takes several passes. Only the last pass
@@ -177,12 +172,12 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
     passes = math.ceil(local / row.memory)
     compute_s = row.fixed_ms / 1000 + local / passes / row.peak
     pass_s = math.hypot(compute_s, sync_s(row, placement))
-    return StepParts(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
+    return StepTimes(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
 
 
 def step_s(row: Row, placement: Placement, batch: int) -> float:
     """Return the seconds of a step with a global batch, divided evenly between the workers."""
-    return step_parts(row, placement, batch).step_s
+    return seconds_of(step_parts(row, placement, batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +190,11 @@ class Workload:
     samples: int  # ||D||
 
 
-def _named(application: str, row: Row, samples: int) -> Workload:
-    return Workload(f"{application}-{samples / 1000:g}k", application, row, samples)
-
-
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    workload.name: workload
+    name: Workload(name, application, row, samples)
     for application, row in ROWS.items()
     for samples in SIZES[application.partition("-")[2]]
-    for workload in [_named(application, row, samples)]
+    for name in [f"{application}-{samples / 1000:g}k"]
 }
 
 
@@ -243,7 +234,6 @@ def closest(gpu_seconds: float, slots: int) -> str:
 
 
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
-Steps = dict[tuple[Placement, int], StepParts]  # key: placement and global batch
 
 
 @dataclass(eq=False)
@@ -252,8 +242,6 @@ class Table2Model(TrainingModel):
 
     stated: bool = False  # True: users state epochs; False: a target accuracy
     erratic: bool = False  # True: losses have plateaus, spikes and more noise
-    # Application -> (placement, global batch) -> parts of a step. All jobs share this cache.
-    steps: dict[str, Steps] = field(default_factory=lambda: {name: {} for name in ROWS})
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -305,7 +293,6 @@ class Table2Job(JobModel):
         self.epochs = self._to_target + ABOVE_TARGET
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=model.erratic)
-        self._steps = model.steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
         stop = StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
         if model.stated:
@@ -318,15 +305,13 @@ class Table2Job(JobModel):
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group; the noise scale is constant within an epoch."""
         key = (placement, batch, epoch)
-        known = self._throughputs.get(key)
-        if known is not None:
-            return known
-        parts = self._step_parts(placement, batch)
-        took_s = parts.step_s
-        useful = efficiency(self._row, batch, self._true_scale(epoch))
-        throughput = Throughput(batch / took_s, useful * batch / took_s, took_s, parts=parts)
-        self._throughputs[key] = throughput
-        return throughput
+        if key not in self._throughputs:
+            parts = step_parts(self._row, placement, batch)
+            took_s = seconds_of(parts)
+            useful = efficiency(self._row, batch, self._true_scale(epoch))
+            found = Throughput(batch / took_s, useful * batch / took_s, took_s, parts=parts)
+            self._throughputs[key] = found
+        return self._throughputs[key]
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Return the progress lost at a jump of the batch, which can exceed the job's progress."""
@@ -356,24 +341,13 @@ class Table2Job(JobModel):
     def _true_scale(self, epoch: int) -> float:
         return self._phi[min(epoch, self.epochs)]
 
-    def _step_parts(self, placement: Placement, batch: int) -> StepParts:
-        key = (placement, batch)
-        if key not in self._steps:
-            self._steps[key] = step_parts(self._row, placement, batch)
-        return self._steps[key]
-
 
 def costs_of(row: Row) -> ChangeCosts:
     """Return the costs of changes; a start from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S
-    return ChangeCosts(
-        start_s=COLD_START_S,
-        restart_s=quick + (slow - quick) * share,
-        prepare_s=PREPARE_S,
-        switch_s=SWITCH_S,
-    )
+    return replace(TYPICAL_COSTS, restart_s=quick + (slow - quick) * share)
 
 
 TYPICAL_COSTS: Final = ChangeCosts(

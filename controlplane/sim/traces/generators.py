@@ -23,8 +23,8 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.curves import WORK_CORE_S, LossCurve
 from controlplane.sim.models.demands import demand_of
@@ -34,8 +34,6 @@ from controlplane.sim.models.table2_constants import CRASHES, PATIENCE, USER_SHA
 from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import Utility
-
-FloatArray = NDArray[np.float64]
 
 # --- distributions of a real cluster
 
