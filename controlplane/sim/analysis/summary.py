@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from controlplane.prediction import FloatArray
+from controlplane.prediction import FloatArray, IntArray
 from controlplane.sim.results import JobResult, SimulationResult
 
 GRID_S: Final = 1.0  # time between two moments of a series
@@ -59,7 +58,11 @@ def loss_series(result: SimulationResult) -> LossSeries:
     moments = np.arange(begin, max(float(result.ended_at), last + GRID_S), GRID_S)
     loss = np.array([_steps(moments, [(p.at, p.share) for p in job.losses]) for job in jobs])
     slots = np.array([_steps(moments, [(p.at, float(p.slots)) for p in job.sizes]) for job in jobs])
-    active = np.array([_is_active(moments, job) for job in jobs])
+    ends = [np.inf if job.ended_at is None else job.ended_at for job in jobs]
+    active = np.array([
+        (job.submitted_at <= moments) & (moments < end)
+        for job, end in zip(jobs, ends, strict=True)
+    ])  # fmt: skip
     count = active.sum(axis=0)
     total = np.where(active, loss, 0.0).sum(axis=0)
     third = (last - begin) / 3.0
@@ -124,12 +127,7 @@ def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray
     return values[np.searchsorted([at for at, _ in points], moments, side="right")]
 
 
-def _is_active(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
-    end = np.inf if job.ended_at is None else job.ended_at
-    return (moments >= job.submitted_at) & (moments < end)
-
-
-def _by_group(loss: FloatArray, slots: FloatArray, count: NDArray[np.int64]) -> FloatArray:
+def _by_group(loss: FloatArray, slots: FloatArray, count: IntArray) -> FloatArray:
     """Return the share of used slots that each group has, highest losses first, shape (T, 3)."""
     order = np.argsort(-loss, axis=0, kind="stable")  # inactive jobs are last
     held = np.take_along_axis(slots, order, axis=0)
@@ -194,14 +192,11 @@ def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
 def mean_contention(result: SimulationResult) -> FloatArray:
     """Return the mean number of jobs during the life of each job, shape (J,), at least 1."""
     begins = np.array([float(job.submitted_at) for job in result.jobs])
-    ends = np.array([_end_time(job, result) for job in result.jobs])
+    ended = (result.ended_at if job.ended_at is None else job.ended_at for job in result.jobs)
+    ends = np.array([float(at) for at in ended])
     if not len(begins):
         return begins
     return np.maximum(1.0, _means(begins, np.maximum(begins, ends)))
-
-
-def _end_time(job: JobResult, result: SimulationResult) -> float:
-    return float(result.ended_at if job.ended_at is None else job.ended_at)
 
 
 def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
@@ -212,10 +207,8 @@ def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
     area = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
     first, last = np.searchsorted(times, begins), np.searchsorted(times, ends)
     length = ends - begins
-    means = np.divide(
-        area[last] - area[first], length, out=np.ones(len(length)), where=length > 0.0
-    )
-    return np.asarray(means, dtype=np.float64)
+    alone = np.ones(len(length))
+    return np.asarray(np.divide(area[last] - area[first], length, out=alone, where=length > 0.0))
 
 
 def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:

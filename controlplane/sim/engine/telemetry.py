@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
@@ -99,13 +98,6 @@ MIN_REPORTED_STEPS: Final = 12  # minimum steps before the first report
 MIN_SPEED: Final = 1e-9  # samples per second
 
 
-@dataclass(frozen=True, slots=True)
-class _ReportingGroup:
-    job: JobProcesses
-    version: int
-    began_at: float  # number of steps of the job at the start of the group
-
-
 class StepTelemetry:
     """Sender of the step reports of training groups.
 
@@ -137,11 +129,13 @@ class StepTelemetry:
         step_s = training.throughput.step_s or group.global_batch / speed
         wait_s = max(FIRST_REPORT_S, MIN_REPORTED_STEPS * step_s)
         begin = max(self._kernel.now, training.stalled_until)
-        reporting = _ReportingGroup(job, group.version, training.steps)
-        self._kernel.call_at(begin + wait_s, self._report, reporting, wait_s, 0)
+        first = (job, group.version, training.steps, wait_s, 0)
+        self._kernel.call_at(begin + wait_s, self._report, *first)
 
-    def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
-        job, version = reporting.job, reporting.version
+    def _report(
+        self, job: JobProcesses, version: int, begun: float, wait_s: float, reported: int
+    ) -> None:
+        """Send a report of a group that started after `begun` steps of the job."""
         group = job.group
         known = self._reactor.state.jobs.get(job.id)
         if group is None or group.version != version or known is None or known.group is None:
@@ -149,13 +143,14 @@ class StepTelemetry:
         now, training = self._kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
-            group_steps = max(1, int(training.steps - reporting.began_at))
+            group_steps = max(1, int(training.steps - begun))
             self._planner.observe(self._steps(job, group, known.family, group_steps))
             if reported <= 1:  # the speed has just become known
                 self._planner.ask()
         if reported:
             wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
-        self._kernel.call_at(now + wait_s, self._report, reporting, wait_s, reported + 1)
+        following = (job, version, begun, wait_s, reported + 1)
+        self._kernel.call_at(now + wait_s, self._report, *following)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
         training = job.training

@@ -19,7 +19,7 @@ from numpy.random import Generator, default_rng
 from controlplane.policy.learned.gang_model import Candidates, Choose
 from controlplane.policy.learned.shared_nodes import SharedNodes
 from controlplane.sim.engine.oracle import demand_of_model
-from controlplane.sim.models.demands import Demand, Interference
+from controlplane.sim.models.demands import Demand
 from controlplane.sim.models.harmony import BATCHES
 from controlplane.sim.models.interference import make_interference
 from controlplane.sim.models.job_model import JobModel, packed, training_s
@@ -117,35 +117,24 @@ LOADS: Final = (0.8, 1.3)  # range of the factor on the usual time between submi
 LOAD_STREAM: Final = 7  # random stream of these draws
 
 
-@dataclass(slots=True)
 class HarmonyTestbed:
     """The trace of a scenario, with the true speed of its jobs under any placement."""
 
-    scenario: Scenario
-    seed: int
-    families: Sequence[str]  # index: class number
-    arrivals: tuple[Arrival, ...] = ()
-    start_s: float = 0.0
-    _jobs: dict[JobId, JobModel] = field(default_factory=dict)
-    _demands: dict[JobId, Demand] = field(default_factory=dict)
-    _shared: SharedNodes | None = None
-    _rule: Interference | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, scenario: Scenario, seed: int) -> None:
         """Draw the trace with the functions that the simulator uses."""
-        scenario, model = self.scenario, model_of(self.scenario)
-        found: list[Arrival] = []
-        for job in trace_of(scenario, self.seed).jobs:
-            truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=self.seed)
-            self._demands[JobId(job.name)] = demand_of_model(truth)
-            number = self.families.index(truth.spec.family or "")
+        model = model_of(scenario)
+        self.scenario = scenario
+        self.arrivals: list[Arrival] = []
+        self._jobs: dict[JobId, JobModel] = {}
+        self._shared: SharedNodes | None = None
+        for job in trace_of(scenario, seed).jobs:
+            truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=seed)
+            number = TRAINED_FAMILIES.index(truth.spec.family or "")
             placement = packed(job.slots, scenario.widest)
             work_s = training_s(truth, placement, truth.spec.batch_size)
-            found.append(Arrival(job.name, job.at, number, job.slots, work_s))
+            self.arrivals.append(Arrival(job.name, job.at, number, job.slots, work_s))
             self.start_s = truth.costs.start_s
-        self.arrivals = tuple(found)
-        demands = usual_demands(scenario)
-        self._rule = make_interference(scenario.interference, self, self.seed, demands)
+        self._rule = make_interference(scenario.interference, self, seed, usual_demands(scenario))
 
     @property
     def sizes(self) -> list[int]:
@@ -191,7 +180,7 @@ class HarmonyTestbed:
 
     def demand(self, job: JobId) -> Demand:
         """Return the demand of the job's workers and servers."""
-        return self._demands[job]
+        return demand_of_model(self._jobs[job])
 
     def gpu(self, node: NodeId) -> str:
         """Return an empty GPU model, because all nodes are equal."""
@@ -215,7 +204,7 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
         arrivals=PATTERNS[int(rng.integers(len(PATTERNS)))],
         interval_s=HARMONY.interval_s * float(rng.uniform(*LOADS)),
     )
-    return HarmonyTestbed(scenario, seed, TRAINED_FAMILIES)
+    return HarmonyTestbed(scenario, seed)
 
 
 # Columns of `gang_model.features_of`.

@@ -54,11 +54,11 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     figure = new_figure(7.2, 0.6 + 1.6 * max(1, len(columns)))
     panels = figure.subplots(max(1, len(columns)), 1, sharex=True, squeeze=False)[:, 0]
     for place, (axes, column) in enumerate(zip(panels, columns, strict=False)):
-        points = [(at, float(row[column])) for at, row in enumerate(rows, 1)]
-        seen = [(at, value) for at, value in points if not math.isnan(value)]
+        values = {at: float(row[column]) for at, row in enumerate(rows, 1)}
+        seen = {at: value for at, value in values.items() if not math.isnan(value)}
         axes.plot(
-            [at for at, _ in seen],
-            [value for _, value in seen],
+            list(seen),
+            list(seen.values()),
             color=COLOURS[place % len(COLOURS)],
             linewidth=1.3,
             marker="o" if len(seen) <= DOTS else "",
@@ -206,11 +206,8 @@ def _write(trainer: ActorCriticTrainer, order: Order, done: TrainingStatus) -> N
         command=order.command,
         seed=order.seed,
         date=datetime.now(tz=UTC).date().isoformat(),
-        figures={
-            "iterations": float(done.iteration),
-            "cpu_s": round(done.cpu_s, 1),
-            **trained.figures,
-        },
+        figures={"iterations": float(done.iteration), "cpu_s": round(done.cpu_s, 1)}
+        | trained.figures,
     )
     write_whole(order.curve, as_csv(done.rows), TrainingError)
     write_whole(order.out, encode_model(card, trained.arrays), TrainingError)

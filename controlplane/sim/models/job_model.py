@@ -44,13 +44,8 @@ class Throughput:
         parts = self.parts
         if parts is not None:
             parts = replace(parts, pass_s=parts.pass_s / factor, sync_s=parts.sync_s / factor)
-        return Throughput(
-            self.samples_per_s * factor,
-            self.progress_per_s * factor,
-            self.step_s / factor,
-            extrapolated=self.extrapolated,
-            parts=parts,
-        )
+        speeds = (self.samples_per_s * factor, self.progress_per_s * factor, self.step_s / factor)
+        return Throughput(*speeds, self.extrapolated, parts)
 
 
 @dataclass(frozen=True, slots=True)

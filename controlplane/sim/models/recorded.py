@@ -71,9 +71,7 @@ class ReportedCurves:
         `usual` is the mean logarithm of the family's noise scales, or None if none was reported.
         """
         self.first = job.spec.batch_size
-        epochs = sorted(
-            {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
-        )
+        epochs = [epoch for _, epoch in sorted({e.number: e for e in job.epochs}.items())]
         measured = [epoch for epoch in epochs if epoch.noise_scale]
         by_number = ProgressCurve(
             [float(epoch.number) for epoch in measured],
@@ -91,11 +89,12 @@ class ReportedCurves:
         self.noise = ProgressCurve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
         if not known and usual is not None:
             self.noise = ProgressCurve([1.0], [usual])
-        losses = [(end, e.train_loss) for end, e in zip(ends, epochs, strict=True)]
-        losses_known = [(end, loss) for end, loss in losses if loss is not None]
-        self.loss = ProgressCurve(
-            [end for end, _ in losses_known], [loss for _, loss in losses_known]
-        )
+        losses = {
+            end: epoch.train_loss
+            for end, epoch in zip(ends, epochs, strict=True)
+            if epoch.train_loss is not None
+        }
+        self.loss = ProgressCurve(list(losses), list(losses.values()))
 
 
 def efficiency(batch: int, first: int, phi: float) -> float:
@@ -124,9 +123,8 @@ class RecordedModel(TrainingModel):
         self._step_times: dict[str, FamilyStepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
-            noise.setdefault(job.family, []).extend(
-                e.noise_scale for e in job.epochs if e.noise_scale
-            )
+            scales = [epoch.noise_scale for epoch in job.epochs if epoch.noise_scale]
+            noise.setdefault(job.family, []).extend(scales)
         self._noise = {
             name: float(np.mean(np.log(values))) for name, values in noise.items() if values
         }
@@ -193,9 +191,8 @@ class RecordedJob(JobModel):
         epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
         if epochs > MAX_EPOCHS:
             problem = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
-            raise TraceError(
-                problem, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples"
-            )
+            hint = f"correct its samples: at most {MAX_EPOCHS} epochs"
+            raise TraceError(problem, hint, "samples")
         self.epochs = epochs
         self._phi: dict[int, float | None] = {}
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
@@ -207,10 +204,9 @@ class RecordedJob(JobModel):
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the measured, interpolated or extrapolated throughput in an epoch."""
         key = (placement, batch, epoch)
-        known = self._throughputs.get(key)
-        if known is None:
-            known = self._throughputs[key] = self._throughput(placement, batch, epoch)
-        return known
+        if key not in self._throughputs:
+            self._throughputs[key] = self._throughput(placement, batch, epoch)
+        return self._throughputs[key]
 
     def _throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         step = self._step_times.step(placement, batch)
@@ -219,9 +215,7 @@ class RecordedJob(JobModel):
         useful = 1.0 if phi is None else efficiency(batch, self._curves.first, phi)
         progress_per_s = self._training_share * useful * speed
         parts = self._step_times.parts(placement, batch, step_s)
-        return Throughput(
-            speed, progress_per_s, step_s, extrapolated=step.extrapolated, parts=parts
-        )
+        return Throughput(speed, progress_per_s, step_s, step.extrapolated, parts)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the progress after `epoch` + 1 passes at the first batch, up to the total work."""
@@ -271,9 +265,9 @@ def _samples(job: Submission, family: Family) -> float:
     processed, otherwise twice as much as the job had processed. A cancelled job ends earlier,
     unless the other policy is faster.
     """
-    if job.ended in {"succeeded", "failed"}:
-        return float(job.samples)
     done = float(job.samples)
+    if job.ended in {"succeeded", "failed"}:
+        return done
     left = remaining_samples(done, job.stated_samples, family.finished, family.furthest)
     return max(done + left, float(job.epoch_samples))
 

@@ -18,6 +18,7 @@ from numpy.random import Generator, default_rng
 
 from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
+from controlplane.sim.models import table2_constants as constants
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
@@ -29,32 +30,7 @@ from controlplane.sim.models.job_model import (
     packed,
     seconds_of,
 )
-from controlplane.sim.models.table2_constants import (
-    ABOVE_TARGET,
-    COLD_START_S,
-    EPOCHS_SPREAD,
-    ERRATIC_SPREAD,
-    GPUS_PER_NODE,
-    JUMP_EPOCHS,
-    LOSS_LEFT,
-    LOSS_SPREAD,
-    MAX_SLOTS,
-    NETWORK_BYTES_PER_S,
-    NETWORK_HOP_S,
-    NODE_BYTES_PER_S,
-    NODE_HOP_S,
-    NOISE_SPREAD,
-    PLATEAU,
-    PREPARE_S,
-    RESTART_S,
-    ROWS,
-    SAFE_JUMP,
-    SIZES,
-    SPIKE,
-    SPIKES,
-    SWITCH_S,
-    Row,
-)
+from controlplane.sim.models.table2_constants import ROWS, Row
 from controlplane.sim.results import TraceJob
 from schemas.epochs import StepTimes
 from schemas.jobs import JobSpec, StopRule
@@ -89,9 +65,9 @@ def lost_epochs(before: int, batch: int) -> float:
     Paper: no formula. Here: each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if
     the job had no batch yet.
     """
-    if before <= 0 or batch <= SAFE_JUMP * before:
+    if before <= 0 or batch <= constants.SAFE_JUMP * before:
         return 0.0
-    return JUMP_EPOCHS * math.log2(batch / (SAFE_JUMP * before))
+    return constants.JUMP_EPOCHS * math.log2(batch / (constants.SAFE_JUMP * before))
 
 
 def reports(
@@ -105,7 +81,7 @@ def reports(
     scale of each running epoch in samples; it has one element more than there are epochs.
     """
     done = np.arange(len(phi), dtype=np.float64)
-    measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
+    measured = np.exp(constants.NOISE_SPREAD * rng.standard_normal(done.size))
     scales = np.array([phi[0], *phi[:-1]]) * measured
     losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
@@ -120,13 +96,13 @@ def _losses(
     row: Row, done: FloatArray, to_target: int, rng: Generator, *, erratic: bool
 ) -> FloatArray:
     noise = rng.standard_normal(done.size)
-    spiking = rng.random(done.size) < SPIKES
-    height = rng.uniform(*SPIKE, done.size)
+    spiking = rng.random(done.size) < constants.SPIKES
+    height = rng.uniform(*constants.SPIKE, done.size)
     if erratic:
-        done = done // PLATEAU * PLATEAU
+        done = done // constants.PLATEAU * constants.PLATEAU
     above = math.log(row.classes) - row.floor
-    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * done / to_target)
-    curve *= np.exp((ERRATIC_SPREAD if erratic else LOSS_SPREAD) * noise)
+    curve: FloatArray = row.floor + above / (1 + (1 / constants.LOSS_LEFT - 1) * done / to_target)
+    curve *= np.exp((constants.ERRATIC_SPREAD if erratic else constants.LOSS_SPREAD) * noise)
     if erratic:
         curve[spiking] *= height[spiking]
     return curve
@@ -155,8 +131,8 @@ def sync_s(row: Row, placement: Placement) -> float:
     """
     workers = sum(placement)
     apart = sum(slots > 0 for slots in placement) > 1
-    hop_s = NETWORK_HOP_S if apart else NODE_HOP_S
-    bytes_per_s = NETWORK_BYTES_PER_S if apart else NODE_BYTES_PER_S
+    hop_s = constants.NETWORK_HOP_S if apart else constants.NODE_HOP_S
+    bytes_per_s = constants.NETWORK_BYTES_PER_S if apart else constants.NODE_BYTES_PER_S
     return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
 
 
@@ -193,7 +169,7 @@ class Workload:
 WORKLOADS: Final[Mapping[str, Workload]] = {
     name: Workload(name, application, row, samples)
     for application, row in ROWS.items()
-    for samples in SIZES[application.partition("-")[2]]
+    for samples in constants.SIZES[application.partition("-")[2]]
     for name in [f"{application}-{samples / 1000:g}k"]
 }
 
@@ -219,12 +195,12 @@ def duration_s(name: str, slots: int) -> float:
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
-    seconds_per_sample = step_s(row, packed(slots, GPUS_PER_NODE), batch) / batch
+    seconds_per_sample = step_s(row, packed(slots, constants.GPUS_PER_NODE), batch) / batch
     return sum(
         workload.samples
         * seconds_per_sample
         / efficiency(row, batch, noise_scale(row, epoch / row.epochs))
-        for epoch in range(row.epochs + ABOVE_TARGET)
+        for epoch in range(row.epochs + constants.ABOVE_TARGET)
     )
 
 
@@ -284,17 +260,17 @@ class Table2Job(JobModel):
         """Draw the job's number of epochs and noise from `seed` and the job's name."""
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
-        usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
+        usual = row.epochs * math.exp(constants.EPOCHS_SPREAD * rng.standard_normal())
         if job.samples is not None:  # recorded work includes the epochs above the target
-            usual = job.samples / workload.samples - ABOVE_TARGET
+            usual = job.samples / workload.samples - constants.ABOVE_TARGET
         self._to_target = max(1, round(usual))
         self.application, self.epoch_samples = workload.application, workload.samples
         self._row = row
-        self.epochs = self._to_target + ABOVE_TARGET
+        self.epochs = self._to_target + constants.ABOVE_TARGET
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=model.erratic)
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
+        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=constants.ABOVE_TARGET)
         if model.stated:
             stop = StopRule(epochs=self.epochs)
         if model.stated and job.utility is not None:  # a stated deadline implies a known length
@@ -346,12 +322,15 @@ def costs_of(row: Row) -> ChangeCosts:
     """Return the costs of changes; a start from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
-    quick, slow = RESTART_S
+    quick, slow = constants.RESTART_S
     return replace(TYPICAL_COSTS, restart_s=quick + (slow - quick) * share)
 
 
 TYPICAL_COSTS: Final = ChangeCosts(
-    start_s=COLD_START_S, restart_s=sum(RESTART_S) / 2.0, prepare_s=PREPARE_S, switch_s=SWITCH_S
+    start_s=constants.COLD_START_S,
+    restart_s=sum(constants.RESTART_S) / 2.0,
+    prepare_s=constants.PREPARE_S,
+    switch_s=constants.SWITCH_S,
 )
 
 
@@ -369,6 +348,6 @@ def _spec(
         batch_size=first,
         max_batch_size=most,
         max_local_batch=max(first, row.memory),  # a batch beyond the memory takes several passes
-        slots=(1, max(MAX_SLOTS, job.slots)),
+        slots=(1, max(constants.MAX_SLOTS, job.slots)),
         stop=stop,
     )

@@ -244,7 +244,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
     for info in history.epochs:
         if info.epoch < 1 or info.global_batch < 1:
             continue
-        speed = _speed(info) if _measured(info) else None
+        speed = _speed(info)
         lasted_s = None
         if speed is not None and before is not None and info.epoch == before.epoch + 1:
             # A group that restarted from the end of the previous epoch paused in between.
@@ -279,7 +279,10 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
     return Family(
         name=name,
         speeds=tuple(
-            _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
+            speed
+            for job in jobs
+            for speed in map(_speed, histories.of(job.job).epochs)
+            if speed is not None
         ),
         epoch_samples=max(job.progress.epoch_length for job in jobs),
         took=_change_times(histories.of(job.job) for job in jobs),
@@ -288,12 +291,12 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
     )
 
 
-def _measured(info: EpochInfo) -> bool:
-    fast = _positive(info.samples_per_s) is not None
-    return info.whole and info.slots > 0 and info.nodes > 0 and info.global_batch > 0 and fast
-
-
-def _speed(info: EpochInfo) -> EpochSpeed:
+def _speed(info: EpochInfo) -> EpochSpeed | None:
+    """Return the speed of a whole epoch that one group trained, or None if it was not measured."""
+    if not info.whole or min(info.slots, info.nodes, info.global_batch) <= 0:
+        return None
+    if _positive(info.samples_per_s) is None:
+        return None
     times = info.step_times
     return EpochSpeed(
         info.nodes,

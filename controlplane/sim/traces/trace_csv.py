@@ -28,7 +28,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
@@ -51,9 +51,7 @@ def read_trace(path: Path) -> Trace:
 
     The name of the trace is the file name without its suffix.
     """
-    return build_trace(
-        path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
-    )
+    return build_trace(path.stem, path, map(_job, with_header(path, REQUIRED, OPTIONAL)))
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -67,9 +65,8 @@ def write_trace(trace: Trace, path: Path) -> None:
         csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
         if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
             problem = f"{path}:{line}: job {job.name!r} would not be read back equal"
-            raise TraceError(
-                problem, "leave out blanks around names, and fractions of whole numbers"
-            )
+            hint = "leave out blanks around names, and fractions of whole numbers"
+            raise TraceError(problem, hint)
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
     write_whole(path, text.getvalue(), TraceError)
@@ -197,16 +194,9 @@ TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
     """Read the jobs of a foreign trace, except jobs that need more than `most_slots` slots."""
-    if layout not in get_args(Layout):
-        hint = f"choose one of {', '.join(get_args(Layout))}"
-        raise TraceError(f"unknown layout {layout!r}", hint, "layout")
     jobs = _JOBS[layout](path)
     fitting = (job for job in jobs if most_slots is None or job.slots <= most_slots)
     return build_trace(path.stem, path, fitting)
-
-
-def _pollux(path: Path) -> Iterator[TraceJob]:
-    yield from read_trace(path).jobs
 
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:
@@ -274,8 +264,8 @@ def _parse_time(row: CsvRow) -> dt.datetime:
         raise row.error("timestamp", f"{said!r} is not a time", hint) from None
 
 
-_JOBS: Final[Mapping[Layout, Callable[[Path], Iterator[TraceJob]]]] = {
-    "pollux": _pollux,
+_JOBS: Final[Mapping[Layout, Callable[[Path], Iterable[TraceJob]]]] = {
+    "pollux": lambda path: read_trace(path).jobs,
     "gavel": _gavel,
     "tiresias": _tiresias,
     "philly": _philly,
