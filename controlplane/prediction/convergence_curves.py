@@ -65,8 +65,7 @@ def fit_exponential(
 ) -> Fit:
     """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II: mu^(t - b) + c).
 
-    For each mu of a grid, A and c have a closed form. The coefficients are A, -log mu, c, 0. The
-    arguments are those of `fit_sublinear`.
+    For each mu of a grid, A and c have a closed form. The coefficients are A, -log mu, c, 0.
     """
     every = np.broadcast_to(RATES, (len(times), len(RATES)))
     coarse = _at_rates(times, losses, weights, lowest, every)
@@ -228,10 +227,7 @@ class ConvergenceCurves:
         return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
 
     def reaches(self, losses: FloatArray) -> FloatArray:
-        """Return the positions, shape (J,), where the curves reach `losses`; infinite where never.
-
-        No position is before the first report.
-        """
+        """Return the positions, shape (J,), where the curves reach `losses`, or infinity."""
         above = (losses - self.lowest) / self.range
         a, b, c, d = self.coefficients.T
         with np.errstate(all="ignore"):
@@ -259,21 +255,18 @@ _FIELDS: Final = tuple(field.name for field in fields(ConvergenceCurves))
 def fit_curves(
     positions: FloatArray, losses: FloatArray, *, decay: float = DECAY
 ) -> ConvergenceCurves:
-    """Return the curves closest to the latest reports, sublinear or exponential.
+    """Return J curves closest to the latest reports, sublinear or exponential.
 
     Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2).
-    Losses never raise an error: those that are not finite are ignored, and if the others do not
-    determine a curve, `forms` shows this. A single report above both its neighbours is lowered to
-    the higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least
-    0, its curve stays at least 0.
+    Losses never raise an error: those that are not finite are ignored, and `forms` shows if the
+    others do not determine a curve. A single report above both its neighbours is lowered to the
+    higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least 0,
+    its curve stays at least 0.
 
     Args:
         positions: positions of the reports in samples, iterations or epochs, rising; shape (J, N).
         losses: shape (J, N); nan where there is no report.
         decay: weight of a report relative to the next one, in (0, 1].
-
-    Returns:
-        J curves.
     """
     if losses.shape[1] < MIN_REPORTS:  # no job has enough reports
         missing = ((0, 0), (0, MIN_REPORTS))
@@ -292,10 +285,7 @@ def job_curve(
 ) -> ConvergenceCurves:
     """Return the curve of one job (J = 1) from all its reports; see `fit_curves`.
 
-    Args:
-        positions: positions of the reports, rising, as many as `losses`.
-        losses: reported losses; None where no loss was reported.
-        decay: weight of a report relative to the next one, in (0, 1].
+    Positions are rising. A loss is None if no loss was reported.
     """
     known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
     rows = np.array(known[-MAX_REPORTS:], dtype=float).reshape(-1, 2).T

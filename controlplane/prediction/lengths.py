@@ -1,9 +1,9 @@
 """Lengths of jobs: total work as a distribution, remaining samples, and Optimus' loss curve.
 
-Lengths are positive. They differ by orders of magnitude between families and by a percentage within
-a family, so averages and spreads use logarithms of totals. Each finished job of a family adds one
-log-normal component (a kernel estimate). Other knowledge about the end of a job, such as the user's
-estimate or the trend of a metric, is evidence that multiplies the components.
+Lengths differ by orders of magnitude between families and by a percentage within a family, so
+averages and spreads use logarithms of totals. Each finished job of a family adds one log-normal
+component (a kernel estimate). Other knowledge about the end of a job is evidence that multiplies
+the components.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ def of_relatives(
 
     Jobs that were given up or still run are censored: their weight goes to the jobs that finished
     with larger totals (Kaplan and Meier 1958). Otherwise the first jobs to finish, which are the
-    short ones, would dominate.
+    short ones, would dominate. Many components are narrower than `spread` (Silverman 1986: by the
+    fifth root of their number). Few components are wider, because they also represent the lengths
+    between them.
 
     Args:
         finished: totals of finished jobs, samples; at least one.
         outlived: samples done by jobs that were given up or still run.
-        spread: standard deviation of log totals within a family. If there are many components,
-            they are narrower (Silverman 1986: by the fifth root of their number). If there are few,
-            they are wider, because they also have to represent the lengths between them.
+        spread: standard deviation of log totals within a family.
     """
     valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
     totals, counts = np.unique(valid, return_counts=True)
@@ -144,10 +144,8 @@ def of_relatives(
 def pooled_spread(families: Sequence[Sequence[float]], prior: float, trust: float) -> float:
     """Return the standard deviation of log totals within a family, pooled over all families.
 
-    Args:
-        families: for each family the totals of its finished jobs, samples, above 0.
-        prior: standard deviation of the logarithm that is assumed before any job has finished.
-        trust: degrees of freedom of the prior, above 0.
+    `families` has the totals of each family's finished jobs, samples above 0. `prior` is assumed
+    before any job has finished; `trust`, above 0, is its number of degrees of freedom.
     """
     squares, freedom = trust * prior**2, trust
     for totals in families:
@@ -163,15 +161,10 @@ def remaining_samples(
 ) -> float:
     """Return the samples that a job will still process.
 
-    The estimate is the mean residual life of the finished jobs of the family. If none of them went
-    beyond `done`, the job is expected to reach the larger of 2 `done` and `largest`. In a live
-    cluster a stated number of epochs or samples *is* the end of a job, so nothing is averaged.
-
-    Args:
-        done: Y_processed, samples.
-        stated: total that the user stated, samples; None if the end depends on a metric.
-        finished: totals of finished jobs of the family, samples.
-        largest: most samples that any job of the family has done.
+    The estimate is the mean residual life of the `finished` jobs of the family. If none of them
+    went beyond `done`, the job is expected to reach the larger of 2 `done` and `largest`, the most
+    samples that any job of the family has done. A total that the user stated *is* the end of a job
+    in a live cluster; it is None if the end depends on a metric.
     """
     if stated is not None:
         return max(0.0, stated - done)
@@ -214,10 +207,7 @@ def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None
 
     The fit tries several floors b2 below the smallest loss. For each floor, non-negative least
     squares on 1 / (loss - b2) finds b0 and b1, weighted so that errors count as errors of the loss.
-
-    Args:
-        epochs: k, finished epochs, at least three.
-        losses: mean training loss of each epoch, above 0.
+    Three losses above 0 are needed. `epochs` has the number of finished epochs for each loss.
     """
     k, loss = np.array(epochs, dtype=float), np.array(losses, dtype=float)
     valid = np.isfinite(loss) & (loss > 0)

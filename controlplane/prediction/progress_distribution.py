@@ -60,14 +60,10 @@ class Points:
 
 
 def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
-    """Return the points of one finished job.
+    """Return the points of one finished job from x, shape (E, 5), and rising epochs, shape (E,).
 
     The last entry is the end of the job. It does not become a point, because its progress is 1,
     where a Beta distribution has no information.
-
-    Args:
-        rows: x after each reported epoch, shape (E, 5).
-        epochs: number of each reported epoch, shape (E,), ascending.
     """
     total = epochs[-1] if len(epochs) else 1.0
     before = epochs < total
@@ -88,12 +84,7 @@ class ProgressModel:
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return alpha and beta, each of shape (N,).
-
-        Args:
-            rows: x, shape (N, 5); nan where unknown.
-            epochs: numbers of processed epochs, shape (N,).
-        """
+        """Return alpha and beta, shape (N,), for x of shape (N, 5) and epochs of shape (N,)."""
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
 

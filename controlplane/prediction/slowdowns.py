@@ -117,11 +117,7 @@ Form = Literal["linear", "quadratic"]
 
 
 def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float, ...]:
-    """Return the features from which the slow-down is computed as a linear function.
-
-    The linear form has the neighbours' use of cores and of bandwidth. The quadratic form adds the
-    square of each and the product of both.
-    """
+    """Return the neighbours' use of cores and bandwidth; quadratic: also squares and product."""
     cpu, sent = cores / CORES, bytes_per_s / BYTES_PER_S
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
 
@@ -135,20 +131,17 @@ def prior_weights(form: Form) -> FloatArray:
 def fit_usage_slowdowns(
     form: Form, sizes: Sequence[Hashable], features: FloatArray, log_steps: FloatArray, ridge: float
 ) -> FloatArray:
-    """Return the weights of log(step) = base[size] + weights . features, by ridge regression.
+    """Return the weights, shape (features,), of log(step) = base[size] + weights . features.
 
-    Every size of a family has a separate base, which is not penalised. The weights are shared by
-    all sizes, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a
-    function of CPU and bandwidth usage").
+    Ridge regression; every size has a separate base, which is not penalised. All sizes share the
+    weights, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a function
+    of CPU and bandwidth usage").
 
     Args:
         sizes: size of each measurement, length O.
         features: shape (O, features).
         log_steps: shape (O,), logarithms of seconds.
         ridge: weight of the prior, in measurements; above 0.
-
-    Returns:
-        Shape (features,).
     """
     believed = prior_weights(form)
     if not len(sizes):

@@ -42,12 +42,10 @@ class StepModel:
 
 
 def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> FloatArray:
-    """Return the step times of several models at several sizes, shape (M, S), seconds.
+    """Return the step times of M `StepModel`s at several sizes, shape (M, S), seconds.
 
-    Args:
-        coefficients: the coefficients of M `StepModel`s, shape (M, 4).
-        slots: w, shape (S,) or (M, S).
-        batches: B, global, samples per step, shape (M, 1).
+    Shapes are (M, 4) for `coefficients`, (S,) or (M, S) for `slots`, and (M, 1) for `batches`,
+    which are global samples per step.
     """
     a, b, c, d = coefficients.T[:, :, None]
     steps_s: FloatArray = a * batches / slots + b + c * (slots - 1) / slots + d * slots
@@ -104,11 +102,7 @@ class StepTimes(Generic[K]):
     means: dict[K, MeanStepTime] = field(default_factory=dict)
 
     def add(self, key: K, step_s: float) -> bool:
-        """Add the seconds of a step, above 0; return True if a model should be fitted again.
-
-        The model should be fitted again if the key had no measurements, or if the mean has drifted
-        since the last fit.
-        """
+        """Add a step's seconds, above 0; return True if the key is new or its mean has drifted."""
         mean = self.means.get(key)
         if mean is None:
             if self.kept is not None and len(self.means) >= self.kept:

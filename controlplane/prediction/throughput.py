@@ -4,9 +4,7 @@ The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11). Computation is 
 batch. Communication is linear in the slots, with different coefficients within a node and across
 nodes. A power mean of both expresses their overlap. Pollux assumes that unmeasured parts cost
 nothing, so that jobs explore. This module has weak priors instead, which a few measurements
-outweigh: part of the computation does not depend on the batch, each further slot adds a little, and
-communication costs twice as much across nodes as within one. A correction at each measured size
-removes the error that remains there.
+outweigh. A correction at each measured size removes the error that remains there.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ class PassLimits:
     several: float = math.inf
 
     def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the passes of each step; gradients accumulate until the reduction.
-
-        As in the training library, passes are as few as the limit allows and nearly equal in size.
-        All shapes are (...).
-        """
+        """Return the passes of each step: as few as the limit allows; all shapes are (...)."""
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
 
@@ -122,13 +116,8 @@ class SpeedModel:
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
         """Return the seconds of a step with all passes; only the last pass includes the reduction.
 
-        Args:
-            nodes: shape (...), nodes that the group spans.
-            slots: shape (...), workers.
-            local_batch: shape (...), samples of one slot in a step.
-
-        Returns:
-            Shape (...), seconds; relative to a step at the first batch if `known` is False.
+        All shapes are (...). `local_batch` is the number of samples of one slot in a step. The
+        result is relative to a step at the first batch if `known` is False.
         """
         if self.limits == NO_LIMITS:
             return self.pass_s(nodes, slots, local_batch)
@@ -184,16 +173,8 @@ class SpeedModel:
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:
     """Return the progress per sample, relative to the progress per sample at the first batch.
 
-    The value is (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018;
-    Pollux eq. 7).
-
-    Args:
-        batch: m, shape (...), global, samples per step.
-        first_batch: m0, samples per step.
-        noise_scale: phi, samples.
-
-    Returns:
-        Shape (...), 1 at the first batch, falling towards 0.
+    The value is (phi + m0) / (phi + m), with the gradient noise scale phi, the first batch m0 and
+    the global batch m, shape (...), all in samples (McCandlish et al. 2018; Pollux eq. 7).
     """
     return np.asarray((noise_scale + first_batch) / (noise_scale + batch))
 
@@ -226,9 +207,8 @@ def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) 
     """Return the model with the least squared errors of logarithms, without corrections.
 
     The method is Levenberg-Marquardt. Pollux minimises the same error (section 4.1) without priors.
-    All coefficients are fitted together; with separate fits, an error of a few per cent in the
-    computation at large batches would be attributed to the network. Some of the samples must be on
-    several slots. The search starts at `before`, or at the priors.
+    All coefficients are fitted together; with separate fits, an error of the computation at large
+    batches would be attributed to the network. Some samples must be on several slots.
     """
     fitted = _Fitted(samples)
     begin = fitted.prior_mean if before is None else fitted.x_of(before)
@@ -382,8 +362,7 @@ def fit(
     Args:
         samples: measurements of one family; implausible ones (nan, 0 seconds) are ignored.
         first_batch: a usual batch of one slot, for the prior.
-        before: earlier model of this family, fitted to fewer samples; it makes the search faster
-            and does not change the result.
+        before: earlier model of this family; makes the search faster.
         scaling: prior of the speed-up, used until several slots were measured.
     """
     samples = [sample for sample in samples if _is_plausible(sample)]

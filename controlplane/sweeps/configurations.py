@@ -1,7 +1,4 @@
-"""Functions that draw, list and mutate configurations of a search space.
-
-A random stream depends on its key alone.
-"""
+"""Functions that draw, list and mutate configurations of a search space."""
 
 from __future__ import annotations
 
@@ -26,17 +23,13 @@ def stream(*key: str | int) -> Random:
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
     """Return configuration `number` (from 0) of a random search.
 
-    Each value is drawn from its own stream, with the key (seed, number, name). So a new parameter
-    in the space does not change the values of the other parameters.
+    Each value has its own random stream, so a new parameter does not change the other values.
     """
     return _applicable(space, lambda name: _draw(space[name], stream(seed, number, name)))
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
-    """Return every combination of values; the last parameter changes fastest.
-
-    If combinations differ only in values that do not apply, only one of them is listed.
-    """
+    """Return each combination of values that apply once; the last parameter changes fastest."""
     names = list(space)
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for values in product(*(_listed(space[name]) for name in names)):

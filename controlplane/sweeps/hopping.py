@@ -1,7 +1,4 @@
-"""Model hopping as a scheduling problem with models, partitions and slots, and a greedy order.
-
-`makespan_bound` returns a lower bound on the duration of any order.
-"""
+"""Model hopping as a scheduling problem, with a greedy order and a lower bound of any order."""
 
 from __future__ import annotations
 
@@ -135,9 +132,8 @@ class GreedyOrder:
     def begin_units(self) -> list[Visit]:
         """Begin units: the most loaded idle slot takes the idle model with most work left.
 
-        A slot serves its primary partitions first. It serves replicas only if no idle model has to
-        visit a primary partition of the slot. Among equal models, a model whose state is on the
-        slot is preferred.
+        A slot serves replicas only if no idle model has to visit one of its primary partitions.
+        Among equal models, a model whose state is on the slot is preferred.
         """
         begun: list[Visit] = []
         if not self.idle_models:
@@ -228,11 +224,9 @@ def _unit_seconds(problem: HopProblem) -> list[float]:
 def makespan_bound(problem: HopProblem) -> float:
     """Return a lower bound in seconds on the makespan of any order of visits.
 
-    If each partition is on one slot, the result is the open-shop bound, which is the longest
-    remaining work of a model or of a slot (Cerebro section 5.1). With replicas a unit can run on
-    any slot that holds its partition. The work of a model is then the work on the fastest slots
-    that hold its partitions, and the total work is shared by all slots. The remaining time of
-    running units is included.
+    If each partition is on one slot, the result is the open-shop bound: the longest remaining work
+    of a model or a slot (Cerebro section 5.1). With replicas, the work of a model counts on the
+    fastest slots that hold its partitions, and all slots share the total work.
     """
     slots, sizes = problem.slots, problem.sizes
     holders = [

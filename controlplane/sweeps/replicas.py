@@ -1,7 +1,4 @@
-"""Placement of states and partitions on nodes.
-
-A state is stored on two nodes before its predecessor is dropped.
-"""
+"""Placement of states and partitions on nodes."""
 
 from __future__ import annotations
 
@@ -50,12 +47,11 @@ def keep_states(state: SweepState) -> list[Order]:
 def _keep_newest(
     state: SweepState, model: ModelState, needed: set[StateName], copied: set[StateName]
 ) -> CopyState | None:
-    """Add the trial's needed states to `needed`, and return an order to copy the newest state.
+    """Add the trial's needed states to `needed`; return an order to copy the newest state, or None.
 
     The trial needs its newest state, a state that is being copied, and the newest state with enough
-    replicas. The order is None if the newest state has enough replicas or if a copy of the trial is
-    pending. With one pending copy per trial, nodes keep at most three of its states, even if copies
-    fail or are slower than units.
+    replicas. Only one copy per trial is pending, so nodes keep at most three of its states, even if
+    copies fail or are slower than units.
     """
     places = min(MIN_REPLICAS, max(1, len(state.staged)))
     lacking, busy = False, False
@@ -92,10 +88,7 @@ def _use_newest_stored(state: SweepState, model: ModelState) -> None:
 
 
 def _copy(state: SweepState, model: ModelState) -> CopyState | None:
-    """Return an order to copy the newest state to a node without it; a retry uses another node.
-
-    The result is None after `MAX_COPY_TRIES` failures, or if there is no such node.
-    """
+    """Return an order to copy the newest state to a node without it; a retry uses another node."""
     having = state.stored.nodes(model.names(model.at))
     source, name = having[0]
     nodes = {node for node, _ in having}

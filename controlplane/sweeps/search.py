@@ -1,7 +1,6 @@
 """Search algorithms as pure functions of the trials: rungs, population based training, medians.
 
 A rung is a number of epochs after which successive halving, Hyperband and ASHA compare trials.
-`expected_epochs` returns the total number of epochs, if the searcher determines it.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
 def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
     """Promote the best 1 / eta of each complete rung, and stop the others.
 
-    Of n trials at a rung floor(n / eta) are promoted, but at least one. The order in which the
-    trials reach the rung has no influence.
+    Of n trials floor(n / eta) are promoted, at least one. The order of arrival has no influence.
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
@@ -68,16 +66,14 @@ def asynchronous(
 ) -> list[Decision]:
     """Promote trials among the best 1 / eta of a rung without waiting for the whole rung.
 
-    The algorithm is ASHA (Li et al., MLSys '20, algorithm 2), from the highest rung down. Paper: if
-    no trial can be promoted, a new configuration begins. Here all configurations exist from the
-    start, and waiting ones cost nothing. If no trial trains and none is among the best, the best
-    waiting trial of the highest rung is promoted. Once a trial has trained to the end or graduates,
-    the other trials stop.
+    ASHA (Li et al., MLSys '20, algorithm 2), from the highest rung down. Paper: if no trial can be
+    promoted, a new configuration begins. Here all configurations exist from the start. If no trial
+    trains and none is among the best, the best waiting trial of the highest rung is promoted. Once
+    a trial has trained to the end or graduates, the other trials stop.
 
-    Paper: scores are compared as they arrive (`on_arrival`), so the winners of a search depend on
-    the slots. Here `in_order` compares scores in a fixed order: by number in the first rung, by
-    order of promotion in later rungs. A score waits for all scores before it, so promotions depend
-    on the scores alone. `paused` has the numbers of trials that are skipped if they have no score.
+    Paper: scores are compared as they arrive (`on_arrival`). Here `in_order` compares scores by
+    number in the first rung and by order of promotion in later rungs, so promotions depend on the
+    scores alone. Trials in `paused` are skipped if they have no score.
     """
     found: list[Decision] = []
     if promotes == "in_order":
@@ -159,10 +155,9 @@ def exploit_and_explore(
 ) -> list[Decision]:
     """Replace the worst quarter by mutated copies of the best quarter, at every interval.
 
-    This is truncation selection (Jaderberg et al. 2017, section 4). All trials wait for the slowest
-    one in the interval, so that the result does not depend on the order of arrival. A copy is a new
-    trial with a parent, so that the ledger shows its descent. Trials that joined later catch up
-    without being compared.
+    Truncation selection (Jaderberg et al. 2017, section 4). All trials wait for the slowest one in
+    the interval, so the order of arrival has no influence. A copy is a new trial with a parent.
+    Trials that joined later catch up without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]
     level = max((trial.granted for trial in alive), default=0)
@@ -195,12 +190,8 @@ def next_decisions(
 ) -> list[Decision]:
     """Return the decisions of the search; the list is empty while it waits for trials or is over.
 
-    The result depends on the arguments alone, so equal trials lead to equal decisions, also after a
-    restart. The caller must carry out all returned decisions.
-
-    Args:
-        trials: all trials in order of their numbers, including those that users added.
-        paused: numbers of trials that do not train at the moment.
+    The result depends on the arguments alone. The caller must carry out all decisions. `paused` has
+    the numbers of trials that do not train at the moment.
     """
     if not trials:
         return first_trials(spec)
@@ -246,12 +237,10 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
 
 
 def epochs_of_new(spec: SearchSpec, begun: int) -> int:
-    """Return the number of epochs that a trial is granted when a user adds it.
+    """Return the epochs granted to a trial that a user adds with the state after `begun` epochs.
 
-    `begun` is the number of finished epochs of its initial state. With rungs, the result is the
-    first rung above `begun`. In population based training, it is the larger of the interval and
-    `begun` + 1. For Hyperband, whose brackets are full, and for all other searchers it is the last
-    epoch.
+    With rungs, the result is the first rung above `begun`. In population based training, it is the
+    larger of the interval and `begun` + 1. Otherwise it is the last epoch.
     """
     match spec.searcher:
         case SuccessiveHalving(min_epochs=least, eta=eta) | Asha(min_epochs=least, eta=eta):
@@ -275,10 +264,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop trials whose best score is below the median of the other trials' mean scores.
-
-    The rule is from Golovin, section 3.2.2.
-    """
+    """Stop trials whose best score is below the median of the others' means (Golovin, 3.2.2)."""
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
     for trial in trials:
@@ -310,11 +296,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def expected_epochs(spec: SearchSpec) -> int:
-    """Return the expected total epochs of all trials, or 0 if only the granted epochs are known.
-
-    The number is exact for successive halving and Hyperband. ASHA promotes some more trials,
-    depending on the order of arrival.
-    """
+    """Return the expected total epochs of all trials, or 0 if unknown; a lower bound for ASHA."""
     searcher = spec.searcher
     match searcher:
         case (

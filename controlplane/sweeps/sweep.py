@@ -1,8 +1,7 @@
 """Sweep as a state machine that takes in reports and gives out orders.
 
-Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders. So the journalled
-reports are the ledger, and recovery reads these reports again. `begin_units` decides which units
-begin, and where. Times are in seconds on the controller's clock.
+Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders, so the journalled
+reports are the ledger. Times are in seconds on the controller's clock.
 """
 
 from __future__ import annotations
@@ -137,10 +136,7 @@ def hop_problem(
 
 
 def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
-    """True if the trial belongs to the scheduling problem.
-
-    Such a trial has work, and has no unit on a revoked worker.
-    """
+    """True if the trial has work, and has no unit on a revoked worker."""
     revoked = lease is not None and state.workers[lease.order.worker].revoked
     return not revoked and _has_work(state, number, leased=lease is not None)
 
@@ -175,10 +171,7 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition, or None if no slot holds the partition.
-
-    Among the slots that hold the partition, the slot with the fewest primary partitions is chosen.
-    """
+    """Return the primary slot of each partition: the holder with the fewest primaries, or None."""
     counts = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
@@ -234,12 +227,8 @@ class Sweep:
     ) -> None:
         """Create a sweep that has not started.
 
-        Args:
-            keep: number of best trials whose states are kept.
-            order: order of visits.
-            graduate_slots: number of slots for elastic jobs. When the number of remaining trials
-                falls below half of this number, the trials continue as elastic jobs. 0 means that
-                trials never become elastic jobs.
+        `keep` is the number of best trials whose states are kept. When fewer than half of
+        `graduate_slots` trials are left, these trials continue as elastic jobs; 0: they never do.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
@@ -280,8 +269,7 @@ class Sweep:
     ) -> list[Order]:
         """Remove a worker whose process has exited; the node's states and partitions stay.
 
-        `reason` is the cause of the exit; if it is empty, no trial is blamed for the exit. `fault`
-        is False if the process was killed, and True if it exited by itself.
+        An empty `reason` blames no trial. `fault` is False if the process was killed.
         """
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and reason:
@@ -289,11 +277,10 @@ class Sweep:
         return [*found, *self._advance(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
-        """Revoke a worker; the worker finishes its unit first if the unit ends in time.
+        """Revoke a worker, which has to be gone within `within_s` seconds (0 means at once).
 
-        The worker has to be gone within `within_s` seconds (0 means at once). A unit that is
-        expected to take longer is given up now. Any other unit is given up if it is still running
-        at the end of this time.
+        A unit that is expected to take longer is given up now, any other unit at the end of this
+        time.
         """
         record = self.state.workers.get(worker)
         if record is None:
@@ -357,8 +344,8 @@ class Sweep:
     def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
         """Start the timer of a unit that has received its state and data; ignore an old attempt.
 
-        `samples` is the size of the partition. If another node reported a different size, the unit
-        ends and this node does not get the partition again.
+        If another node reported another number of `samples` in the partition, the unit ends and
+        this node does not get the partition again.
         """
         state = self.state
         lease = state.leases.get(attempt)
@@ -446,10 +433,7 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a trial with these values.
-
-        If `parent` is given, the new trial continues from the state of trial `parent`.
-        """
+        """Add a trial with these values; it continues from the state of trial `parent` if given."""
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)

@@ -1,8 +1,7 @@
 """Functions that add, score, fail and graduate trials, and that handle failed units.
 
-If a sweep has fewer models than workers, some workers are idle. So the last trials can graduate
-once they are fewer than half the slots. A graduated trial uses all slots that its elastic job gets.
-Its result is no longer bit-equal to the result of a trial trained alone, so users have to opt in.
+Once the last trials are fewer than half the slots, they can graduate: each continues as an elastic
+job. Its result is then no longer bit-equal in every run, so users have to opt in.
 """
 
 from __future__ import annotations
@@ -86,11 +85,7 @@ MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a
 def unit_fault(
     state: SweepState, lease: Lease, node: NodeId, reason: str, fault: Fault
 ) -> list[Order]:
-    """Handle a failed unit, whose lease has been removed.
-
-    `fault` is the cause of the failure: the trial, a state that could not be read, the data, or a
-    disk without room for the state.
-    """
+    """Handle a failed unit, whose lease has been removed; `fault` is the cause of the failure."""
     order = lease.order
     match fault:
         case "trial":
@@ -118,8 +113,7 @@ def refuse_data(
 ) -> list[Order]:
     """Record that a node could not provide a partition; if `for_good`, one failure is enough.
 
-    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition. If no other node with
-    workers can provide the partition, the sweep is stuck.
+    If no other node with workers can provide the partition, the sweep is stuck.
     """
     failed = state.data.failed
     failed[node, partition] = (
@@ -139,10 +133,7 @@ def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
 
 
 def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> list[Order]:
-    """Record that a worker crashed or was killed (`fault` is False) in a unit of `trial`.
-
-    The trial fails after `MAX_FAULTS` faults in a row, or after `MAX_KILLS` kills in a row.
-    """
+    """Record that a worker crashed, or was killed (`fault` is False), in a unit of `trial`."""
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
     state.crashes[trial] = faults, kills
@@ -163,11 +154,7 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units that exceeded their time, and release their workers.
-
-    A trial fails after `MAX_HANGS` such units. If the data or state of a unit did not arrive in
-    time, this is recorded as a crash.
-    """
+    """Give up late units and release their workers; late data or states count as a crash."""
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:

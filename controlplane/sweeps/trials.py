@@ -70,7 +70,7 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """Return trial number and epoch of the best score, or None if no trial has a score.
+    """Return trial number and epoch of the best score, or None without scores.
 
     Among equal scores the earliest epoch is the best, then the lowest number.
     """
@@ -110,10 +110,7 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
 
 
 def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
-    """Return the trial after another epoch.
-
-    The trial fails if the score is not finite, and is done after `last_epoch` epochs.
-    """
+    """Return the trial after another epoch: failed without a finite score, done at `last_epoch`."""
     if not math.isfinite(score):
         return replace(trial, ended="failed")
     after = replace(trial, scores=(*trial.scores, score))
