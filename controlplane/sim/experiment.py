@@ -1,7 +1,7 @@
 """Parallel simulations in worker processes; each result is saved as soon as it arrives.
 
-A result file consists of JSON lines, and a long experiment resumes from it. A file that cannot be
-read or written, and a line that is not a result, raise `ResultsError`.
+A result file consists of JSON lines; a last line that a crash left incomplete is ignored. A file
+that cannot be read or written, and a line that is not a result, raise `ResultsError`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def create(path: Path) -> None:
 def append(path: Path, result: SimulationResult) -> bool:
     """Append a result durably, or return False if its simulation already has a result in the file.
 
-    An incomplete last line, left by a crash, is removed first. Several processes may append to
-    the file at the same time.
+    Several processes may append to the file at the same time.
     """
     try:
         with path.open("ab+") as file:
@@ -79,10 +78,7 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """Return the results in a file, one for each simulation, or [] if the file is missing.
-
-    An incomplete last line was left by a crash and is ignored.
-    """
+    """Return the results in a file, one for each simulation, or [] if the file is missing."""
     found: dict[str, SimulationResult] = {}
     try:
         with path.open("rb") as file:
@@ -202,7 +198,7 @@ def run(
     workers: int = 1,
     on_progress: OnProgress | None = None,
 ) -> list[SimulationResult]:
-    """Simulate all cells, each in its own process.
+    """Simulate all cells, each in its own process, and return their results in the same order.
 
     Args:
         cells: simulations to run; equal cells are simulated once.
@@ -210,13 +206,9 @@ def run(
             not simulated again. None: results are not saved.
         workers: number of processes that run at the same time, at least 1.
 
-    Returns:
-        The result of each cell, in the order of `cells`.
-
     Raises:
         StoppedError: at Ctrl-C, after all workers exited; the file contains the finished results.
         CellsFailedError: if workers crashed or raised; all other cells are simulated first.
-        ResultsError: if the file cannot be read or written.
     """
     if workers < 1:
         raise ValueError("workers must be at least 1")

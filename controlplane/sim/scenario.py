@@ -1,7 +1,6 @@
 """Scenario of a simulation as a value: workload, cluster and costs.
 
-`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names. They raise
-`TraceError` if a file cannot be read, or if the scenario needs a file and names none.
+Functions that load files of a scenario raise `TraceError` if a file is missing or invalid.
 """
 
 from __future__ import annotations
@@ -269,8 +268,7 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
     """Return the costs of changes that apply to any job of the scenario.
 
     A cost that the scenario leaves open depends on the physics: 30 s for every change with profiles
-    or a recording, the middle of Table 2's models, at most half a second with loss curves, and
-    seconds in Harmony's testbed.
+    or a recording, otherwise `USUAL_COSTS`.
     """
     usual = USUAL_COSTS.get(scenario.physics)
     if usual is not None:

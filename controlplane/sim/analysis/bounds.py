@@ -1,9 +1,4 @@
-"""Lower bounds of the average completion time of a trace, and times of jobs that run alone.
-
-`min_cost` returns the least cost of a single job. `fluid_srpt` turns these costs into a bound for
-all jobs under any policy. `times_alone` returns the time that each job, as its user submitted it,
-would take in an empty cluster.
-"""
+"""Lower bounds of the average completion time of a trace, and times of jobs that run alone."""
 
 from __future__ import annotations
 
@@ -51,9 +46,6 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
         most: shape (J,), largest speed of the job, in slots; above 0, can be infinite.
         capacity: slots of the cluster; above 0.
 
-    Returns:
-        Seconds; 0 without jobs.
-
     Raises:
         ValueError: if shapes differ or a value is out of its range.
     """
@@ -67,10 +59,9 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
 def least_flow(
     release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
 ) -> float:
-    """Return the lower bound of `fluid_srpt` for the sum, not the mean, of completion times.
+    """Return the bound of `fluid_srpt` for the sum, not the mean, without a check of the inputs.
 
-    Inputs are not checked. Plain sequences make the function fast for few jobs. `release` is in
-    seconds, `work` in slot seconds, `fastest` in slots and at most `capacity`.
+    `release` is in seconds, `work` in slot seconds, `fastest` in slots and at most `capacity`.
     """
     size = [area / capacity for area in work]
     ends, _ = _one_machine(release, size, shortest=True)
@@ -92,10 +83,9 @@ def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: fl
 def _one_machine(
     release: Sequence[float], size: Sequence[float], *, shortest: bool
 ) -> tuple[list[float], list[float]]:
-    """Run jobs of `size` seconds pre-emptively, one at a time, on a machine of speed 1.
+    """Run jobs of `size` seconds pre-emptively, one at a time; return ends and mean moments.
 
-    If `shortest`, the job with the least remaining work runs first, otherwise the job with the
-    least total work. Return the end of each job, and the mean moment of its work.
+    The job with the least remaining work (`shortest`) or the least total work runs first.
     """
     order = sorted(range(len(release)), key=release.__getitem__)
     left, ends, busy = list(size), list(release), [0.0] * len(size)
@@ -137,8 +127,8 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
 
     Each epoch has its best size and batch. 5% is subtracted for the sizes and batches between those
     tried. Progress per sample depends on batch and epoch, and samples per second on size and batch,
-    so the model is queried for the two separately. `fixed_batch` is the user's batch, which some
-    policies keep, if it exceeds the largest batch that others can select; otherwise it is 0.
+    so the model is queried for the two separately. `fixed_batch` is the user's batch if it exceeds
+    the largest batch that policies can select, otherwise 0.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
@@ -219,9 +209,8 @@ def lower_bound_s(
 ) -> float | None:
     """Return a lower bound of the average completion time of `jobs`, in seconds, on any schedule.
 
-    The bound is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted
-    jobs; the bound ignores the slots that other jobs use. `fastest` is the speed of the fastest
-    GPU, relative to the GPU that the model describes.
+    The bound is None without jobs, or if a job crashes or is cancelled. `fastest` is the speed of
+    the fastest GPU, relative to the GPU that the model describes.
     """
     fated = (job for job in jobs if (job.crashes_at, job.cancelled_after_s) != (None, None))
     if not jobs or any(fated):
@@ -266,13 +255,9 @@ def times_alone(
 ) -> Mapping[str, tuple[int, float]]:
     """Return the requested slots of each job, and its time on these slots without other jobs.
 
-    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them,
-    so that the time is the same for every policy. GPUs have the cluster's mean speed. The time
-    includes the first start. Jobs whose group was never measured are missing.
-
-    `widest` is the number of slots of the cluster's largest node. `speed` is the mean speed of the
-    GPUs relative to the GPU that the model describes. `first_stall_s` is the time of any start, or
-    None for the model's value.
+    The batch is always the batch that the user tuned for these slots, so that the time is the same
+    for every policy. The time includes the first start. Jobs whose group was never measured are
+    missing. `speed` is the mean speed of the GPUs relative to the GPU that the model describes.
     """
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:

@@ -1,8 +1,4 @@
-"""Comparison of policies, paired by job, with intervals and tests, as tables and JSON.
-
-Results are grouped by the size of the cluster and by policy. Figures of a policy are means over
-seeds, and one policy is compared with each other policy.
-"""
+"""Comparison of policies, paired by job, with intervals and tests, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -60,13 +56,10 @@ def compare(first: Sequence[SimulationResult], second: Sequence[SimulationResult
 
     Means are over all pairs of jobs. The bootstrap for the intervals first draws simulations and
     then jobs within each simulation, because jobs of one simulation depend on each other. With a
-    single simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
-    signed-rank tests use pairs of jobs and treat them as independent, as in table 4 of ONES. The p
-    values are therefore smaller than repeated simulations would justify.
-
-    Raises:
-        ResultsError: if the policies have no simulation or no finished job in common, or if a
-            simulation occurs twice.
+    single simulation the interval does not cover other traces. Wilcoxon's signed-rank tests treat
+    pairs of jobs as independent, as in table 4 of ONES, so the p values are smaller than repeated
+    simulations would justify. `ResultsError` is raised if the policies have no simulation or no
+    finished job in common, or if a simulation occurs twice.
     """
     left, right = _by_simulation(first), _by_simulation(second)
     shared = [simulation for simulation in left if simulation in right]
@@ -202,11 +195,7 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Compare policy `ours` with each other policy, for each size of the cluster that has `ours`.
-
-    Raises:
-        ResultsError: if two policies have no simulation or no finished job in common.
-    """
+    """Compare policy `ours` with each other policy, for each cluster size that has `ours`."""
     return {
         size: [compare(by_policy[ours], by_policy[name]) for name in by_policy if name != ours]
         for size, by_policy in by_size(results).items()

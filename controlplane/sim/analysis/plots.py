@@ -71,7 +71,7 @@ CURVE_OFFSET: Final = 0.03  # horizontal distance between the curves of two poli
 def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[Path]:
     """Draw all figures for which the results have data, and return the files.
 
-    The folder is created if it is missing. `ours` is the label of the policy whose gains are drawn.
+    `ours` is the label of the policy whose gains are drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
@@ -184,8 +184,7 @@ def scaling(results: Results, path: Path, ours: str = REFERENCE_POLICY) -> None:
     """Draw average completion time by cluster size (ONES fig. 17), and the gain of `ours`.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
-    of equal seed and cluster size. Error bars are 95% intervals over simulations. If `ours` is not
-    a label of the results, only the left panel is drawn.
+    of equal seed and cluster size. Error bars are 95% intervals over simulations.
     """
     groups = grouped(results)
     look = styles(groups)
@@ -455,10 +454,7 @@ def utilisation(results: Results, path: Path) -> None:
 
 
 def busy_share(result: SimulationResult, edges: FloatArray) -> FloatArray:
-    """Return the share of the cluster's slot seconds that jobs used in each interval, shape (N,).
-
-    `edges` are the limits of the intervals in increasing seconds, shape (N + 1,).
-    """
+    """Return the used share of slot seconds between `edges` (N + 1 rising seconds), shape (N,)."""
     allocations = [allocation for job in result.jobs for allocation in job.allocations]
     _require_allocations(allocations)
     held = np.zeros(len(edges))

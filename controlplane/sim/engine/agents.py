@@ -1,8 +1,4 @@
-"""Simulated node agents: they apply deltas and report the actions of the workers.
-
-The module also contains the training of groups in virtual time, with speeds, ends of epochs,
-failing scripts and shared nodes.
-"""
+"""Simulated node agents, which apply deltas, and the training of groups in virtual time."""
 
 from __future__ import annotations
 
@@ -137,10 +133,7 @@ class GroupTraining:
             self._refresh(neighbours)
 
     def break_group(self, job: JobProcesses) -> None:
-        """Stop a group that lost a member; a surviving worker reports the loss.
-
-        If no worker survives, nothing is reported and the job has no group.
-        """
+        """Stop a group that lost a member; a survivor, if any, reports the loss."""
         group = job.group
         self.stop(job)
         left = [m.worker for m in group.members if m.worker in job.workers] if group else []
@@ -261,9 +254,8 @@ SIGTERM: Final = 15
 class NodeAgents:
     """Agents of all nodes.
 
-    With `instant_changes`, slots pass from job to job in no time and every change causes a stall,
-    as in the published simulators. Without `instant_changes`, new workers start while the old group
-    continues to train.
+    With `instant_changes`, slots pass from job to job in no time and every change causes a stall.
+    Otherwise new workers start while the old group continues to train.
     """
 
     def __init__(
@@ -316,10 +308,7 @@ class NodeAgents:
                 self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Report the job as cleared from the node, unless an older worker of the job remains.
-
-        A job that never ran on the node is reported, too.
-        """
+        """Report the job as cleared from the node, unless an older worker of the job remains."""
         job = self._jobs.get(delta.job)
         local = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in local):
@@ -439,10 +428,7 @@ class NodeAgents:
     # --- nodes
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Remove a node and its processes, without sending any reports.
-
-        Return the jobs whose groups have lost a member.
-        """
+        """Remove a node without reports; return the jobs whose groups have lost a member."""
         self.down.add(node)
         hit = []
         for job in list(self._jobs.values()):

@@ -1,7 +1,4 @@
-"""Simulated jobs: their training progress, their worker processes, and the log of results.
-
-Worker processes start, send reports and exit as in a live cluster.
-"""
+"""Simulated jobs: their training progress, their worker processes, and the log of results."""
 
 from __future__ import annotations
 
@@ -288,11 +285,7 @@ SendReport = Callable[[NodeId, AgentEvent], None]
 
 
 class WorkerProcesses:
-    """Worker processes of the cluster.
-
-    A slot has one process at a time; the next process of the slot waits until this process has
-    exited.
-    """
+    """Worker processes of the cluster; a slot has one at a time, for which the next one waits."""
 
     def __init__(
         self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
@@ -305,10 +298,7 @@ class WorkerProcesses:
         self._waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = {}
 
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
-        """Start a worker that is ready after `start_s` seconds.
-
-        If another process uses its slot, the worker is not ready before this process exits.
-        """
+        """Start a worker, which is ready after `start_s` seconds and the exit of its forerunner."""
         version, rank = version_and_rank(member.worker)
         worker = WorkerProcess(member.slot, version, rank, ready_at=self._kernel.now + start_s)
         job.workers[member.worker] = worker
@@ -343,10 +333,7 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
-        """Remove a worker without a report; a process that waits for its slot gets the slot.
-
-        An ended job is removed together with its last worker.
-        """
+        """Remove a worker without a report, and an ended job with its last worker."""
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
             del self._jobs[job.id]
@@ -364,9 +351,9 @@ class WorkerProcesses:
     def report(
         self, job: JobProcesses, name: WorkerId, make_report: Callable[..., AgentEvent]
     ) -> None:
-        """Send a report of a worker, if it exists.
+        """Send the event that `make_report` builds for a worker, if the worker exists.
 
-        `make_report` builds the event from the worker's `job`, `version`, `rank` and `index`.
+        Its arguments are the worker's `job`, `version`, `rank` and `index`.
         """
         worker = job.workers.get(name)
         if worker is None:

@@ -103,8 +103,8 @@ class SimulatorOracle:
     ) -> float:
         """Return a job's speed in a hypothetical layout, relative to its speed alone on few nodes.
 
-        `layouts` maps each job to the number of its workers on each of its nodes. `on` maps each
-        node of the job to the workers of all jobs on that node, including this job.
+        `layouts` has the workers of each job by node. `on` has the workers of all jobs on each node
+        of the job.
         """
         training = self._jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch

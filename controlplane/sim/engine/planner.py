@@ -44,10 +44,7 @@ class SimulatedPlanner:
         *,
         hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
-        """Create a planner without a request.
-
-        `handle` receives each plan, and `hear` the forecasts of starts in it.
-        """
+        """Create a planner; `handle` receives each plan, `hear` the forecasts of starts in it."""
         self.decisions_ms: list[float] = []  # real time that each plan took
         self._kernel = kernel
         self._reactor = reactor
@@ -73,9 +70,9 @@ class SimulatedPlanner:
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
         """Request a plan at virtual second `at`, or now.
 
-        In a cluster, a search receives every epoch and runs all the time. In the simulator each
-        request costs real time, and most epochs change little. Requests after an epoch (`can_wait`)
-        are therefore combined; if the policy ignores epochs, they are dropped.
+        In the simulator each request costs real time, and most epochs change little. Requests after
+        an epoch (`can_wait`) are therefore combined; if the policy ignores epochs, they are
+        dropped.
         """
         options, now = self._options, self._kernel.now
         if can_wait and not options.asks_after_epochs:
@@ -92,11 +89,7 @@ class SimulatedPlanner:
             self._kernel.call_at(when, self._request_plan, when, priority=LAST)
 
     def _request_batches(self) -> None:
-        """Request new batches for jobs on their current slots; no job stalls.
-
-        Nothing is requested if a complete plan is pending or was requested at this time, because
-        such a plan contains batches.
-        """
+        """Request new batches for jobs on their current slots, unless a complete plan is due."""
         self._batches_scheduled = False
         now = self._kernel.now
         if self._plan_pending or self._requested_at == now:

@@ -38,10 +38,7 @@ from schemas.wire.agent import AgentEvent, EpochReported
 
 
 class SimulatedNodes:
-    """Sender of the nodes' messages to the controller: greetings and numbered reports.
-
-    Each node has a boot id, and counts its reports since that boot.
-    """
+    """Sender of the nodes' messages to the controller: greetings and numbered reports."""
 
     def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
         self._specs = {spec.node: spec for spec in specs}
@@ -109,10 +106,7 @@ class Simulation:
     # --- set-up
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Connect a policy to the core, and return its planner.
-
-        The policy also observes steps if the simulation has telemetry.
-        """
+        """Connect a policy, which observes steps if there is telemetry; return its planner."""
         self.planner = SimulatedPlanner(
             self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )

@@ -54,8 +54,7 @@ class MeasuredFigures:
     def parts(self, job: JobId, true: StepTimes | None, faster: float) -> StepTimes | None:
         """Return the parts of a step that a worker reports if it measures `faster` times its speed.
 
-        Waits for peers have a separate error. Without it, the share of a step in which a worker
-        waits would be exact, however wrong the time of the step is.
+        Waits have a separate error. Otherwise their share of a step would be reported exactly.
         """
         if true is None:
             return None
@@ -67,8 +66,8 @@ class MeasuredFigures:
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
         """Return the noise scale that rank 0 reports, in samples, or None if it cannot be measured.
 
-        A live worker needs two batch sizes: its share and the group's batch, or a pass and the step
-        (`elastic.metrics`). A single worker with one pass per step has only one batch size.
+        A live worker needs two batch sizes (`elastic.metrics`): its share and the group's batch, or
+        a pass and the step.
         """
         live = self._options.scenario.information == "honest"
         if true is None or (live and not _measures_two_batches(job)):

@@ -53,9 +53,8 @@ class _Running:
 class Episode:
     """Episode from the first submission until the last job ends.
 
-    As in the simulator, time advances from event to event. Paper: intervals of equal length. Here:
-    an interval ends when a job arrives, starts training or ends, because a decision is possible
-    only when jobs arrive or end.
+    Paper: intervals of equal length. Here: an interval ends when a job arrives, starts training or
+    ends, because a decision is possible only when jobs arrive or end.
     """
 
     arrivals: Sequence[Arrival]  # in order of time
@@ -73,9 +72,8 @@ class Episode:
     def run(self, place: Place) -> None:
         """Run the episode.
 
-        `place` is called for each job that fits, and puts the job's workers onto nodes. Its
-        arguments are the nodes, on which the job is registered without workers, the job, and the
-        jobs that still wait.
+        `place` puts the workers of a job that fits onto nodes. Its arguments are the nodes, on
+        which the job is registered without workers, the job, and the jobs that still wait.
         """
         self._coming.extend(self.arrivals)
         while self._coming or self._queue or self._running:

@@ -1,7 +1,6 @@
 """Training loop of learned policies: from the first iteration, or a saved state, to a model file.
 
-The module also contains the registry of environments, and functions for learning curves. torch is
-imported when the first trainer is made.
+torch is imported when the first trainer is made.
 """
 
 from __future__ import annotations
@@ -44,9 +43,6 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     """Draw each numeric column over the iterations in its own panel.
 
     A text column contains the names of phases; lines show where the phase changes.
-
-    Raises:
-        ResultsError: if matplotlib is missing, or the file cannot be written.
     """
     first = rows[0] if rows else {}
     columns = [name for name, value in first.items() if not isinstance(value, str)]
@@ -124,13 +120,10 @@ def train(
 ) -> TrainingStatus:
     """Train until the iterations or the CPU seconds are used up, then write the model.
 
-    The state is saved every half minute, and at Ctrl-C, which discards the running iteration. The
-    state's file is removed after the model is written.
-
-    Raises:
-        InterruptedTrainingError: at Ctrl-C, after the state was saved.
-        TrainingError: if there is no usable state to resume, if a saved state exists although
-            `resume` is False, or if a file cannot be written.
+    The state is saved every half minute, and at Ctrl-C, which discards the running iteration and
+    raises `InterruptedTrainingError`. The state's file is removed after the model is written.
+    `TrainingError` is raised if there is no usable state to resume, if a saved state exists
+    although `resume` is False, or if a file cannot be written.
     """
     _check_place(order, resume=resume)
     done = _restored(trainer, order) if resume else TrainingStatus()
@@ -222,11 +215,7 @@ ENVIRONMENTS: Final[Mapping[str, str]] = {  # policy -> module:class, called wit
 
 
 def make_trainer(policy: str, seed: int) -> ActorCriticTrainer:
-    """Return a new trainer of a policy.
-
-    Raises:
-        TrainingError: if no environment for training the policy exists, or torch is missing.
-    """
+    """Return a new trainer of a policy; raise `TrainingError` without environment or torch."""
     if policy not in ENVIRONMENTS:
         known = ", ".join(sorted(ENVIRONMENTS))
         raise TrainingError(f"{policy!r} is not trained beforehand", f"choose one of {known}")

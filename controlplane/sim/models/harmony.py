@@ -44,13 +44,7 @@ COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s
 
 
 def workload_of(name: str) -> tuple[str, int]:
-    """Split the name of a workload into the model and the number of parameter servers.
-
-    `vgg16-2ps` has two parameter servers; `vgg16` has none and uses all-reduce.
-
-    Raises:
-        TraceError: if the model is unknown or there are more than `MAX_SERVERS` servers.
-    """
+    """Split a workload into model and parameter servers: `vgg16-2ps` has two, `vgg16` none."""
     model, servers = name, 0
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
     if found is not None:

@@ -4,10 +4,8 @@ A rule depends on a job's neighbours (`pollux`, `pairwise`, `class`), on demands
 PCIe and network (`resources`), or on measurements (`gavel`). Gavel's `simulation_throughputs.json`
 (https://github.com/stanford-futuredata/gavel, MIT; Narayanan et al., OSDI '20) lists steps per
 second of each job alone and next to each other job, for K80, P100 and V100. Its pairs share one
-*GPU*, so that even pairs that compete for nothing else slow each other down. These are the largest
-slow-downs.
-
-An invalid option, and a file that cannot be used, raise `TraceError`.
+*GPU*, so their slow-downs are the largest. An invalid option, and a file that cannot be used, raise
+`TraceError`.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ class InterferenceSpec:
 
 
 def parse_interference(text: str) -> InterferenceSpec:
-    """Parse `none`, a kind with a share like `pairwise:0.25`, or `gavel:FILE`.
-
-    A share of 0 means `none`.
-    """
+    """Parse `none`, a kind with a share like `pairwise:0.25` (0 means `none`), or `gavel:FILE`."""
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
         return InterferenceSpec("gavel", file=rest)
@@ -189,10 +184,7 @@ BISECTION_STEPS: Final = 60  # halvings of the interval that contains a scale
 
 
 def of_spread_jobs(share: float, spread: Callable[[JobId], bool]) -> Interference:
-    """Return Pollux' rule: two jobs on several nodes each lose a `share` if they meet on a node.
-
-    `spread` returns True if a job is on several nodes.
-    """
+    """Return Pollux' rule: two jobs that are `spread` lose a `share` if they meet on a node."""
 
     def remaining_speed(job: JobId, at: Workers) -> float:
         others = (other for here in at.values() for other in here if other != job)
@@ -261,9 +253,8 @@ def capacity(slots: int) -> Amounts:
 def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
     """Return the number of a job's parameter servers on each node.
 
-    Paper: servers are placed like workers. Here a cluster allocates only GPUs, and servers need
-    none. Servers are therefore distributed over the workers in rank order, which is the order of
-    `placement`.
+    Paper: servers are placed like workers. Here a cluster allocates only GPUs, which servers do not
+    need. Servers are therefore distributed over the workers in the order of `placement`.
     """
     nodes = [node for node, many in placement.items() for _ in range(many)]
     found = dict.fromkeys(placement, 0)
@@ -349,7 +340,6 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 
     A pair consists of two different models on the same servers, as in Harmony's case study 2. Each
     job has one worker on each of two nodes, and its servers if any, so that it uses the network.
-    `share` is a mean over both jobs of all pairs, in (0, 1).
 
     Raises:
         TraceError: if the demands are too small for such a slow-down.
@@ -379,8 +369,7 @@ def make_interference(
 ) -> Interference | None:
     """Return the rule that an option names, or None for `none`.
 
-    Only `pairwise` uses `seed`. For `class` and `resources`, the share is a mean over models with
-    these `demands`.
+    Only `pairwise` uses `seed`. Only `class` and `resources` use `demands`: their share is a mean.
     """
     spec = parse_interference(option)
     match spec.kind:

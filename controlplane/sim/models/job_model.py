@@ -1,7 +1,4 @@
-"""Interface of training models: the ground truth about jobs, which no policy may see.
-
-`EarlyStops` changes a model so that some scripts end early, as tuned or impatient jobs do.
-"""
+"""Interface of training models: the ground truth about jobs, which no policy may see."""
 
 from __future__ import annotations
 
@@ -100,11 +97,7 @@ class JobModel(ABC):
 
     @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput of a group.
-
-        Raises:
-            TraceError: if the model has no data about such a group.
-        """
+        """Return the throughput of a group; raise `TraceError` if there is no data about it."""
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the progress at the end of a 0-based epoch, in samples at the first batch."""
@@ -144,15 +137,12 @@ class TrainingModel(ABC):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
-        """Return the model of a job.
+        """Return the model of a job; raise `TraceError` if its workload or numbers are invalid.
 
         Args:
             batch: "fixed" if the policy keeps the batch that the user tuned for the requested
                 slots; "elastic" if it chooses a batch, starting from one that fits one slot.
             seed: seed of all random differences between jobs.
-
-        Raises:
-            TraceError: if the workload is unknown, or its numbers are invalid.
         """
 
 
@@ -194,7 +184,7 @@ class EarlyStops(TrainingModel):
     """Training model in which some jobs succeed after a part of their epochs.
 
     The part is uniform in (0, 1), rounded up to whole epochs. The statements of users do not
-    change, so a policy cannot know that a job will end early, or that it has ended early.
+    change, so a policy cannot know that a job will end early.
     """
 
     def __init__(self, model: TrainingModel, share: float) -> None:

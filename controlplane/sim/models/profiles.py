@@ -2,9 +2,8 @@
 
 Each application has a folder with tables in the layout of Pollux' simulator (OSDI 2021).
 `placements.csv` and `scalability.csv` contain the times of a pass, and `validation-BATCH.csv`
-contains the progress of training at each global batch.
-
-Missing or damaged tables raise `TraceError`, which names the file, and the line and column if any.
+contains the progress of training at each global batch. Missing or damaged tables raise
+`TraceError`, which names the file, and the line and column if any.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def smallest_rotation(placement: Placement) -> Placement:
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
-    """Read the seconds of a pass and of its synchronisation, by placement and local batch.
-
-    Each placement is replaced by its smallest rotation. Lines with equal placement and batch are
-    averaged.
-    """
+    """Read the times of a pass by smallest rotation of the placement and by local batch."""
     seen: dict[Placement, dict[int, list[PassTimes]]] = {}
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
         digits = row.text("placement")
@@ -102,11 +97,7 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """Read the validation table of each global batch, one row per epoch.
-
-    Raises:
-        TraceError: if there is no table, or a table has fewer than `epochs` rows.
-    """
+    """Read the validation table of each global batch, one row per epoch, `epochs` at least."""
     found: dict[int, list[EpochProfile]] = {}
     for file in sorted(folder.glob("validation-*.csv")):
         number = file.stem.partition("-")[2]
@@ -162,11 +153,7 @@ class MeasuredApplication:
         self._surface: Any = None
 
     def step(self, placement: Placement, batch: int) -> tuple[int, StepTimes]:
-        """Return the batch after division into equal passes, and the times of these passes.
-
-        Raises:
-            TraceError: if no measurement is near enough to interpolate.
-        """
+        """Return the batch after division into equal passes, and the times of these passes."""
         key = (placement, batch)
         if key not in self._steps:
             slots = sum(placement)
@@ -216,10 +203,7 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """Return |g|^2 and the trace of the covariance, interpolated linearly between batches.
-
-        Epochs are 0-based. An epoch after the last measured epoch has the values of the last one.
-        """
+        """Return |g|^2 and the trace of the covariance in a 0-based epoch, or in the last one."""
         one, other, share = self._between(batch, min(epoch, self.epochs - 1))
         mixed = one.sqr * (1 - share) + other.sqr * share
         return mixed, one.var * (1 - share) + other.var * share
@@ -230,10 +214,7 @@ class MeasuredApplication:
         return one.iteration * (1 - share) + other.iteration * share
 
     def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
-        """Return the epoch's rows of the measured batches around `batch`, and where it lies.
-
-        The position of `batch` between the two batches is a share in [0, 1); 0 is the smaller one.
-        """
+        """Return the rows of the measured batches around `batch`, and its place in [0, 1)."""
         batch = min(max(batch, self.first_batch), self.most_batch)
         if batch in self._validation:
             row = self._validation[int(batch)][epoch]
@@ -281,8 +262,7 @@ class ProfiledJob(JobModel):
         """Return the noise scale phi, or None if |g|^2 is 0.
 
         The gain of batch B over first batch B0 is B / B0 (phi + B0) / (phi + B). The noise scale
-        belongs to the requested batch. The throughput uses the batch after division into passes,
-        which can be a few samples larger.
+        belongs to the requested batch, not to the batch after division into passes.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None
@@ -293,10 +273,7 @@ class ProfiledJob(JobModel):
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the number of steps until the last epoch starts, at least 1.
-
-        The published simulator uses the same rule.
-        """
+        """Return the steps until the last epoch starts, at least 1, as published."""
         last = self.epochs - 1
         if epoch >= last:
             return 1.0
@@ -313,8 +290,7 @@ class ProfilesModel(TrainingModel):
         """Select the folder; the tables of an application are read when its first job needs them.
 
         `folder` contains a folder for each application, or a folder `traces` that contains these.
-        If `stated`, users state the epochs of their jobs. If `whole_seconds`, epochs end at whole
-        seconds.
+        If `stated`, users state the epochs of their jobs.
         """
         if not folder.is_dir():
             hint = "give the one that has a folder for each application"

@@ -61,15 +61,11 @@ class ProgressCurve:
 class ReportedCurves:
     """Reported loss and noise scale of a job over its progress.
 
-    A job without a noise scale has the mean of its family. If no job of the family reported a noise
-    scale, every sample makes the same progress at any batch.
+    A job without a noise scale has the mean of its family, or the same progress at any batch.
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
-        """Map the job's epochs to its progress.
-
-        `usual` is the mean logarithm of the family's noise scales, or None if none was reported.
-        """
+        """Map epochs to progress; `usual` is the mean log of the family's noise scales, or None."""
         self.first = job.spec.batch_size
         epochs = [epoch for _, epoch in sorted({e.number: e for e in job.epochs}.items())]
         measured = [epoch for epoch in epochs if epoch.noise_scale]
@@ -113,7 +109,7 @@ class RecordedModel(TrainingModel):
         """Index the recording.
 
         `costs` apply to changes that the recording did not measure. If `stated`, the work of a job
-        is known if its user or script stated it; otherwise no job's work is known.
+        is known if its user or script stated it.
         """
         self._jobs = {job.name: job for job in recording.jobs}
         self._families = {family.name: family for family in recording.families}
@@ -132,11 +128,7 @@ class RecordedModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> RecordedJob:
-        """Return the model of a job; neither the seed nor the kind of batch has an effect.
-
-        Raises:
-            TraceError: if the job is not in the recording, or its speed is unknown.
-        """
+        """Return the model of a job; neither the seed nor the kind of batch has an effect."""
         found = self._jobs.get(job.workload)
         if found is None:
             problem = f"job {job.name}: {job.workload[:60]!r} is not a job of the recording"
@@ -178,9 +170,6 @@ class RecordedJob(JobModel):
         """Compute the job's work in samples at its first batch.
 
         `samples` is the number of samples until the end of the job at the recorded batches.
-
-        Raises:
-            TraceError: if the job has more epochs than a simulation can process.
         """
         self._step_times = step_times
         self._slowdown = step_times.slowdown(job)
@@ -248,9 +237,8 @@ class RecordedJob(JobModel):
 def _training_share(job: Submission) -> float:
     """Return the share of an epoch's time that training takes, in (0, 1].
 
-    Scripts use the rest of the time between epochs, for example for evaluation. In a simulated
-    cluster an epoch is the progress of one pass at the first batch, so simulated journals show such
-    a rest too.
+    Scripts use the rest of the time between epochs, for example for evaluation. Simulated journals
+    show such a rest too, because their epochs are a progress, not a pass.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)
@@ -261,9 +249,7 @@ def _training_share(job: Submission) -> float:
 def _samples(job: Submission, family: Family) -> float:
     """Return the samples that a job would have processed without cancellation or the window's end.
 
-    Work that was not stated is estimated as in a live cluster: as much as the job's relatives
-    processed, otherwise twice as much as the job had processed. A cancelled job ends earlier,
-    unless the other policy is faster.
+    Work that was not stated is estimated as in a live cluster. A cancelled job ends earlier.
     """
     done = float(job.samples)
     if job.ended in {"succeeded", "failed"}:
@@ -283,10 +269,9 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
 def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
     """Return the costs measured for the family, else those of the cluster, else the given costs.
 
-    A measured change without new workers has two parts: the members agree on a step, then the group
-    changes. Training pauses only in the second part, so the measured time is an upper limit of
-    the pause. A change with new workers ends with the same two parts, so its time is an upper limit
-    too.
+    In a measured change without new workers, the members first agree on a step, then training
+    pauses while the group changes. A change with new workers ends with the same two parts. Both
+    measured times are therefore upper limits of the pause.
     """
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
     join_s = _first_known(own.join_s, cluster.join_s, math.inf)

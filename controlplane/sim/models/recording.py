@@ -4,13 +4,11 @@ No formula is fitted to step times. Policies fit a formula to their observations
 truth of the same form would make their forecasts exact. Between two measurements a step time is
 interpolated linearly. Beyond all measurements it is extrapolated, and marked as such: it grows as a
 power of the local batch and of the slots. The exponent is that of the two nearest measurements,
-limited to the range from 0 (constant) to 1 (proportional). With a single measurement a published
-exponent is used (`BATCH_POWER`, `SLOTS_POWER`). If only groups across nodes were measured, a group
-within one node is as fast as a group of the same size across nodes, and vice versa.
+limited to the range from 0 to 1. With a single measurement a published exponent is used. If only
+groups across nodes were measured, a group within one node is as fast as a group of the same size
+across nodes, and vice versa.
 
 The file of a recording has JSON lines: a header, then families, then jobs.
-
-`write_whole` writes any file atomically.
 """
 
 from __future__ import annotations
@@ -118,8 +116,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     def as_trace(self) -> Trace:
         """Return the submissions as a trace; the workload of a job is its own name.
 
-        If a user cancelled the job, the trace cancels it after the same time. If the job failed, it
-        fails in the trace at the end of the work that it had done.
+        A job that was cancelled is cancelled after the same time. A job that failed fails at the
+        end of the work that it had done.
         """
         return Trace(name=self.name, jobs=tuple(_trace_job(job) for job in self.jobs))
 
@@ -204,10 +202,7 @@ class FamilyStepTimes:
         return StepTimes((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
-        """Return the ratio of a job's step times to those of its family, or 1 without epochs.
-
-        With few measured epochs the factor is closer to 1.
-        """
+        """Return the ratio of a job's step times to its family's; closer to 1 for few epochs."""
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:
             return 1.0
@@ -259,10 +254,7 @@ def _lines(
 
 
 def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepTime:
-    """Return the step time on `slots` slots from the nearest measured sizes in `lines`.
-
-    Between two measured sizes it is interpolated, beyond them it is extrapolated.
-    """
+    """Return the step time between or beyond the nearest measured sizes in `lines`."""
     sizes = sorted(lines)
     place = bisect_left(sizes, slots)
     if place < len(sizes) and sizes[place] == slots:
@@ -279,10 +271,9 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
 
 
 def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: float) -> float:
-    """Return the value at `target` beyond one or two points, by the power of the line through them.
+    """Return the value at `target`, by the power of the line through one or two points.
 
-    Points are (batch or slots, seconds), in increasing order. For a single point the power is
-    `usual`.
+    Points are (batch or slots, seconds), in increasing order. A single point has power `usual`.
     """
     (low, one), (high, other) = points[0], points[-1]
     power = usual
@@ -293,13 +284,7 @@ def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: fl
 
 
 def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
-    """Write a file atomically: write a temporary file to the disk, then rename it.
-
-    Text is written as UTF-8.
-
-    Raises:
-        OnesError: of class `refusal`, if the file cannot be written.
-    """
+    """Write a file atomically; text is UTF-8. Raise `refusal` if the file cannot be written."""
     beside = ""
     try:
         data = content.encode() if isinstance(content, str) else content
@@ -358,11 +343,7 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read the recording that `write_recording` wrote.
-
-    Raises:
-        TraceError: if the file cannot be read, or is not a valid recording of this version.
-    """
+    """Read the recording that `write_recording` wrote; raise `TraceError` if this is impossible."""
     lines = _Lines(path)
     first = lines.read()
     found = lines.decode(first, _Kind, NO_RECORDING)

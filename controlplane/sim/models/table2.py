@@ -1,7 +1,4 @@
-"""Model of the jobs in the paper's Table 2: 50 named workloads and their training.
-
-It models step times, the value of samples at larger batches, lost epochs, and reported metrics.
-"""
+"""Model of the jobs in the paper's Table 2: 50 named workloads and their training."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ MARGIN = 1e-4  # smallest distance between an accuracy and its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """Return the noise scale phi, in samples, after a share of the epochs to the target.
-
-    It grows geometrically up to a share of 1 and is constant afterwards.
-    """
+    """Return the noise scale phi in samples; it grows geometrically up to a `share` of 1."""
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
@@ -50,8 +44,7 @@ def noise_scale(row: Row, share: float) -> float:
 def efficiency(row: Row, batch: int, phi: float) -> float:
     """Return the progress per sample relative to the first batch: (phi + m0) / (phi + m).
 
-    McCandlish et al. 2018, and Pollux section 3.1. The global batch m, the first batch m0 and the
-    noise scale phi are in samples.
+    McCandlish et al. 2018, and Pollux section 3.1, with the global batch m and the first batch m0.
     """
     return (phi + row.first) / (phi + batch)
 
@@ -59,11 +52,9 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
 def lost_epochs(before: int, batch: int) -> float:
     """Return the number of epochs that an increase of the global batch loses.
 
-    The number is 0 for decreases and for increases up to a doubling. ONES section 3.3.2 and figure
-    13: after an abrupt increase the loss needs many epochs to recover; after gradual increases
-    (figure 14) it needs none. A smaller batch lowers the learning rate too and loses nothing.
-    Paper: no formula. Here: each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if
-    the job had no batch yet.
+    ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
+    recover; after gradual increases (figure 14) it needs none. Paper: no formula. Here: each
+    doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if the job had no batch yet.
     """
     if before <= 0 or batch <= constants.SAFE_JUMP * before:
         return 0.0
@@ -77,8 +68,8 @@ def reports(
 
     The accuracy exceeds its target in exactly the epochs after `to_target`. The loss after epoch k
     is 1 / (b0 k + b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus,
-    spikes and more noise, because many curves are not smooth (ONES section 2.1). `phi` is the noise
-    scale of each running epoch in samples; it has one element more than there are epochs.
+    spikes and more noise (ONES section 2.1). `phi` has the noise scale of each running epoch, and
+    one more.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(constants.NOISE_SPREAD * rng.standard_normal(done.size))
@@ -124,11 +115,7 @@ def model_bytes(row: Row) -> float:
 
 
 def sync_s(row: Row, placement: Placement) -> float:
-    """Return the seconds of a ring all-reduce: 2 (c - 1) steps, each with 1/c of the gradients.
-
-    Args:
-        placement: slots on each node; c in total.
-    """
+    """Return the seconds of a ring all-reduce: 2 (c - 1) steps, each with 1/c of the gradients."""
     workers = sum(placement)
     apart = sum(slots > 0 for slots in placement) > 1
     hop_s = constants.NETWORK_HOP_S if apart else constants.NODE_HOP_S
@@ -175,11 +162,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """Return the workload with a name like `resnet18-cifar10-20k`.
-
-    Raises:
-        TraceError: if there is no such workload; suggests similar names.
-    """
+    """Return the workload with a name like `resnet18-cifar10-20k`, or raise `TraceError`."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
@@ -294,17 +277,11 @@ class Table2Job(JobModel):
         return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale measured in the running epoch, with its error of measurement.
-
-        It does not depend on the batch. The throughput uses the true noise scale.
-        """
+        """Return the noise scale measured in the running epoch; speeds use the true one."""
         return self.epoch_metrics(epoch + 1, batch).noise_scale
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return the report after `epoch` epochs; repeated calls return the same report.
-
-        The noise scale in the report is that of the finished epoch, with an error of measurement.
-        """
+        """Return the report after `epoch` epochs, with the noise scale of the finished epoch."""
         return self._reports[min(epoch, self.epochs)]
 
     def remaining_steps(self, epoch: int, progress: float) -> float:

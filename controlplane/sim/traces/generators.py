@@ -1,17 +1,15 @@
 """Generators of traces: Table 2's workloads, recorded loss curves, Harmony's testbed, utilities.
 
-Every arrival process has the mean time between jobs as an argument, so that processes can be
-compared at the same load. It returns increasing times in seconds, shape (jobs,). The quantiles are
-those of Microsoft's Philly trace, 82,247 completed jobs of September to December 2017:
-https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
+Arrival processes return increasing times in seconds, shape (jobs,), for a mean time between jobs.
+The quantiles are those of Microsoft's Philly trace, 82,247 completed jobs of September to December
+2017: https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
 Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads*, USENIX ATC '19. Numbers have four
 significant digits.
 
-Equal arguments produce equal traces. Each property has its own random stream, so that a trace with
-crashes differs from the same trace without crashes only in the crashes. Arguments of all
-generators: `arrivals` is a key of `PROCESSES`. `crash_share` is the share of jobs whose scripts
-fail once, and `cancel_share` the share of jobs that their users cancel. `most_slots` is the size of
-the cluster, and no job requests more.
+Each property has its own random stream, so that a trace with crashes differs from the same trace
+without crashes only in the crashes. In all generators, `arrivals` is a key of `PROCESSES`,
+`crash_share` is the share of jobs whose scripts fail once, `cancel_share` the share of jobs that
+their users cancel, and `most_slots` the size of the cluster.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ MAX_GAP_QUANTILE: Final = 0.999  # longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int) -> FloatArray:
-    """Draw the GPU times of `n` jobs in seconds, by inverse transform with geometric interpolation.
+    """Draw GPU times in seconds, by inverse transform with geometric interpolation.
 
     Their mean is 44,200 s, 3% above the trace's mean, because the table has little detail about the
     longest jobs.
@@ -81,8 +79,7 @@ def sample_gaps(rng: Generator, n: int) -> FloatArray:
     """Draw `n` independent times between submissions, in seconds.
 
     In the Philly trace busy hours follow busy hours; independent times lose this property. Gaps
-    above the 99.9% quantile (38 minutes; the longest is three days) are not drawn, because they are
-    holes in the trace.
+    above the 99.9% quantile (38 minutes) are not drawn, because they are holes in the trace.
     """
     return _gaps_at(rng.uniform(0.0, MAX_GAP_QUANTILE, n))
 
@@ -127,9 +124,8 @@ def bursts(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 def google(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     """Return times of bursts under a changing load, like those in Google's cluster trace.
 
-    Harmony uses the arrivals of that trace, scaled down; this generator is our own. Users submit
-    groups with a geometric size of `GOOGLE_GROUP_JOBS` on average. A new log-normal rate applies to
-    each stretch of about twenty jobs.
+    Harmony scales that trace down; this generator is our own. Users submit groups with a geometric
+    size of `GOOGLE_GROUP_JOBS` on average. A log-normal rate applies to about twenty jobs.
     """
     sizes = rng.geometric(1.0 / GOOGLE_GROUP_JOBS, jobs)
     sigma = np.sqrt(np.log1p(GOOGLE_SPREAD**2))
@@ -169,8 +165,7 @@ def generate(
 
     ONES, appendix: GPU times are drawn from Microsoft's trace, and each is replaced by the workload
     with the closest GPU time. The paper does not specify how many GPUs its jobs request. Here this
-    number is drawn first, and workloads are compared on as many GPUs. With mix "uniform" all
-    workloads are equally frequent.
+    number is drawn first. With mix "uniform" all workloads are equally frequent.
     """
     rngs = [default_rng((seed, number)) for number in range(5)]
     times = PROCESSES[arrivals](rngs[0], jobs, mean_interval_s)
@@ -331,9 +326,9 @@ def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) 
 
     OASiS (Bao et al., INFOCOM '18, section VI): values are uniform in [1, 100]. 10% of the jobs are
     insensitive to time, 55% are sensitive with decays in [0.01, 1] per time slot, and 35% are
-    critical with decays in [4, 6]. Paper: deadlines are 1 to 15 time slots for all jobs. Here:
-    deadlines are 1.5 to 6 times the job's time alone on the slots that its user requests (`own_s`,
-    seconds), and a time slot is an eighth of the deadline, because jobs run from a minute to a day.
+    critical with decays in [4, 6]. Paper: deadlines are 1 to 15 time slots. Here: deadlines are 1.5
+    to 6 times the job's time alone on the requested slots (`own_s`, seconds), and a time slot is an
+    eighth of the deadline, because jobs run from a minute to a day.
     """
     rng = default_rng((seed, STREAM))
     jobs = []

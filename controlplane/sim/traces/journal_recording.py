@@ -49,9 +49,8 @@ Slots = dict[NodeId, int]  # number of slots of each present node
 def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
     """Return the jobs of a journal, their history, and the cluster when it had most slots.
 
-    If the oldest inputs were deleted, the replay starts from the oldest saved state. The file is
-    opened read-only. A transaction that a crash interrupted was never reported as durable and is
-    ignored.
+    The file is opened read-only. If the oldest inputs were deleted, the replay starts from the
+    oldest saved state.
 
     Returns:
         Jobs, their histories, slots by node, and the number of past jobs whose rows are damaged.
@@ -140,13 +139,10 @@ UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it wa
 def recording_from_journal(journal: Path) -> Recording:
     """Return a recording of the jobs in a journal, with all measurements of their behaviour.
 
-    The journal is only read; its controller may be running. A recording contains no environments,
-    arguments, paths, scripts or names of users; users have numbers. It omits resizes and pauses by
-    operators, and failures of scripts that succeeded when retried. It has no GPU models of nodes,
-    because no measurement names its GPU.
-
-    Raises:
-        TraceError: if this release cannot read the journal, or no job can be replayed.
+    The controller of the journal may be running. A recording contains no environments, arguments,
+    paths, scripts or names of users; users have numbers. It omits resizes and pauses by operators,
+    and failures of scripts that succeeded when retried. It has no GPU models of nodes, because no
+    measurement names its GPU.
     """
     jobs, histories, slots, damaged = replay_journal(journal)
     if not jobs:

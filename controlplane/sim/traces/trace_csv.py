@@ -1,20 +1,19 @@
 """Files of traces: our own CSV layout, and importers of other projects' traces.
 
 Our columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
-*Pollux* (OSDI '21) have the same columns and can be read unchanged. Optional columns are
+*Pollux* (OSDI '21) have the same columns. Optional columns are
 `user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell means the
 default value.
 
 No foreign trace has enough data to train the same jobs. The workload of an imported job is
 therefore `gpu-time:SECONDS`, its slots times its duration. The model replaces it by the workload
 with the closest GPU time, as the ONES paper does with Microsoft's trace. Names of models are not
-used: a `vgg19` or `LM` in these traces trains other data for another number of steps, so the GPU
-time says more than the name. Batch sizes are those of the chosen workload.
+used: a `vgg19` or `LM` in these traces trains other data for another number of steps.
 
-The durations of Gavel's jobs follow from the speeds of Gavel's workloads. The speeds of single,
-consolidated jobs on V100 are from `simulation_throughputs.json` of
-https://github.com/stanford-futuredata/gavel (MIT), with four significant digits; Narayanan et al.,
-*Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
+The durations of Gavel's jobs follow from the speeds of single, consolidated jobs on V100 in
+`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), with four
+significant digits; Narayanan et al., *Heterogeneity-Aware Cluster Scheduling Policies for Deep
+Learning Workloads*, OSDI '20.
 
 A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
@@ -47,10 +46,7 @@ MIN_SHARE: Final = 1e-9  # smallest share of a job's work before and after a cra
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace, sorted by time; simultaneous jobs stay in the file's order.
-
-    The name of the trace is the file name without its suffix.
-    """
+    """Read a trace, sorted by time; its name is the file name without the suffix."""
     return build_trace(path.stem, path, map(_job, with_header(path, REQUIRED, OPTIONAL)))
 
 
