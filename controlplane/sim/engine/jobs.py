@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from controlplane.core.history import JobLeft, Record
 from controlplane.core.model.job import Job
@@ -94,6 +94,10 @@ class TrainingProgress:
     def roll_back(self, progress: float) -> None:
         """Set an earlier position, which can be before the start of the running epoch."""
         self.progress = max(0.0, progress)
+
+    def place(self) -> dict[str, int]:
+        """Return the epoch and step, as fields of reports."""
+        return {"epoch": self.epoch, "step": int(self.steps)}
 
     def epoch_due(self, now: float) -> float:
         """Return the virtual second at which the epoch ends at the current speed, or infinity."""
@@ -284,35 +288,32 @@ PORT = 29_500
 SendReport = Callable[[NodeId, AgentEvent], None]
 
 
+@dataclass(eq=False)
 class WorkerProcesses:
     """Worker processes of the cluster; a slot has one at a time, for which the next one waits."""
 
-    def __init__(
-        self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
-    ) -> None:
-        """Start without processes; `jobs` loses an ended job when its last process exits."""
-        self._kernel = kernel
-        self._send = send
-        self._jobs = jobs
-        self._process_on: dict[SlotId, WorkerId] = {}
-        self._waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = {}
+    kernel: Kernel
+    send: SendReport
+    jobs: MutableMapping[JobId, JobProcesses]  # without jobs that ended and have no processes
+    _process_on: dict[SlotId, WorkerId] = field(default_factory=dict)
+    _waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = field(default_factory=dict)
 
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
         """Start a worker, which is ready after `start_s` seconds and the exit of its forerunner."""
         version, rank = version_and_rank(member.worker)
-        worker = WorkerProcess(member.slot, version, rank, ready_at=self._kernel.now + start_s)
+        worker = WorkerProcess(member.slot, version, rank, ready_at=self.kernel.now + start_s)
         job.workers[member.worker] = worker
         started = WorkerStarted(
             job=job.id, version=version, rank=rank, pid=len(job.workers), started_ticks=1
         )
-        self._send(node_of(member.slot), started)
+        self.send(node_of(member.slot), started)
         call = self._become_ready
         if member.slot in self._process_on:
             self._waiting_for[member.slot] = (job, member.worker)
             call = self._await_slot
         else:
             self._process_on[member.slot] = member.worker
-        self._kernel.call_at(worker.ready_at, call, job, member.worker)
+        self.kernel.call_at(worker.ready_at, call, job, member.worker)
 
     def exit(
         self,
@@ -330,13 +331,13 @@ class WorkerProcesses:
         exited = WorkerExited(
             job=job.id, version=worker.version, rank=worker.rank, code=code, signal=signal
         )
-        self._send(node_of(worker.slot), exited)
+        self.send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
         """Remove a worker without a report, and an ended job with its last worker."""
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
-            del self._jobs[job.id]
+            del self.jobs[job.id]
         slot = worker.slot
         if self._process_on.get(slot) == name:
             del self._process_on[slot]
@@ -344,25 +345,19 @@ class WorkerProcesses:
             if its_name in other.workers:
                 self._process_on[slot] = its_name
                 ready_at = other.workers[its_name].ready_at
-                self._kernel.call_at(ready_at, self._become_ready, other, its_name)
+                self.kernel.call_at(ready_at, self._become_ready, other, its_name)
         elif self._waiting_for.get(slot, (None, ""))[1] == name:
             del self._waiting_for[slot]
 
     def report(
-        self, job: JobProcesses, name: WorkerId, make_report: Callable[..., AgentEvent]
+        self, job: JobProcesses, name: WorkerId, event: Callable[..., AgentEvent], **fields: Any
     ) -> None:
-        """Send the event that `make_report` builds for a worker, if the worker exists.
-
-        Its arguments are the worker's `job`, `version`, `rank` and `index`.
-        """
+        """Send an event of a worker with these fields, if the worker exists."""
         worker = job.workers.get(name)
-        if worker is None:
-            return
-        worker.reports += 1
-        event = make_report(
-            job=job.id, version=worker.version, rank=worker.rank, index=worker.reports
-        )
-        self._send(node_of(worker.slot), event)
+        if worker is not None:
+            worker.reports += 1
+            named = {"version": worker.version, "rank": worker.rank, "index": worker.reports}
+            self.send(node_of(worker.slot), event(job=job.id, **named, **fields))
 
     def _await_slot(self, job: JobProcesses, name: WorkerId) -> None:
         """Report that a worker waits for its slot, if another process still uses the slot."""
@@ -375,14 +370,9 @@ class WorkerProcesses:
         if worker is None or worker.ready:
             return
         worker.ready = True
-        ready = partial(
-            WorkerReady,
-            epoch_samples=job.training.model.epoch_samples,
-            resumed_epoch=job.training.epoch,
-            parameters=1,
-            store_port=PORT,
-        )
-        self.report(job, name, ready)
+        samples, epoch = job.training.model.epoch_samples, job.training.epoch
+        facts = {"epoch_samples": samples, "resumed_epoch": epoch, "parameters": 1}
+        self.report(job, name, WorkerReady, store_port=PORT, **facts)
 
 
 def version_and_rank(name: WorkerId) -> tuple[Version, Rank]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from controlplane.policy.api import JobView
 from controlplane.sim.engine.event_queue import Kernel
@@ -59,39 +60,33 @@ def demand_of_model(model: JobModel) -> Demand:
     return model.demand or demand_of(model.application)
 
 
+@dataclass(frozen=True, eq=False)
 class SimulatorOracle:
     """Implementation of `policy.api.Oracle` that reads every job's model."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        jobs: Mapping[JobId, JobProcesses],
-        widest: int,
-        imagined: ImaginedJobs | None = None,
-        rule: Interference | None = None,
-    ) -> None:
-        self._kernel = kernel
-        self._jobs = jobs
-        self._widest = widest
-        self._imagined, self._rule = imagined, rule
+    kernel: Kernel
+    jobs: Mapping[JobId, JobProcesses]
+    widest: int  # slots of the largest node
+    imagined: ImaginedJobs | None = None  # jobs to which `rule` applies
+    rule: Interference | None = None
 
     def remaining_s(self, job: JobView, slots: int) -> float:
         """Return the remaining training seconds on `slots` slots that fill whole nodes first."""
-        training = self._jobs[job.job].training
-        training.advance(self._kernel.now)
-        placement, position = packed(slots, self._widest), (training.epoch, training.progress)
+        training = self.jobs[job.job].training
+        training.advance(self.kernel.now)
+        placement, position = packed(slots, self.widest), (training.epoch, training.progress)
         return training_s(training.model, placement, job.batch_size, *position)
 
     def remaining_steps(self, job: JobView) -> float:
         """Return the remaining steps according to the job's model."""
-        training = self._jobs[job.job].training
-        training.advance(self._kernel.now)
+        training = self.jobs[job.job].training
+        training.advance(self.kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Return the seconds of a step with the first batch; slots fill whole nodes first."""
-        training = self._jobs[job.job].training
-        placement = packed(slots, self._widest)
+        training = self.jobs[job.job].training
+        placement = packed(slots, self.widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
         return rate.step_s or job.batch_size / rate.samples_per_s
 
@@ -106,13 +101,13 @@ class SimulatorOracle:
         `layouts` has the workers of each job by node. `on` has the workers of all jobs on each node
         of the job.
         """
-        training = self._jobs[job].training
+        training = self.jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch
         placement = tuple(layouts[job].values())
-        together = model.throughput(packed(sum(placement), self._widest), batch, epoch)
+        together = model.throughput(packed(sum(placement), self.widest), batch, epoch)
         apart = model.throughput(placement, batch, epoch).samples_per_s
         share = apart / together.samples_per_s if together.samples_per_s else 1.0
-        if self._rule is None or self._imagined is None:
+        if self.rule is None or self.imagined is None:
             return min(1.0, share)
-        self._imagined.layouts = layouts
-        return min(1.0, share) * self._rule(job, on)
+        self.imagined.layouts = layouts
+        return min(1.0, share) * self.rule(job, on)

@@ -90,9 +90,7 @@ class Simulation:
         self._nodes = SimulatedNodes(nodes, self._handle)
         self._measured = MeasuredFigures(options)
         processes = WorkerProcesses(kernel, self._nodes.report, self.jobs)
-        self._training = GroupTraining(
-            kernel, self.jobs, processes, nodes, options, measured=self._measured
-        )
+        self._training = GroupTraining(kernel, self.jobs, processes, nodes, options, self._measured)
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
             instant_changes=options.scenario.instant_changes,
@@ -111,13 +109,8 @@ class Simulation:
             self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
         if self._options.telemetry_s > 0.0:
-            self._training.telemetry = StepTelemetry(
-                self.kernel,
-                self.reactor,
-                self.planner,
-                self._measured,
-                longest_s=self._options.telemetry_s,
-            )
+            parts = (self.kernel, self.reactor, self.planner, self._measured)
+            self._training.telemetry = StepTelemetry(*parts, self._options.telemetry_s)
         return self.planner
 
     def use_interference(self, interference: Interference) -> None:

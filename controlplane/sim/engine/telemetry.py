@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
@@ -97,27 +98,18 @@ MIN_REPORTED_STEPS: Final = 12  # minimum steps before the first report
 MIN_SPEED: Final = 1e-9  # samples per second
 
 
+@dataclass(frozen=True, eq=False)
 class StepTelemetry:
     """Sender of the step reports of training groups.
 
     A group sends its first report after a dozen steps. Each later interval doubles, up to a limit.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        reactor: Reactor,
-        planner: SimulatedPlanner,
-        measured: MeasuredFigures,
-        *,
-        longest_s: float,
-    ) -> None:
-        """Create telemetry without groups; `longest_s` is the longest time between two reports."""
-        self._kernel = kernel
-        self._reactor = reactor
-        self._planner = planner
-        self._measured = measured
-        self._longest_s = longest_s
+    kernel: Kernel
+    reactor: Reactor
+    planner: SimulatedPlanner
+    measured: MeasuredFigures
+    longest_s: float  # longest time between two reports
 
     def begin(self, job: JobProcesses) -> None:
         """Start the reports of the job's group; the first report follows the end of its stall."""
@@ -127,35 +119,35 @@ class StepTelemetry:
         speed = max(training.throughput.samples_per_s, MIN_SPEED)
         step_s = training.throughput.step_s or group.global_batch / speed
         wait_s = max(FIRST_REPORT_S, MIN_REPORTED_STEPS * step_s)
-        begin = max(self._kernel.now, training.stalled_until)
+        begin = max(self.kernel.now, training.stalled_until)
         first = (job, group.version, training.steps, wait_s, 0)
-        self._kernel.call_at(begin + wait_s, self._report, *first)
+        self.kernel.call_at(begin + wait_s, self._report, *first)
 
     def _report(
         self, job: JobProcesses, version: int, begun: float, wait_s: float, reported: int
     ) -> None:
         """Send a report of a group that started after `begun` steps of the job."""
         group = job.group
-        known = self._reactor.state.jobs.get(job.id)
+        known = self.reactor.state.jobs.get(job.id)
         if group is None or group.version != version or known is None or known.group is None:
             return
-        now, training = self._kernel.now, job.training
+        now, training = self.kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
             group_steps = max(1, int(training.steps - begun))
-            self._planner.observe(self._steps(job, group, known.family, group_steps))
+            self.planner.observe(self._steps(job, group, known.family, group_steps))
             if reported <= 1:  # the speed has just become known
-                self._planner.ask()
+                self.planner.ask()
         if reported:
-            wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
+            wait_s = min(2.0 * wait_s, max(self.longest_s, wait_s))
         following = (job, version, begun, wait_s, reported + 1)
-        self._kernel.call_at(now + wait_s, self._report, *following)
+        self.kernel.call_at(now + wait_s, self._report, *following)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
         training = job.training
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
-        faster = self._measured.error(job.id)  # the same error for times and speed
+        faster = self.measured.error(job.id)  # the same error for times and speed
         cores, sent = _usage(job)
         return StepsSeen(
             job=job.id,
@@ -167,11 +159,11 @@ class StepTelemetry:
             step=int(training.steps),
             samples_done=int(training.progress),
             samples_per_s=training.throughput.samples_per_s * faster,
-            noise_scale=first_valid_noise_scale(self._measured.noise_scale(job, scale)),
+            noise_scale=first_valid_noise_scale(self.measured.noise_scale(job, scale)),
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            step_times=self._measured.parts(job.id, training.throughput.parts, faster),
+            step_times=self.measured.parts(job.id, training.throughput.parts, faster),
         )
 
 
