@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import partial
 from itertools import combinations
 from typing import Final, NamedTuple, TypeVar
 
@@ -127,16 +128,15 @@ def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArr
     gain = np.zeros(right[0].shape)
     for size in (1, 2, 3):
         for chosen in combinations(range(3), size):
-            solved = _solve(
-                [[gram[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen]
-            )
+            part = [[gram[i][j] for j in chosen] for i in chosen]
+            solved = _solve(part, [right[i] for i in chosen])
             explains = sum((x * right[i] for i, x in zip(chosen, solved, strict=True)), np.zeros(1))
             allowed = explains > gain
             for x in solved:
                 allowed &= x >= 0.0
             gain = np.where(allowed, explains, gain)
-            for place in range(3):
-                value = solved[chosen.index(place)] if place in chosen else 0.0
+            best[allowed] = 0.0
+            for place, value in zip(chosen, solved, strict=True):
                 best[..., place] = np.where(allowed, value, best[..., place])
     return best
 
@@ -146,16 +146,11 @@ def _solve(gram: list[list[FloatArray]], right: list[FloatArray]) -> list[FloatA
     whole = _determinant(gram)
     diagonal = np.prod([gram[i][i] for i in range(len(gram))], axis=0)
     whole = np.where(whole > TINY * diagonal, whole, np.nan)
-    return [
-        _determinant(
-            [
-                [right[i] if j == place else entry for j, entry in enumerate(row)]
-                for i, row in enumerate(gram)
-            ]
-        )
-        / whole
+    replaced = (
+        [[*row[:place], value, *row[place + 1 :]] for row, value in zip(gram, right, strict=True)]
         for place in range(len(gram))
-    ]
+    )
+    return [_determinant(matrix) / whole for matrix in replaced]
 
 
 def _determinant(matrix: list[list[FloatArray]]) -> FloatArray:
@@ -269,10 +264,8 @@ def fit_curves(
         decay: weight of a report relative to the next one, in (0, 1].
     """
     if losses.shape[1] < MIN_REPORTS:  # no job has enough reports
-        missing = ((0, 0), (0, MIN_REPORTS))
-        positions, losses = (
-            np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
-        )
+        pad = partial(np.pad, pad_width=((0, 0), (0, MIN_REPORTS)), constant_values=np.nan)
+        positions, losses = pad(positions), pad(losses)
     curves = _fit(positions[:JOBS_PER_BATCH], losses[:JOBS_PER_BATCH], decay)
     for begin in range(JOBS_PER_BATCH, len(losses), JOBS_PER_BATCH):
         chosen = slice(begin, begin + JOBS_PER_BATCH)
@@ -308,9 +301,8 @@ def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> Convergence
     times = np.where(known, (positions - first[:, None]) / span[:, None], 0.0)
     scaled = np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0)
     least = np.where(lowest >= 0.0, -lowest / height, -np.inf)
-    sublinear, exponential = (
-        fit(times, scaled, weights, least) for fit in (fit_sublinear, fit_exponential)
-    )
+    scaled_reports = (times, scaled, weights, least)
+    sublinear, exponential = fit_sublinear(*scaled_reports), fit_exponential(*scaled_reports)
     better = sublinear.error < exponential.error
     found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
     falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
@@ -336,9 +328,8 @@ def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArra
     """Return the smallest known value of each row, and the range of the known values."""
     least = np.min(values, axis=1, where=known, initial=np.inf)
     largest = np.max(values, axis=1, where=known, initial=-np.inf)
-    return least, np.where(known.any(axis=1), largest, least) - np.where(
-        np.isinf(least), 0.0, least
-    )
+    top = np.where(known.any(axis=1), largest, least)
+    return least, top - np.where(np.isinf(least), 0.0, least)
 
 
 def _without_spikes(losses: FloatArray, known: BoolArray) -> FloatArray:

@@ -103,9 +103,8 @@ def _log_sum(values: FloatArray) -> float:
 
 def one_length(evidence: Evidence) -> LengthDistribution:
     """Return a distribution with one component, the evidence."""
-    return LengthDistribution(
-        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, MIN_SPREAD)
-    )
+    centre = np.array([evidence.log_total])
+    return LengthDistribution(centre, np.ones(1), max(evidence.spread, MIN_SPREAD))
 
 
 def of_relatives(

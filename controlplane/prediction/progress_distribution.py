@@ -124,14 +124,8 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
         shift = float(((mean - start.mean) / start.scale) @ start.weights)
         candidates.append(np.append(weights, start.bias + shift))
     tried = [(loss(one, design, alpha, progress)[0], place) for place, one in enumerate(candidates)]
-    found = minimize(
-        loss,
-        candidates[min(tried)[1]],
-        args=(design, alpha, progress),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 100},
-    )
+    begin, data, limits = candidates[min(tried)[1]], (design, alpha, progress), {"maxiter": 100}
+    found = minimize(loss, begin, data, jac=True, method="L-BFGS-B", options=limits)
     best = np.asarray(found.x, dtype=np.float64)
     if not np.isfinite(best).all():
         return None

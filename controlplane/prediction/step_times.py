@@ -69,7 +69,7 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     relative = weights / np.array([row.step_s for row in rows])
     matrix = np.array([_terms(row.slots, row.batch) for row in rows]) * relative[:, None]
     found, _ = nnls(matrix, weights)
-    a, b, c, d = map(float, found)
+    a, b, c, d = found.tolist()
     return StepModel((a, b, c, d))
 
 

@@ -133,22 +133,16 @@ class SpeedModel:
         to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)
         further = np.power(np.maximum(slots / 2, 1.0), 1.0 - self.scaling.beyond)
         plain = compute * to_two * further
-        near = self._with(self.near, compute, slots, plain)
-        far = FAR * near if self.far is None else self._with(self.far, compute, slots, plain)
+        near = self._with(self.near, compute, slots) if self.near else plain
+        far = self._with(self.far, compute, slots) if self.far else FAR * near
         step = np.where(several, np.where(nodes > 1, far, near), compute)
         if self.correction:
             step = step * self._corrections(np.asarray(nodes), np.asarray(slots))
         return np.asarray(step, dtype=np.float64)
 
     def _with(
-        self,
-        network: tuple[float, float] | None,
-        compute: FloatArray,
-        slots: IntArray,
-        plain: FloatArray,
+        self, network: tuple[float, float], compute: FloatArray, slots: IntArray
     ) -> FloatArray:
-        if network is None:
-            return plain
         cost = network[0] + network[1] * np.maximum(slots - 2, 0)
         longer = np.maximum(np.maximum(compute, cost), MIN_COST_S)
         ratio = np.minimum(compute, cost) / longer  # powers of a ratio cannot overflow
@@ -212,10 +206,8 @@ def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) 
     """
     fitted = _Fitted(samples)
     begin = fitted.prior_mean if before is None else fitted.x_of(before)
-    found = least_squares(
-        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MAX_EVALUATIONS
-    )
-    return fitted.model(found.x)
+    limits = {"method": "lm", "max_nfev": MAX_EVALUATIONS}
+    return fitted.model(least_squares(fitted.residuals, begin, fitted.jacobian, **limits).x)
 
 
 class _Fitted:
@@ -386,9 +378,8 @@ def _is_plausible(sample: Sample) -> bool:
 
 def _corrected(model: SpeedModel, samples: Sequence[Sample]) -> SpeedModel:
     """Return the model with the mean error at each measured size as the correction of that size."""
-    seen, nodes, slots, local = np.array([
-        (s.step_s, s.nodes, s.slots, s.local_batch) for s in samples
-    ]).T  # fmt: skip
+    rows = [(s.step_s, s.nodes, s.slots, s.local_batch) for s in samples]
+    seen, nodes, slots, local = np.array(rows).T
     predicted = model.step_s(nodes.astype(np.int64), slots.astype(np.int64), local)
     residuals = np.log(seen) - np.log(np.maximum(predicted, MIN_STEP_S))
     at: dict[tuple[int, int], list[float]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 Partitions = int  # set of partitions: bit p stands for partition p
@@ -78,10 +80,7 @@ def members(some: Partitions) -> Iterator[int]:
 
 def partitions(some: Sequence[int]) -> Partitions:
     """Return the set of the partitions in `some`."""
-    found = 0
-    for partition in some:
-        found |= 1 << partition
-    return found
+    return reduce(or_, (1 << partition for partition in some), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +210,9 @@ class GreedyOrder:
 def _unit_seconds(problem: HopProblem) -> list[float]:
     """Return, for each partition, the total seconds of its remaining visits if its size were 1."""
     later = sum(model.unit_s * model.epochs_left for model in problem.models)
-    now: dict[Partitions, float] = {}
+    now: defaultdict[Partitions, float] = defaultdict(float)
     for model in problem.models:
-        now[model.todo] = now.get(model.todo, 0.0) + model.unit_s
+        now[model.todo] += model.unit_s
     found = [later] * len(problem.sizes)
     for some, unit_s in now.items():
         for p in members(some):

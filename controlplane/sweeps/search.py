@@ -217,7 +217,6 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
     searcher = spec.searcher
     if isinstance(searcher, Grid):
         return [Add(values, spec.epochs) for values in grid(spec.space)]
-    epochs: list[int]
     match searcher:
         case RandomSearch(configurations=many) | MedianStopping(configurations=many):
             epochs = [spec.epochs] * many
@@ -231,9 +230,8 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
         case Hyperband(eta=eta):
             sizes = brackets(spec.epochs, eta)
             epochs = [least for many, least in sizes for _ in range(many)]
-    return [
-        Add(drawn(spec.space, spec.seed, number), granted) for number, granted in enumerate(epochs)
-    ]
+    draws = (drawn(spec.space, spec.seed, number) for number in range(len(epochs)))
+    return [Add(values, granted) for values, granted in zip(draws, epochs, strict=True)]
 
 
 def epochs_of_new(spec: SearchSpec, begun: int) -> int:

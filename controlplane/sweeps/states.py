@@ -82,12 +82,8 @@ class ModelState:
     def finish_unit(self, partition: int, digest: str = "") -> bool:
         """Record a visit and return True if it is new; a repetition only replaces the digest."""
         first = not self.again
-        if first:
-            self.finished_units.append(FinishedUnit(self.trial, partition, digest))
-        else:
-            self.finished_units[self.at] = FinishedUnit(
-                self.finished_units[self.at].trial, partition, digest
-            )
+        trial = self.trial if first else self.finished_units[self.at].trial
+        self.finished_units[self.at : self.at + 1] = [FinishedUnit(trial, partition, digest)]
         self.at += 1
         return first
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from controlplane.sweeps.hopping import HopProblem, Model, Slot, Unit, Visit, partitions
@@ -68,9 +68,8 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
 
 
 def _takes_units(state: SweepState, record: SweepWorker) -> bool:
-    if record.revoked:
-        return False
-    return record.attempt is None or not state.leases[record.attempt].ignored
+    ignored = record.attempt is not None and state.leases[record.attempt].ignored
+    return not record.revoked and not ignored
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
@@ -146,17 +145,13 @@ def _models(
 ) -> list[Model]:
     """Return the models of the trials; untrained trials with equal grants share a model."""
     usual_s, everything = state.times.usual, (1 << state.partitions) - 1
-    fresh: dict[int, Model] = {}  # granted epochs -> model
-    found: list[Model] = []
-    for number in numbers:
-        granted = state.trials[number].granted
-        if state.models[number].finished_units:
-            found.append(_model(state, number, first_worker, usual_s))
-        else:
-            if granted not in fresh:
-                fresh[granted] = Model(usual_s, everything, max(0, granted - 1))
-            found.append(fresh[granted])
-    return found
+    fresh = cache(lambda granted: Model(usual_s, everything, max(0, granted - 1)))
+    return [
+        _model(state, number, first_worker, usual_s)
+        if state.models[number].finished_units
+        else fresh(state.trials[number].granted)
+        for number in numbers
+    ]
 
 
 def _model(
@@ -249,9 +244,9 @@ class Sweep:
     @property
     def deadline(self) -> Seconds | None:
         """Earliest time at which `deadline_passed` has to be called, or None without deadlines."""
-        leases = [lease.deadline for lease in self.state.leases.values()]
-        places = [record.must_leave_by for record in self.state.workers.values()]
-        return min([*leases, *(by for by in places if by is not None)], default=None)
+        times = [lease.deadline for lease in self.state.leases.values()]
+        leave = (record.must_leave_by for record in self.state.workers.values())
+        return min(times + [by for by in leave if by is not None], default=None)
 
     # --- workers and nodes
 
@@ -307,9 +302,8 @@ class Sweep:
             if not any(can_hold(state, node, partition) for node in workers):
                 for node in workers:  # no node can provide the partition: all nodes try again
                     state.data.failed.pop((node, partition), None)
-        held = partition_holders(
-            workers, state.partitions, replicas, state.staged, partial(can_hold, state)
-        )
+        able = partial(can_hold, state)
+        held = partition_holders(workers, state.partitions, replicas, state.staged, able)
         return self.nodes_hold(held, now)
 
     def nodes_hold(self, held: Mapping[NodeId, Collection[int]], now: Seconds) -> list[Order]:

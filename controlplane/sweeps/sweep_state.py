@@ -132,9 +132,8 @@ class SweepState:
     staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions by node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
-    lost_states: dict[NodeId, dict[StateName, str]] = field(
-        default_factory=dict
-    )  # by lost node: digests
+    # Digests of the states of lost nodes.
+    lost_states: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
     failed_copies: dict[StateName, int] = field(default_factory=dict)  # number of failures
     times: UnitTimes = field(default_factory=UnitTimes)

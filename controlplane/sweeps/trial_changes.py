@@ -115,11 +115,9 @@ def refuse_data(
 
     If no other node with workers can provide the partition, the sweep is stuck.
     """
-    failed = state.data.failed
-    failed[node, partition] = (
-        MAX_FAILED_STAGINGS if for_good else failed.get((node, partition), 0) + 1
-    )
-    if failed[node, partition] >= MAX_FAILED_STAGINGS:
+    times = state.data.failed.get((node, partition), 0) + 1
+    state.data.failed[node, partition] = MAX_FAILED_STAGINGS if for_good else times
+    if not can_hold(state, node, partition):
         state.staged.get(node, set()).discard(partition)
         others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):

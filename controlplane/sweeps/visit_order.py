@@ -7,7 +7,7 @@ is the order of the paper (Cerebro, Algorithm 1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from controlplane.sweeps.configurations import stream
@@ -91,9 +91,8 @@ def makespan(
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
-    ends: list[tuple[float, Visit]] = []
-    for unit in problem.running:
-        heappush(ends, (unit.ends_in_s, unit.visit))
+    ends = [(unit.ends_in_s, unit.visit) for unit in problem.running]
+    heapify(ends)
     while True:
         for visit in progress.begin_units():
             heappush(ends, (now + takes(visit), visit))
@@ -108,8 +107,7 @@ def makespan(
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
     """Return the weights of the shortest rollout, or None if no rollout shortens the order."""
     found: Weights | None = None
-    bound = makespan_bound(problem) * STOP_RATIO
-    least = makespan(problem)
+    bound, least = makespan_bound(problem) * STOP_RATIO, makespan(problem)
     for _ in range(rollouts):
         if least <= bound:
             break
@@ -151,9 +149,8 @@ def _weights(
     if not chosen.models:
         return None
     models = [chosen.models.get(number, 1.0) for number in numbers]
-    return Weights(
-        models, [chosen.slots.get(worker, 1.0) for worker in workers], chosen.visit_exponent
-    )
+    slots = [chosen.slots.get(worker, 1.0) for worker in workers]
+    return Weights(models, slots, chosen.visit_exponent)
 
 
 def _choose(
@@ -166,6 +163,5 @@ def _choose(
     if best is None:
         return ChosenWeights(state.attempts, {}, {}, 0.0)
     models = dict(zip(numbers, best.models, strict=True))
-    return ChosenWeights(
-        state.attempts, models, dict(zip(workers, best.slots, strict=True)), best.visit_exponent
-    )
+    slots = dict(zip(workers, best.slots, strict=True))
+    return ChosenWeights(state.attempts, models, slots, best.visit_exponent)

@@ -153,13 +153,12 @@ def _speeds(
     job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
 ) -> FloatArray:
     """Return samples/s in the first epoch, shape (sizes, batches), or 0 if a group cannot run."""
-    speed = np.zeros((len(sizes), len(batches)))
-    for column, batch in enumerate(batches):
-        for row, size in enumerate(sizes):
-            known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
-            if known is not None:
-                speed[row, column] = known.samples_per_s
-    return speed
+
+    def speed(size: int, batch: int) -> float:
+        known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
+        return known.samples_per_s if known else 0.0
+
+    return np.array([[speed(size, batch) for batch in batches] for size in sizes])
 
 
 def _efficiencies(
@@ -181,10 +180,9 @@ def _efficiencies(
 
 def _batches(first: int, most: int, fixed: int) -> list[int]:
     steps = int(np.ceil(np.log2(max(most / first, 1.0)) * BATCHES_PER_DOUBLING))
-    between = {
-        min(most, round(first * 2.0 ** (step / BATCHES_PER_DOUBLING))) for step in range(steps + 1)
-    }
-    return sorted(between | {most} | ({fixed} if fixed else set()))
+    factors = (2.0 ** (step / BATCHES_PER_DOUBLING) for step in range(steps + 1))
+    found = {most, fixed, *(min(most, round(first * factor)) for factor in factors)}
+    return sorted(found - {0})
 
 
 def known_throughput(

@@ -129,11 +129,9 @@ def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[st
             np.add.at(sums, taken, pair[jobs].sum(axis=1))
             np.add.at(counts, taken, len(pair))
     means = sums / counts[:, None]
-    ratios = [_ratio(mine, other) for mine, other in means]
-    return {
-        "difference_ci_s": _interval(means[:, 0] - means[:, 1]),
-        "ratio_ci": _interval(np.array(ratios)),
-    }
+    ratios = np.array([_ratio(mine, other) for mine, other in means])
+    difference = means[:, 0] - means[:, 1]
+    return {"difference_ci_s": _interval(difference), "ratio_ci": _interval(ratios)}
 
 
 def _interval(values: FloatArray) -> Interval:
@@ -156,13 +154,8 @@ def _wilcoxon(differences: FloatArray) -> dict[str, Any]:
     sides = {"two_sided_p": "two-sided", "less_p": "less", "greater_p": "greater"}
     if not len(changed):
         return {"changed": 0, **dict.fromkeys(sides, 1.0)}
-    return {
-        "changed": len(changed),
-        **{
-            name: float(stats.wilcoxon(changed, alternative=side).pvalue)
-            for name, side in sides.items()
-        },
-    }
+    tests = {name: stats.wilcoxon(changed, alternative=side) for name, side in sides.items()}
+    return {"changed": len(changed)} | {name: float(t.pvalue) for name, t in tests.items()}
 
 
 MEANS = (
@@ -176,11 +169,8 @@ MEANS = (
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
     """Group results by the number of slots of the cluster, smallest first, then by policy."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
-    for size in sorted({result.slots for result in results}):
-        by_policy = found[size] = {}
-        for result in results:
-            if result.slots == size:
-                by_policy.setdefault(result.policy, []).append(result)
+    for result in sorted(results, key=lambda one: one.slots):
+        found.setdefault(result.slots, {}).setdefault(result.policy, []).append(result)
     return found
 
 
@@ -270,9 +260,8 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
         console.print(_side_by_side(title, by_policy, COLUMNS))
         if all(has_losses(result) for many in by_policy.values() for result in many):
-            console.print(
-                _side_by_side("losses, and what lower ones cost", by_policy, LOSS_COLUMNS)
-            )
+            title = "losses, and what lower ones cost"
+            console.print(_side_by_side(title, by_policy, LOSS_COLUMNS))
         shares = [means(many)["extrapolated_share"] or 0.0 for many in by_policy.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -217,12 +218,8 @@ Point = tuple[int, float, float, float]  # position, value, length of the error 
 
 
 def _at_sizes(results: Results, sizes: Sequence[int]) -> list[Point]:
-    points = []
-    for size in sizes:
-        same_size = [result for result in results if result.slots == size and finished(result)]
-        if same_size:
-            points.append((size, *_mean_and_error(same_size, PANELS[0][1])))
-    return points
+    at = {size: [r for r in results if r.slots == size and finished(r)] for size in sizes}
+    return [(size, *_mean_and_error(some, PANELS[0][1])) for size, some in at.items() if some]
 
 
 def _gains(ours: Results, other: Results, sizes: Sequence[int]) -> list[Point]:
@@ -405,10 +402,7 @@ def gantt(result: SimulationResult, path: Path) -> None:
     """Draw the slots that each job used over time: one row per slot, one colour per job."""
     held = [(job.job, allocation) for job in result.jobs for allocation in job.allocations]
     _require_allocations(held)
-    colours = {
-        job: SHADES[index % len(SHADES)]
-        for index, job in enumerate(dict.fromkeys(job for job, _ in held))
-    }
+    colours = dict(zip(dict.fromkeys(job for job, _ in held), cycle(SHADES), strict=False))
     unit, name = time_unit(result.ended_at)
     bars = [Bar(a.slot, job, a.since / unit, a.until / unit) for job, a in held]
     slots = _sorted_slots({bar.slot for bar in bars})

@@ -242,9 +242,7 @@ def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
 def _record_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
     if record.allocations is None or slots == record.slots:
         return
-    record.allocations += [
-        SlotAllocation(slot=slot, since=record.since, until=now) for slot in record.slots
-    ]
+    record.allocations += [SlotAllocation(slot, record.since, now) for slot in record.slots]
     record.since, record.slots = now, slots
 
 

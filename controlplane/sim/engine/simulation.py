@@ -128,9 +128,8 @@ class Simulation:
     ) -> None:
         """Schedule the submission of a job; `make_model` is called at the time of submission."""
         self._left += 1
-        self.kernel.call_at(
-            submission.at, self._submit, submission, make_model, counted, priority=FIRST
-        )
+        arguments = (submission, make_model, counted)
+        self.kernel.call_at(submission.at, self._submit, *arguments, priority=FIRST)
 
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
         """Schedule the loss of a node at virtual second `at`, and its return without workers.
@@ -222,9 +221,7 @@ class Simulation:
         given = self._options.scenario
         costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
-        self.jobs[name] = JobProcesses(
-            id=name, training=training, costs=costs, crashes_at=submission.crashes_at
-        )
+        self.jobs[name] = JobProcesses(name, training, costs, submission.crashes_at)
         self._job_log.add(name, submission, training, counted=counted)
         if submission.cancelled_after_s is not None:
             when = self.kernel.now + submission.cancelled_after_s

@@ -314,9 +314,8 @@ class DrlEnvironment:
         return Trained(INPUTS_VERSION, slots, cluster, arrays)
 
     def _scenario(self, slots: int, rng: Generator) -> Scenario:
-        return training_scenario(
-            slots, self.recipe.jobs, float(rng.uniform(*self.recipe.intervals_s))
-        )
+        interval_s = float(rng.uniform(*self.recipe.intervals_s))
+        return training_scenario(slots, self.recipe.jobs, interval_s)
 
     def _trace(self, place: int) -> int:
         return FIRST_TRACE + TRACES_PER_SEED * self._seed + place

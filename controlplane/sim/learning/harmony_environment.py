@@ -300,9 +300,8 @@ class HarmonyEnvironment:
         )
 
     def _mean_jct_s(self, model: TrainedModel, choose: Choose) -> float:
-        beds = [
-            self._bed(self.recipe.histories + number) for number in range(self.recipe.validations)
-        ]
+        first, many = self.recipe.histories, self.recipe.validations
+        beds = map(self._bed, range(first, first + many))
         return float(np.mean([mean_jct_s(bed, model, choose) for bed in beds]))
 
     def _bed(self, number: int) -> HarmonyTestbed:

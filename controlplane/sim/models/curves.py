@@ -103,9 +103,8 @@ def decode(text: bytes, source: str) -> RecordedCurves:
     for curve in recorded.curves:
         if curve.iterations < 1 or not curve.least < curve.losses[0]:
             problem = f"{source}: curve {curve.name!r} lowers no loss"
-            raise TraceError(
-                problem, "give a loss before the first iteration, and lower ones after"
-            )
+            hint = "give a loss before the first iteration, and lower ones after"
+            raise TraceError(problem, hint)
     return recorded
 
 

@@ -32,6 +32,7 @@ from typing import Final, Literal
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
 from controlplane.sim.models.recording import write_whole
+from controlplane.sim.models.table2 import GPU_TIME
 from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import MAX_UTILITY, Utility
@@ -163,7 +164,6 @@ STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 Layout = Literal["pollux", "gavel", "tiresias", "philly"]
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its duration only
 
 TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 TIRESIAS_OPTIONAL: Final = ("iterations", "model_name", "interval")
