@@ -34,8 +34,8 @@ def keep_states(state: SweepState) -> list[Order]:
             state.copying.add((copy.state, copy.target))
             found.append(copy)
     for trial in _best(state):
-        model = state.models[trial.number]
-        needed.update(model.names(_best_version(state, trial)))
+        epochs = trial.start_epochs + 1 + trial.scores.index(max(trial.scores))
+        needed.update(state.models[trial.number].names(epochs * state.partitions))
     needed.update(state.graduated_states.values())
     needed.update(lease.order.state for lease in state.leases.values() if lease.order.state)
     dropped = state.stored.drop_all_but(needed)
@@ -102,11 +102,6 @@ def _copy(state: SweepState, model: ModelState) -> CopyState | None:
 def _best(state: SweepState) -> list[Trial]:
     scored = [one for one in state.trials if one.scores and one.number not in state.deleted]
     return sorted(scored, key=lambda one: (-max(one.scores), one.number))[: state.keep]
-
-
-def _best_version(state: SweepState, trial: Trial) -> int:
-    epochs = trial.start_epochs + 1 + trial.scores.index(max(trial.scores))
-    return epochs * state.partitions
 
 
 def partition_holders(

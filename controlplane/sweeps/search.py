@@ -61,8 +61,8 @@ def asynchronous(
     trials: Sequence[Trial],
     levels: Sequence[int],
     eta: int,
-    promotes: Promotes = "in_order",
-    paused: Container[int] = (),
+    promotes: Promotes,
+    paused: Container[int],
 ) -> list[Decision]:
     """Promote trials among the best 1 / eta of a rung without waiting for the whole rung.
 

@@ -6,8 +6,9 @@ reports are the ledger. Times are in seconds on the controller's clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final
 
@@ -34,7 +35,6 @@ from controlplane.sweeps.trial_changes import (
     graduate_last_trials,
     refuse_data,
     release_late_leavers,
-    score_graduate,
     unit_fault,
 )
 from controlplane.sweeps.trials import Add, Decision, Stop, merged, score
@@ -460,7 +460,9 @@ class Sweep:
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
         """Record an epoch of a graduated trial; an epoch without a finite metric adds no score."""
-        score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
+        one, value = self.state.trials[trial], score(self.state.spec, metrics)[0]
+        if one.ended == "graduated" and math.isfinite(value):
+            self.state.trials[trial] = replace(one, scores=(*one.scores, value))
 
     def close(self, reason: str) -> list[Order]:
         """Stop all trials that have not ended, and keep the best states."""

@@ -6,7 +6,6 @@ job. Its result is then no longer bit-equal in every run, so users have to opt i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
@@ -175,9 +174,10 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
     found: list[Order] = []
     for number in sorted(state.graduating):
         trial, model = state.trials[number], state.models[number]
-        name = _newest(state, number)
-        if not at_the_end_of_an_epoch(state, number) or name is None:
+        having = state.stored.nodes([StateName(number, len(model.finished_units))])
+        if not at_the_end_of_an_epoch(state, number) or not having:
             continue
+        name = having[0][1]
         state.trials[number] = replace(trial, ended="graduated")
         state.graduating.discard(number)
         state.graduated_states[number] = name
@@ -192,13 +192,6 @@ def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
     units = len(model.finished_units)
     whole = units > 0 and units % state.partitions == 0
     return whole and not model.again and state.lease_of(number) is None
-
-
-def score_graduate(state: SweepState, number: int, score: float) -> None:
-    """Record an epoch of a graduated trial; a non-finite score is ignored."""
-    trial = state.trials[number]
-    if trial.ended == "graduated" and math.isfinite(score):
-        state.trials[number] = replace(trial, scores=(*trial.scores, score))
 
 
 def _last_trials(state: SweepState) -> set[int]:
@@ -222,9 +215,3 @@ def _has_own_state(state: SweepState, number: int) -> bool:
     """True if the trial has finished a unit; until then its state has the parent's name."""
     model = state.models[number]
     return not model.parents or len(model.finished_units) > model.parents[-1].version
-
-
-def _newest(state: SweepState, number: int) -> StateName | None:
-    model = state.models[number]
-    having = state.stored.nodes([StateName(number, len(model.finished_units))])
-    return having[0][1] if having else None

@@ -295,19 +295,16 @@ def finished(result: SimulationResult) -> list[JobResult]:
 
 def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     done = [job for job in jobs if job.jct_s is not None]
+    trained_s = sum(job.trained_s for job in jobs)
+    extrapolated_s = sum(job.extrapolated_s for job in jobs)
     return {
         "avg_jct_s": _mean(_completion_times(jobs)),
         "geo_jct_s": _geometric_mean(_completion_times(jobs)),
         "avg_exec_s": _mean([job.exec_s for job in done]),
         "avg_queue_s": _mean([job.queued_s for job in done]),
         "rescales_per_job": _mean([job.rescales for job in done]),
-        "extrapolated_share": _extrapolated_share(jobs),
+        "extrapolated_share": extrapolated_s / trained_s if trained_s > 0.0 else None,
     }
-
-
-def _extrapolated_share(jobs: Sequence[JobResult]) -> float | None:
-    trained_s = sum(job.trained_s for job in jobs)
-    return sum(job.extrapolated_s for job in jobs) / trained_s if trained_s > 0.0 else None
 
 
 def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:

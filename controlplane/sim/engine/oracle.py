@@ -31,9 +31,8 @@ class SimulatedTrainingJobs:
 
     def demand(self, job: JobId) -> Demand:
         """Return the demand in the job's model, or the usual demand of its application."""
-        if job not in self._jobs:
-            return demand_of("")
-        return demand_of_model(self._jobs[job].training.model)
+        known = self._jobs.get(job)
+        return demand_of_model(known.training.model) if known else demand_of("")
 
     def gpu(self, node: NodeId) -> str:
         """Return the GPU model of the node's first slot."""
