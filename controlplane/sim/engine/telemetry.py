@@ -36,7 +36,6 @@ class MeasuredFigures:
     def __init__(self, options: SimOptions) -> None:
         self._options = options
         self._draws: dict[tuple[int, JobId], Generator] = {}
-        self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
         """Draw the error factor of one report; it is log-normal around 1."""
@@ -80,11 +79,8 @@ class MeasuredFigures:
         most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
-        known = self._scale_errors.get(job)
-        if known is None:
-            rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
-            known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
-        return known
+        rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
+        return math.pow(most, rng.uniform(-1.0, 1.0))
 
 
 def _measures_two_batches(job: JobProcesses) -> bool:
