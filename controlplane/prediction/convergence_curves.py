@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import partial
 from itertools import combinations
 from typing import Final, NamedTuple, TypeVar
 
@@ -65,8 +66,7 @@ def fit_exponential(
 ) -> Fit:
     """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II: mu^(t - b) + c).
 
-    For each mu of a grid, A and c have a closed form. The coefficients are A, -log mu, c, 0. The
-    arguments are those of `fit_sublinear`.
+    For each mu of a grid, A and c have a closed form. The coefficients are A, -log mu, c, 0.
     """
     every = np.broadcast_to(RATES, (len(times), len(RATES)))
     coarse = _at_rates(times, losses, weights, lowest, every)
@@ -128,16 +128,15 @@ def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArr
     gain = np.zeros(right[0].shape)
     for size in (1, 2, 3):
         for chosen in combinations(range(3), size):
-            solved = _solve(
-                [[gram[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen]
-            )
+            part = [[gram[i][j] for j in chosen] for i in chosen]
+            solved = _solve(part, [right[i] for i in chosen])
             explains = sum((x * right[i] for i, x in zip(chosen, solved, strict=True)), np.zeros(1))
             allowed = explains > gain
             for x in solved:
                 allowed &= x >= 0.0
             gain = np.where(allowed, explains, gain)
-            for place in range(3):
-                value = solved[chosen.index(place)] if place in chosen else 0.0
+            best[allowed] = 0.0
+            for place, value in zip(chosen, solved, strict=True):
                 best[..., place] = np.where(allowed, value, best[..., place])
     return best
 
@@ -147,16 +146,11 @@ def _solve(gram: list[list[FloatArray]], right: list[FloatArray]) -> list[FloatA
     whole = _determinant(gram)
     diagonal = np.prod([gram[i][i] for i in range(len(gram))], axis=0)
     whole = np.where(whole > TINY * diagonal, whole, np.nan)
-    return [
-        _determinant(
-            [
-                [right[i] if j == place else entry for j, entry in enumerate(row)]
-                for i, row in enumerate(gram)
-            ]
-        )
-        / whole
+    replaced = (
+        [[*row[:place], value, *row[place + 1 :]] for row, value in zip(gram, right, strict=True)]
         for place in range(len(gram))
-    ]
+    )
+    return [_determinant(matrix) / whole for matrix in replaced]
 
 
 def _determinant(matrix: list[list[FloatArray]]) -> FloatArray:
@@ -228,10 +222,7 @@ class ConvergenceCurves:
         return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
 
     def reaches(self, losses: FloatArray) -> FloatArray:
-        """Return the positions, shape (J,), where the curves reach `losses`; infinite where never.
-
-        No position is before the first report.
-        """
+        """Return the positions, shape (J,), where the curves reach `losses`, or infinity."""
         above = (losses - self.lowest) / self.range
         a, b, c, d = self.coefficients.T
         with np.errstate(all="ignore"):
@@ -259,27 +250,22 @@ _FIELDS: Final = tuple(field.name for field in fields(ConvergenceCurves))
 def fit_curves(
     positions: FloatArray, losses: FloatArray, *, decay: float = DECAY
 ) -> ConvergenceCurves:
-    """Return the curves closest to the latest reports, sublinear or exponential.
+    """Return J curves closest to the latest reports, sublinear or exponential.
 
     Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2).
-    Losses never raise an error: those that are not finite are ignored, and if the others do not
-    determine a curve, `forms` shows this. A single report above both its neighbours is lowered to
-    the higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least
-    0, its curve stays at least 0.
+    Losses never raise an error: those that are not finite are ignored, and `forms` shows if the
+    others do not determine a curve. A single report above both its neighbours is lowered to the
+    higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least 0,
+    its curve stays at least 0.
 
     Args:
         positions: positions of the reports in samples, iterations or epochs, rising; shape (J, N).
         losses: shape (J, N); nan where there is no report.
         decay: weight of a report relative to the next one, in (0, 1].
-
-    Returns:
-        J curves.
     """
     if losses.shape[1] < MIN_REPORTS:  # no job has enough reports
-        missing = ((0, 0), (0, MIN_REPORTS))
-        positions, losses = (
-            np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
-        )
+        pad = partial(np.pad, pad_width=((0, 0), (0, MIN_REPORTS)), constant_values=np.nan)
+        positions, losses = pad(positions), pad(losses)
     curves = _fit(positions[:JOBS_PER_BATCH], losses[:JOBS_PER_BATCH], decay)
     for begin in range(JOBS_PER_BATCH, len(losses), JOBS_PER_BATCH):
         chosen = slice(begin, begin + JOBS_PER_BATCH)
@@ -292,10 +278,7 @@ def job_curve(
 ) -> ConvergenceCurves:
     """Return the curve of one job (J = 1) from all its reports; see `fit_curves`.
 
-    Args:
-        positions: positions of the reports, rising, as many as `losses`.
-        losses: reported losses; None where no loss was reported.
-        decay: weight of a report relative to the next one, in (0, 1].
+    Positions are rising. A loss is None if no loss was reported.
     """
     known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
     rows = np.array(known[-MAX_REPORTS:], dtype=float).reshape(-1, 2).T
@@ -303,49 +286,6 @@ def job_curve(
 
 
 def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> ConvergenceCurves:
-    reports = _scaled(positions, losses, decay)
-    sublinear, exponential = (
-        fit(reports.times, reports.losses, reports.weights, reports.least)
-        for fit in (fit_sublinear, fit_exponential)
-    )
-    better = sublinear.error < exponential.error
-    found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
-    falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
-    forms = np.where(better, Form.SUBLINEAR, Form.EXPONENTIAL)
-    forms = np.where(falls & reports.varies, forms, Form.FLAT)
-    forms = np.where(reports.enough, forms, Form.NONE)
-    total = reports.weights.sum(axis=1)
-    level = np.zeros_like(found)
-    level[:, 2] = (reports.weights * reports.losses).sum(axis=1) / total
-    error = np.sqrt(np.where(better, sublinear.error, exponential.error) / total)
-    return ConvergenceCurves(
-        forms=forms,
-        coefficients=np.where((forms == Form.FLAT)[:, None], level, found),
-        first=reports.first,
-        span=reports.span,
-        lowest=reports.lowest,
-        range=reports.range,
-        error=np.where(reports.enough, error * reports.range, np.nan),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """The reports of several jobs, scaled to coordinates from 0 to 1."""
-
-    times: FloatArray  # shape (J, N)
-    losses: FloatArray  # shape (J, N)
-    weights: FloatArray  # shape (J, N); 0: no report
-    least: FloatArray  # lower bound of a curve, shape (J,), at most 0
-    first: FloatArray
-    span: FloatArray
-    lowest: FloatArray
-    range: FloatArray
-    enough: BoolArray  # True: enough reports for a curve
-    varies: BoolArray  # True: the losses differ
-
-
-def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
     known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < MAX_LOSS)
     calm = _without_spikes(np.where(known, losses, 0.0), known)
     first, span = _extent(positions, known)
@@ -358,17 +298,29 @@ def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
     younger = known[:, ::-1].cumsum(axis=1)[:, ::-1] - 1.0  # number of later reports
     weights = np.where(known, decay**younger, 0.0)
     weights[~enough] = 1.0  # avoids a division by 0
-    return _Scaled(
-        times=np.where(known, (positions - first[:, None]) / span[:, None], 0.0),
-        losses=np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0),
-        weights=weights,
-        least=np.where(lowest >= 0.0, -lowest / height, -np.inf),
+    times = np.where(known, (positions - first[:, None]) / span[:, None], 0.0)
+    scaled = np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0)
+    least = np.where(lowest >= 0.0, -lowest / height, -np.inf)
+    scaled_reports = (times, scaled, weights, least)
+    sublinear, exponential = fit_sublinear(*scaled_reports), fit_exponential(*scaled_reports)
+    better = sublinear.error < exponential.error
+    found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
+    falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
+    forms = np.where(better, Form.SUBLINEAR, Form.EXPONENTIAL)
+    forms = np.where(falls & varies, forms, Form.FLAT)
+    forms = np.where(enough, forms, Form.NONE)
+    total = weights.sum(axis=1)
+    level = np.zeros_like(found)
+    level[:, 2] = (weights * scaled).sum(axis=1) / total
+    error = np.sqrt(np.where(better, sublinear.error, exponential.error) / total)
+    return ConvergenceCurves(
+        forms=forms,
+        coefficients=np.where((forms == Form.FLAT)[:, None], level, found),
         first=first,
         span=span,
         lowest=lowest,
         range=height,
-        enough=enough,
-        varies=varies,
+        error=np.where(enough, error * height, np.nan),
     )
 
 
@@ -376,9 +328,8 @@ def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArra
     """Return the smallest known value of each row, and the range of the known values."""
     least = np.min(values, axis=1, where=known, initial=np.inf)
     largest = np.max(values, axis=1, where=known, initial=-np.inf)
-    return least, np.where(known.any(axis=1), largest, least) - np.where(
-        np.isinf(least), 0.0, least
-    )
+    top = np.where(known.any(axis=1), largest, least)
+    return least, top - np.where(np.isinf(least), 0.0, least)
 
 
 def _without_spikes(losses: FloatArray, known: BoolArray) -> FloatArray:

@@ -1,14 +1,15 @@
 """Lengths of jobs: total work as a distribution, remaining samples, and Optimus' loss curve.
 
-Lengths are positive. They differ by orders of magnitude between families and by a percentage within
-a family, so averages and spreads use logarithms of totals. Each finished job of a family adds one
-log-normal component (a kernel estimate). Other knowledge about the end of a job, such as the user's
-estimate or the trend of a metric, is evidence that multiplies the components.
+Lengths differ by orders of magnitude between families and by a percentage within a family, so
+averages and spreads use logarithms of totals. Each finished job of a family adds one log-normal
+component (a kernel estimate). Other knowledge about the end of a job is evidence that multiplies
+the components.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,16 +63,14 @@ class LengthDistribution:
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
             return float(self.weights @ means)
-        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + MAX_DEVIATIONS))
-        return max(total - done, MIN_SAMPLES)
-
-    def _log_mean(self, done: float, power: float) -> float:
-        """Return log(E[T^power; T > done] / P(T > done)), without underflow in any component."""
+        # log(E[T; T > done] / P(T > done)), without underflow in any component
         above = (self.log_totals - math.log(done)) / self.spread
         logs = np.log(self.weights)
-        moments = power * self.log_totals + 0.5 * (power * self.spread) ** 2
+        means = self.log_totals + 0.5 * self.spread**2
         alive = _log_sum(logs + log_ndtr(above))
-        return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
+        log_mean = _log_sum(logs + means + log_ndtr(above + self.spread)) - alive
+        total = math.exp(min(log_mean, math.log(done) + MAX_DEVIATIONS))
+        return max(total - done, MIN_SAMPLES)
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
         """Return quantiles of the samples that remain after `done`; `shares` are in (0, 1)."""
@@ -92,10 +91,8 @@ class LengthDistribution:
         for _ in range(BISECTION_STEPS):
             middle = 0.5 * (lows + highs)
             over = ndtr((self.log_totals - middle[:, None]) / self.spread) @ self.weights
-            lows, highs = (
-                np.where(over > wanted, middle, lows),
-                np.where(over > wanted, highs, middle),
-            )
+            lows = np.where(over > wanted, middle, lows)
+            highs = np.where(over > wanted, highs, middle)
         return highs
 
 
@@ -106,9 +103,8 @@ def _log_sum(values: FloatArray) -> float:
 
 def one_length(evidence: Evidence) -> LengthDistribution:
     """Return a distribution with one component, the evidence."""
-    return LengthDistribution(
-        np.array([evidence.log_total]), np.ones(1), max(evidence.spread, MIN_SPREAD)
-    )
+    centre = np.array([evidence.log_total])
+    return LengthDistribution(centre, np.ones(1), max(evidence.spread, MIN_SPREAD))
 
 
 def of_relatives(
@@ -118,14 +114,14 @@ def of_relatives(
 
     Jobs that were given up or still run are censored: their weight goes to the jobs that finished
     with larger totals (Kaplan and Meier 1958). Otherwise the first jobs to finish, which are the
-    short ones, would dominate.
+    short ones, would dominate. Many components are narrower than `spread` (Silverman 1986: by the
+    fifth root of their number). Few components are wider, because they also represent the lengths
+    between them.
 
     Args:
         finished: totals of finished jobs, samples; at least one.
         outlived: samples done by jobs that were given up or still run.
-        spread: standard deviation of log totals within a family. If there are many components,
-            they are narrower (Silverman 1986: by the fifth root of their number). If there are few,
-            they are wider, because they also have to represent the lengths between them.
+        spread: standard deviation of log totals within a family.
     """
     valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
     totals, counts = np.unique(valid, return_counts=True)
@@ -147,10 +143,8 @@ def of_relatives(
 def pooled_spread(families: Sequence[Sequence[float]], prior: float, trust: float) -> float:
     """Return the standard deviation of log totals within a family, pooled over all families.
 
-    Args:
-        families: for each family the totals of its finished jobs, samples, above 0.
-        prior: standard deviation of the logarithm that is assumed before any job has finished.
-        trust: degrees of freedom of the prior, above 0.
+    `families` has the totals of each family's finished jobs, samples above 0. `prior` is assumed
+    before any job has finished; `trust`, above 0, is its number of degrees of freedom.
     """
     squares, freedom = trust * prior**2, trust
     for totals in families:
@@ -166,15 +160,10 @@ def remaining_samples(
 ) -> float:
     """Return the samples that a job will still process.
 
-    The estimate is the mean residual life of the finished jobs of the family. If none of them went
-    beyond `done`, the job is expected to reach the larger of 2 `done` and `largest`. In a live
-    cluster a stated number of epochs or samples *is* the end of a job, so nothing is averaged.
-
-    Args:
-        done: Y_processed, samples.
-        stated: total that the user stated, samples; None if the end depends on a metric.
-        finished: totals of finished jobs of the family, samples.
-        largest: most samples that any job of the family has done.
+    The estimate is the mean residual life of the `finished` jobs of the family. If none of them
+    went beyond `done`, the job is expected to reach the larger of 2 `done` and `largest`, the most
+    samples that any job of the family has done. A total that the user stated *is* the end of a job
+    in a live cluster; it is None if the end depends on a metric.
     """
     if stated is not None:
         return max(0.0, stated - done)
@@ -208,14 +197,8 @@ class LossCurve:
 
     def converged_at(self, convergence: float) -> int:
         """Return the first epoch whose next epoch removes less than the share `convergence`."""
-        low, high = 0, MAX_LOSS_EPOCHS  # the share falls from epoch to epoch
-        while low < high:
-            middle = (low + high) // 2
-            if self.fall(middle) < convergence:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        epochs = range(MAX_LOSS_EPOCHS)  # the share falls from epoch to epoch
+        return bisect_left(epochs, x=True, key=lambda epoch: self.fall(epoch) < convergence)
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:
@@ -223,10 +206,7 @@ def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None
 
     The fit tries several floors b2 below the smallest loss. For each floor, non-negative least
     squares on 1 / (loss - b2) finds b0 and b1, weighted so that errors count as errors of the loss.
-
-    Args:
-        epochs: k, finished epochs, at least three.
-        losses: mean training loss of each epoch, above 0.
+    Three losses above 0 are needed. `epochs` has the number of finished epochs for each loss.
     """
     k, loss = np.array(epochs, dtype=float), np.array(losses, dtype=float)
     valid = np.isfinite(loss) & (loss > 0)

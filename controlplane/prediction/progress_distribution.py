@@ -60,14 +60,10 @@ class Points:
 
 
 def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
-    """Return the points of one finished job.
+    """Return the points of one finished job from x, shape (E, 5), and rising epochs, shape (E,).
 
     The last entry is the end of the job. It does not become a point, because its progress is 1,
     where a Beta distribution has no information.
-
-    Args:
-        rows: x after each reported epoch, shape (E, 5).
-        epochs: number of each reported epoch, shape (E,), ascending.
     """
     total = epochs[-1] if len(epochs) else 1.0
     before = epochs < total
@@ -88,12 +84,7 @@ class ProgressModel:
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return alpha and beta, each of shape (N,).
-
-        Args:
-            rows: x, shape (N, 5); nan where unknown.
-            epochs: numbers of processed epochs, shape (N,).
-        """
+        """Return alpha and beta, shape (N,), for x of shape (N, 5) and epochs of shape (N,)."""
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
 
@@ -133,14 +124,8 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
         shift = float(((mean - start.mean) / start.scale) @ start.weights)
         candidates.append(np.append(weights, start.bias + shift))
     tried = [(loss(one, design, alpha, progress)[0], place) for place, one in enumerate(candidates)]
-    found = minimize(
-        loss,
-        candidates[min(tried)[1]],
-        args=(design, alpha, progress),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 100},
-    )
+    begin, data, limits = candidates[min(tried)[1]], (design, alpha, progress), {"maxiter": 100}
+    found = minimize(loss, begin, data, jac=True, method="L-BFGS-B", options=limits)
     best = np.asarray(found.x, dtype=np.float64)
     if not np.isfinite(best).all():
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -54,40 +56,31 @@ def separate(
         colocations: prior of each class of neighbours, a logarithm.
         colocation_trust: weight of each prior in `colocations`, in samples.
     """
-    sizes = {size: n for n, size in enumerate(dict.fromkeys(o.size for o in seen))}
-    types = {
-        gpu_type: n + len(sizes)
-        for n, gpu_type in enumerate(dict.fromkeys(o.gpu_type for o in seen))
-    }
-    others = dict.fromkeys(one for o in seen for one in o.beside)
-    classes = {one: n + len(sizes) + len(types) for n, one in enumerate(others)}
-    prior = np.zeros(len(sizes) + len(types) + len(classes))
-    trust = np.full(len(prior), 1e-6)
-    for gpu_type, at in types.items():
-        prior[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
-    for one, at in classes.items():
-        prior[at], trust[at] = colocations.get(one, 0.0), colocation_trust
-    matrix = _design(seen, [sizes, types, classes])
-    weight = np.array([o.weight for o in seen])
-    target = np.array([o.log_step_s for o in seen])
-    signed = len(sizes) + len(types)
-    found = _ridge(matrix, target, weight, prior=prior, trust=trust, signed=signed)
-    return Parts(
-        base={size: float(found[at]) for size, at in sizes.items()},
-        gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
-        colocations={one: min(float(found[at]), MAX_COLOCATION_LOG) for one, at in classes.items()},
+    # An unknown is (kind, name), and the columns of the unknowns are in order of their kinds.
+    parts: list[list[tuple[int, Any]]] = [
+        [(0, o.size), (1, o.gpu_type), *((2, one) for one in o.beside)] for o in seen
+    ]
+    unknowns = sorted(dict.fromkeys(chain.from_iterable(parts)), key=itemgetter(0))
+    columns = {unknown: at for at, unknown in enumerate(unknowns)}
+    matrix = np.zeros((len(seen), len(columns)))  # occurrences of each unknown
+    for row, some in enumerate(parts):
+        for unknown in some:
+            matrix[row, columns[unknown]] += 1.0
+    priors: Sequence[Mapping[Any, float]] = ({}, gpu_types, colocations)
+    trusts = (1e-6, TYPE_TRUST, colocation_trust)
+    found = _ridge(
+        matrix,
+        np.array([o.log_step_s for o in seen]),
+        np.array([o.weight for o in seen]),
+        prior=np.array([priors[kind].get(name, 0.0) for kind, name in unknowns]),
+        trust=np.array([trusts[kind] for kind, _ in unknowns]),
+        signed=len({o.size for o in seen}) + len({o.gpu_type for o in seen}),
+    ).tolist()
+    base, types, others = (
+        {name: value for (kind, name), value in zip(unknowns, found, strict=True) if kind == number}
+        for number in range(3)
     )
-
-
-def _design(seen: Sequence[Observation], columns: Sequence[Mapping[Any, int]]) -> FloatArray:
-    """Return the design matrix (O, unknowns): how often each unknown occurs in each observation."""
-    matrix = np.zeros((len(seen), sum(map(len, columns))))
-    for row, one in enumerate(seen):
-        parts = ((one.size,), (one.gpu_type,), one.beside)
-        for found, column in zip(parts, columns, strict=True):
-            for part in found:
-                matrix[row, column[part]] += 1.0
-    return matrix
+    return Parts(base, types, {one: min(log, MAX_COLOCATION_LOG) for one, log in others.items()})
 
 
 def _ridge(
@@ -124,11 +117,7 @@ Form = Literal["linear", "quadratic"]
 
 
 def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float, ...]:
-    """Return the features from which the slow-down is computed as a linear function.
-
-    The linear form has the neighbours' use of cores and of bandwidth. The quadratic form adds the
-    square of each and the product of both.
-    """
+    """Return the neighbours' use of cores and bandwidth; quadratic: also squares and product."""
     cpu, sent = cores / CORES, bytes_per_s / BYTES_PER_S
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
 
@@ -142,20 +131,17 @@ def prior_weights(form: Form) -> FloatArray:
 def fit_usage_slowdowns(
     form: Form, sizes: Sequence[Hashable], features: FloatArray, log_steps: FloatArray, ridge: float
 ) -> FloatArray:
-    """Return the weights of log(step) = base[size] + weights . features, by ridge regression.
+    """Return the weights, shape (features,), of log(step) = base[size] + weights . features.
 
-    Every size of a family has a separate base, which is not penalised. The weights are shared by
-    all sizes, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a
-    function of CPU and bandwidth usage").
+    Ridge regression; every size has a separate base, which is not penalised. All sizes share the
+    weights, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a function
+    of CPU and bandwidth usage").
 
     Args:
         sizes: size of each measurement, length O.
         features: shape (O, features).
         log_steps: shape (O,), logarithms of seconds.
         ridge: weight of the prior, in measurements; above 0.
-
-    Returns:
-        Shape (features,).
     """
     believed = prior_weights(form)
     if not len(sizes):

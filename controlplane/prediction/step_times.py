@@ -42,12 +42,10 @@ class StepModel:
 
 
 def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> FloatArray:
-    """Return the step times of several models at several sizes, shape (M, S), seconds.
+    """Return the step times of M `StepModel`s at several sizes, shape (M, S), seconds.
 
-    Args:
-        coefficients: the coefficients of M `StepModel`s, shape (M, 4).
-        slots: w, shape (S,) or (M, S).
-        batches: B, global, samples per step, shape (M, 1).
+    Shapes are (M, 4) for `coefficients`, (S,) or (M, S) for `slots`, and (M, 1) for `batches`,
+    which are global samples per step.
     """
     a, b, c, d = coefficients.T[:, :, None]
     steps_s: FloatArray = a * batches / slots + b + c * (slots - 1) / slots + d * slots
@@ -71,7 +69,7 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     relative = weights / np.array([row.step_s for row in rows])
     matrix = np.array([_terms(row.slots, row.batch) for row in rows]) * relative[:, None]
     found, _ = nnls(matrix, weights)
-    a, b, c, d = map(float, found)
+    a, b, c, d = found.tolist()
     return StepModel((a, b, c, d))
 
 
@@ -95,10 +93,6 @@ class MeanStepTime:
     fitted: float  # value of `step_s` when the model was last fitted
     weight: float = 1.0  # number of measurements
 
-    def drifted(self) -> bool:
-        """True if the mean has moved too far from the value that the model was fitted to."""
-        return abs(self.step_s / self.fitted - 1.0) > DRIFT
-
 
 @dataclass(slots=True)
 class StepTimes(Generic[K]):
@@ -108,11 +102,7 @@ class StepTimes(Generic[K]):
     means: dict[K, MeanStepTime] = field(default_factory=dict)
 
     def add(self, key: K, step_s: float) -> bool:
-        """Add the seconds of a step, above 0; return True if a model should be fitted again.
-
-        The model should be fitted again if the key had no measurements, or if the mean has drifted
-        since the last fit.
-        """
+        """Add a step's seconds, above 0; return True if the key is new or its mean has drifted."""
         mean = self.means.get(key)
         if mean is None:
             if self.kept is not None and len(self.means) >= self.kept:
@@ -121,7 +111,7 @@ class StepTimes(Generic[K]):
             return True
         mean.step_s += SMOOTHING * (step_s - mean.step_s)
         mean.weight = min(MAX_WEIGHT, mean.weight + 1.0)
-        return mean.drifted()
+        return abs(mean.step_s / mean.fitted - 1.0) > DRIFT
 
     def mark_fitted(self) -> None:
         """Record that a model was fitted to the current means."""

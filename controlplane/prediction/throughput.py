@@ -4,9 +4,7 @@ The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11). Computation is 
 batch. Communication is linear in the slots, with different coefficients within a node and across
 nodes. A power mean of both expresses their overlap. Pollux assumes that unmeasured parts cost
 nothing, so that jobs explore. This module has weak priors instead, which a few measurements
-outweigh: part of the computation does not depend on the batch, each further slot adds a little, and
-communication costs twice as much across nodes as within one. A correction at each measured size
-removes the error that remains there.
+outweigh. A correction at each measured size removes the error that remains there.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ class PassLimits:
     several: float = math.inf
 
     def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the passes of each step; gradients accumulate until the reduction.
-
-        As in the training library, passes are as few as the limit allows and nearly equal in size.
-        All shapes are (...).
-        """
+        """Return the passes of each step: as few as the limit allows; all shapes are (...)."""
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
 
@@ -51,29 +45,22 @@ NO_LIMITS = PassLimits()
 
 @dataclass(slots=True)
 class SeenPasses:
-    """Largest measured pass, and whether steps were split, for single workers and groups."""
+    """Largest measured pass, and whether steps were split, for single workers and for groups."""
 
-    alone: int = 0  # largest pass of a single worker, samples
-    several: int = 0
-    alone_splits: bool = False
-    several_splits: bool = False
+    _largest: list[float] = field(default_factory=lambda: [0.0, 0.0])  # samples
+    _splits: list[bool] = field(default_factory=lambda: [False, False])
 
     def add(self, slots: int, local_batch: int, passes: int) -> None:
         """Record a step; `local_batch` is the number of samples in one pass of one worker."""
-        if slots > 1:
-            self.several = max(self.several, local_batch)
-            self.several_splits |= passes > 1
-        else:
-            self.alone = max(self.alone, local_batch)
-            self.alone_splits |= passes > 1
+        group = int(slots > 1)
+        self._largest[group] = max(self._largest[group], float(local_batch))
+        self._splits[group] |= passes > 1
 
     @property
     def limits(self) -> PassLimits:
         """The limits estimated from steps; if any step was split, the limit is the largest pass."""
-        return PassLimits(
-            alone=float(self.alone) if self.alone_splits else math.inf,
-            several=float(self.several) if self.several_splits else math.inf,
-        )
+        pairs = zip(self._largest, self._splits, strict=True)
+        return PassLimits(*(most if split else math.inf for most, split in pairs))
 
 
 FIXED_SHARE: Final = 0.3  # prior: share of a step that is independent of the batch
@@ -129,13 +116,8 @@ class SpeedModel:
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
         """Return the seconds of a step with all passes; only the last pass includes the reduction.
 
-        Args:
-            nodes: shape (...), nodes that the group spans.
-            slots: shape (...), workers.
-            local_batch: shape (...), samples of one slot in a step.
-
-        Returns:
-            Shape (...), seconds; relative to a step at the first batch if `known` is False.
+        All shapes are (...). `local_batch` is the number of samples of one slot in a step. The
+        result is relative to a step at the first batch if `known` is False.
         """
         if self.limits == NO_LIMITS:
             return self.pass_s(nodes, slots, local_batch)
@@ -151,22 +133,16 @@ class SpeedModel:
         to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)
         further = np.power(np.maximum(slots / 2, 1.0), 1.0 - self.scaling.beyond)
         plain = compute * to_two * further
-        near = self._with(self.near, compute, slots, plain)
-        far = FAR * near if self.far is None else self._with(self.far, compute, slots, plain)
+        near = self._with(self.near, compute, slots) if self.near else plain
+        far = self._with(self.far, compute, slots) if self.far else FAR * near
         step = np.where(several, np.where(nodes > 1, far, near), compute)
         if self.correction:
             step = step * self._corrections(np.asarray(nodes), np.asarray(slots))
         return np.asarray(step, dtype=np.float64)
 
     def _with(
-        self,
-        network: tuple[float, float] | None,
-        compute: FloatArray,
-        slots: IntArray,
-        plain: FloatArray,
+        self, network: tuple[float, float], compute: FloatArray, slots: IntArray
     ) -> FloatArray:
-        if network is None:
-            return plain
         cost = network[0] + network[1] * np.maximum(slots - 2, 0)
         longer = np.maximum(np.maximum(compute, cost), MIN_COST_S)
         ratio = np.minimum(compute, cost) / longer  # powers of a ratio cannot overflow
@@ -191,16 +167,8 @@ class SpeedModel:
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:
     """Return the progress per sample, relative to the progress per sample at the first batch.
 
-    The value is (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018;
-    Pollux eq. 7).
-
-    Args:
-        batch: m, shape (...), global, samples per step.
-        first_batch: m0, samples per step.
-        noise_scale: phi, samples.
-
-    Returns:
-        Shape (...), 1 at the first batch, falling towards 0.
+    The value is (phi + m0) / (phi + m), with the gradient noise scale phi, the first batch m0 and
+    the global batch m, shape (...), all in samples (McCandlish et al. 2018; Pollux eq. 7).
     """
     return np.asarray((noise_scale + first_batch) / (noise_scale + batch))
 
@@ -233,16 +201,13 @@ def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) 
     """Return the model with the least squared errors of logarithms, without corrections.
 
     The method is Levenberg-Marquardt. Pollux minimises the same error (section 4.1) without priors.
-    All coefficients are fitted together; with separate fits, an error of a few per cent in the
-    computation at large batches would be attributed to the network. Some of the samples must be on
-    several slots. The search starts at `before`, or at the priors.
+    All coefficients are fitted together; with separate fits, an error of the computation at large
+    batches would be attributed to the network. Some samples must be on several slots.
     """
     fitted = _Fitted(samples)
     begin = fitted.prior_mean if before is None else fitted.x_of(before)
-    found = least_squares(
-        fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MAX_EVALUATIONS
-    )
-    return fitted.model(found.x)
+    limits = {"method": "lm", "max_nfev": MAX_EVALUATIONS}
+    return fitted.model(least_squares(fitted.residuals, begin, fitted.jacobian, **limits).x)
 
 
 class _Fitted:
@@ -389,8 +354,7 @@ def fit(
     Args:
         samples: measurements of one family; implausible ones (nan, 0 seconds) are ignored.
         first_batch: a usual batch of one slot, for the prior.
-        before: earlier model of this family, fitted to fewer samples; it makes the search faster
-            and does not change the result.
+        before: earlier model of this family; makes the search faster.
         scaling: prior of the speed-up, used until several slots were measured.
     """
     samples = [sample for sample in samples if _is_plausible(sample)]
@@ -414,9 +378,8 @@ def _is_plausible(sample: Sample) -> bool:
 
 def _corrected(model: SpeedModel, samples: Sequence[Sample]) -> SpeedModel:
     """Return the model with the mean error at each measured size as the correction of that size."""
-    seen, nodes, slots, local = np.array([
-        (s.step_s, s.nodes, s.slots, s.local_batch) for s in samples
-    ]).T  # fmt: skip
+    rows = [(s.step_s, s.nodes, s.slots, s.local_batch) for s in samples]
+    seen, nodes, slots, local = np.array(rows).T
     predicted = model.step_s(nodes.astype(np.int64), slots.astype(np.int64), local)
     residuals = np.log(seen) - np.log(np.maximum(predicted, MIN_STEP_S))
     at: dict[tuple[int, int], list[float]] = {}

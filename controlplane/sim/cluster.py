@@ -34,26 +34,22 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
     """Return the nodes of all groups in order, named n0000, n0001, ..."""
-    found: list[NodeSpec] = []
-    for group in groups:
-        for _ in range(group.count):
-            name = NodeId(f"n{len(found):04d}")
-            slots = tuple(
+    nodes = (group for group in groups for _ in range(group.count))
+    return [
+        NodeSpec(
+            node=NodeId(f"n{number:04d}"),
+            host=f"n{number:04d}",
+            address="192.0.2.1",  # documentation address, never connected to
+            slots=tuple(
                 SlotSpec(index=index, kind=group.kind, model=group.model)
                 for index in range(group.slots)
-            )
-            found.append(
-                NodeSpec(
-                    node=name,
-                    host=str(name),
-                    address="192.0.2.1",  # documentation address, never connected to
-                    slots=slots,
-                    cores=group.cores or 8 * group.slots,
-                    memory_bytes=1 << 38,
-                    release=RELEASE,
-                )
-            )
-    return found
+            ),
+            cores=group.cores or 8 * group.slots,
+            memory_bytes=1 << 38,
+            release=RELEASE,
+        )
+        for number, group in enumerate(nodes)
+    ]
 
 
 class TraceError(OnesError):

@@ -25,10 +25,7 @@ NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """Line of a table.
-
-    Each method that returns a value raises `TraceError` if the cell does not contain such a value.
-    """
+    """Line of a table; a method raises `TraceError` if the cell does not contain its value."""
 
     file: str
     line: int  # 1-based
@@ -98,10 +95,9 @@ def with_header(
 def without_header(
     path: Path, delimiter: str, layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
-    """Yield the rows of a file without a header.
+    """Yield the rows of a file without a header; `layouts` has the names by number of columns.
 
-    `layouts` maps a number of columns to their names; each row has the names for its own number of
-    columns. If the delimiter is a tab, quotes have no special meaning.
+    If the delimiter is a tab, quotes have no special meaning.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 

@@ -1,7 +1,7 @@
 """Parallel simulations in worker processes; each result is saved as soon as it arrives.
 
-A result file consists of JSON lines, and a long experiment resumes from it. A file that cannot be
-read or written, and a line that is not a result, raise `ResultsError`.
+A result file consists of JSON lines; a last line that a crash left incomplete is ignored. A file
+that cannot be read or written, and a line that is not a result, raise `ResultsError`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def create(path: Path) -> None:
 def append(path: Path, result: SimulationResult) -> bool:
     """Append a result durably, or return False if its simulation already has a result in the file.
 
-    An incomplete last line, left by a crash, is removed first. Several processes may append to
-    the file at the same time.
+    Several processes may append to the file at the same time.
     """
     try:
         with path.open("ab+") as file:
@@ -79,10 +78,7 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """Return the results in a file, one for each simulation, or [] if the file is missing.
-
-    An incomplete last line was left by a crash and is ignored.
-    """
+    """Return the results in a file, one for each simulation, or [] if the file is missing."""
     found: dict[str, SimulationResult] = {}
     try:
         with path.open("rb") as file:
@@ -202,7 +198,7 @@ def run(
     workers: int = 1,
     on_progress: OnProgress | None = None,
 ) -> list[SimulationResult]:
-    """Simulate all cells, each in its own process.
+    """Simulate all cells, each in its own process, and return their results in the same order.
 
     Args:
         cells: simulations to run; equal cells are simulated once.
@@ -210,13 +206,9 @@ def run(
             not simulated again. None: results are not saved.
         workers: number of processes that run at the same time, at least 1.
 
-    Returns:
-        The result of each cell, in the order of `cells`.
-
     Raises:
         StoppedError: at Ctrl-C, after all workers exited; the file contains the finished results.
         CellsFailedError: if workers crashed or raised; all other cells are simulated first.
-        ResultsError: if the file cannot be read or written.
     """
     if workers < 1:
         raise ValueError("workers must be at least 1")
@@ -234,20 +226,17 @@ def run(
     try:
         experiment.run(simulate, workers)
     except KeyboardInterrupt:
-        raise StoppedError(*_stopped_message(experiment)) from None
+        hint = "name a results file to be able to resume"
+        if path is not None:
+            hint = f"run the same command again to resume from {path}"
+        done = f"stopped after {len(experiment.found)} of {len(wanted)} simulations"
+        raise StoppedError(done, hint) from None
     found = [experiment.found[key] for key in map(cell_key, cells) if key in experiment.found]
     if experiment.failures:
         place = {key: index for index, key in enumerate(wanted)}
         in_order = sorted(experiment.failures, key=lambda failure: place[cell_key(failure.cell)])
         raise CellsFailedError(in_order, found, path)
     return found
-
-
-def _stopped_message(experiment: _Experiment) -> tuple[str, str]:
-    done = f"stopped after {len(experiment.found)} of {len(experiment.cells)} simulations"
-    if experiment.path is None:
-        return done, "name a results file to be able to resume"
-    return done, f"run the same command again to resume from {experiment.path}"
 
 
 @contextlib.contextmanager
@@ -278,20 +267,13 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
 
 
 @dataclass
-class _Worker:
-    process: ForkServerProcess
-    pipe: Connection
-    cell: Cell
-
-
-@dataclass
 class _Experiment:
     cells: dict[str, Cell]
     found: dict[str, SimulationResult]
     path: Path | None
     on_progress: OnProgress
     failures: list[Failure] = field(default_factory=list)
-    busy: dict[Connection, _Worker] = field(default_factory=dict)
+    busy: dict[Connection, tuple[ForkServerProcess, Cell]] = field(default_factory=dict)
 
     def run(self, simulate: Simulate, workers: int) -> None:
         """Simulate the cells without a result; all workers have exited when this call ends."""
@@ -305,40 +287,38 @@ class _Experiment:
                     self._start(context, simulate, todo.pop(0))
                 for ready in wait(list(self.busy)):
                     if isinstance(ready, Connection):
-                        self._receive(self.busy[ready])
+                        self._receive(ready)
         finally:
-            for worker in self.busy.values():
-                worker.process.kill()
-            for worker in self.busy.values():
-                worker.process.join()
-                worker.pipe.close()
+            for process, _ in self.busy.values():
+                process.kill()
+            for pipe, (process, _) in self.busy.items():
+                process.join()
+                pipe.close()
 
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_run_worker, args=(simulate, cell, theirs), daemon=True)
         with _delay_ctrl_c():  # an interrupt between these lines would leave an unregistered worker
             process.start()
-            self.busy[mine] = _Worker(process, mine, cell)
+            self.busy[mine] = process, cell
         theirs.close()  # so that reading ends when the worker exits
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive(self, pipe: Connection) -> None:
         """Save the result that a worker sent; if it sent an error or crashed, record a failure."""
         try:
-            message = worker.pipe.recv_bytes()
+            message = pipe.recv_bytes()
         except (EOFError, OSError):
             message = b""
-        if message:
-            worker.process.join()
-        else:
-            worker.process.join(timeout=1.0)  # an empty message means that the worker is exiting
-        del self.busy[worker.pipe]
-        worker.pipe.close()
+        process, cell = self.busy[pipe]
+        process.join(timeout=None if message else 1.0)  # without a message the worker is exiting
+        del self.busy[pipe]
+        pipe.close()
         if message.startswith(RESULT_PREFIX):
-            self._save(worker.cell, message[len(RESULT_PREFIX) :])
+            self._save(cell, message[len(RESULT_PREFIX) :])
         else:
-            why = message[len(ERROR_PREFIX) :].decode() or _describe_exit(worker.process.exitcode)
-            self.failures.append(Failure(worker.cell, why))
-            self._report_progress(worker.cell)
+            why = message[len(ERROR_PREFIX) :].decode() or _describe_exit(process.exitcode)
+            self.failures.append(Failure(cell, why))
+            self._report_progress(cell)
 
     def _save(self, cell: Cell, encoded: bytes) -> None:
         result = msgspec.json.decode(encoded, type=SimulationResult)

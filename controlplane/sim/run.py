@@ -21,7 +21,7 @@ from controlplane.sim.engine.oracle import ImaginedJobs, SimulatedTrainingJobs, 
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.simulation import Recorder, Simulation
 from controlplane.sim.models.demands import Interference, TrainingJobs
-from controlplane.sim.models.interference import make_interference, parse_interference
+from controlplane.sim.models.interference import make_interference
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.results import JobResult, SimulationResult, Trace
 from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of, usual_demands
@@ -127,8 +127,8 @@ def _build(
 
 
 def _interference(run: _Run, jobs: TrainingJobs) -> Interference | None:
-    form = parse_interference(run.scenario.interference)
-    return make_interference(form, jobs, run.seed, usual_demands(run.scenario))
+    scenario = run.scenario
+    return make_interference(scenario.interference, jobs, run.seed, usual_demands(scenario))
 
 
 def _schedule(run: _Run, simulation: Simulation) -> None:

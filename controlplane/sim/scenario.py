@@ -1,7 +1,6 @@
 """Scenario of a simulation as a value: workload, cluster and costs.
 
-`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names. They raise
-`TraceError` if a file cannot be read, or if the scenario needs a file and names none.
+Functions that load files of a scenario raise `TraceError` if a file is missing or invalid.
 """
 
 from __future__ import annotations
@@ -111,9 +110,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         for name, (least, most, remedy) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and least <= value <= most):
-                wanted = (
-                    f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
-                )
+                limits = f"from {least:g} to {most:g}"
+                wanted = limits if most < math.inf else f"of at least {least:g}"
                 raise TraceError(f"{name}: {value} is not a number {wanted}", remedy, name)
         if self.early_share and self.physics not in {"table2", "profiles"}:
             problem = f"early_share: physics {self.physics} has no scripts that leave early"
@@ -123,9 +121,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             hint = "write columns value, deadline_s and decay into the file"
             raise TraceError(problem, hint, "utilities")
         if not self.nodes or any(group.count < 1 or group.slots < 1 for group in self.nodes):
-            raise TraceError(
-                "the cluster has no slots", "give nodes with at least one GPU", "nodes"
-            )
+            hint = "give nodes with at least one GPU"
+            raise TraceError("the cluster has no slots", hint, "nodes")
         for group in self.nodes:
             if group.model not in RELATIVE_SPEEDS:
                 known = ", ".join(name for name in RELATIVE_SPEEDS if name)
@@ -211,9 +208,7 @@ def model_of(scenario: Scenario) -> TrainingModel:
                 work_core_s=scenario.work_core_s, scaling=scenario.scaling,
             )  # fmt: skip
         case "harmony":
-            model = HarmonyModel(
-                costs, slots_per_node=scenario.widest, job_s=scenario.job_s, stated=stated
-            )
+            model = HarmonyModel(costs, scenario.widest, scenario.job_s, stated)
         case "table2":
             model = Table2Model(stated=stated, erratic=scenario.erratic)
     return EarlyStops(model, scenario.early_share) if scenario.early_share else model
@@ -269,8 +264,7 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
     """Return the costs of changes that apply to any job of the scenario.
 
     A cost that the scenario leaves open depends on the physics: 30 s for every change with profiles
-    or a recording, the middle of Table 2's models, at most half a second with loss curves, and
-    seconds in Harmony's testbed.
+    or a recording, otherwise `USUAL_COSTS`.
     """
     usual = USUAL_COSTS.get(scenario.physics)
     if usual is not None:

@@ -1,7 +1,4 @@
-"""Functions that draw, list and mutate configurations of a search space.
-
-A random stream depends on its key alone.
-"""
+"""Functions that draw, list and mutate configurations of a search space."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Final
 
 from schemas.sweeps import Parameter, Space, Value, Values
 
-if TYPE_CHECKING:
-    from random import Random
+# Factors of a mutation in population based training (Jaderberg et al. 2017, section 4).
+SHRINK_FACTOR: Final = 0.8
+GROW_FACTOR: Final = 1.2
 
 
 def stream(*key: str | int) -> Random:
@@ -22,26 +20,16 @@ def stream(*key: str | int) -> Random:
     return Random("/".join(map(str, key)))  # noqa: S311 - nothing here is a secret
 
 
-SHRINK_FACTOR, GROW_FACTOR = (
-    0.8,
-    1.2,
-)  # factors of population based training (Jaderberg et al. 2017, section 4)
-
-
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
     """Return configuration `number` (from 0) of a random search.
 
-    Each value is drawn from its own stream, with the key (seed, number, name). So a new parameter
-    in the space does not change the values of the other parameters.
+    Each value has its own random stream, so a new parameter does not change the other values.
     """
     return _applicable(space, lambda name: _draw(space[name], stream(seed, number, name)))
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
-    """Return every combination of values; the last parameter changes fastest.
-
-    If combinations differ only in values that do not apply, only one of them is listed.
-    """
+    """Return each combination of values that apply once; the last parameter changes fastest."""
     names = list(space)
     found: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for values in product(*(_listed(space[name]) for name in names)):

@@ -1,12 +1,12 @@
-"""Model hopping as a scheduling problem with models, partitions and slots, and a greedy order.
-
-`makespan_bound` returns a lower bound on the duration of any order.
-"""
+"""Model hopping as a scheduling problem, with a greedy order and a lower bound of any order."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 Partitions = int  # set of partitions: bit p stands for partition p
@@ -80,10 +80,7 @@ def members(some: Partitions) -> Iterator[int]:
 
 def partitions(some: Sequence[int]) -> Partitions:
     """Return the set of the partitions in `some`."""
-    found = 0
-    for partition in some:
-        found |= 1 << partition
-    return found
+    return reduce(or_, (1 << partition for partition in some), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +99,19 @@ class GreedyOrder:
         """Start from the state of `problem`, in which the units of `problem.running` have begun."""
         self.problem = problem
         models, slots = problem.models, problem.slots
-        self._model_weights = weights.models if weights else [1.0] * len(models)
-        self._slot_weights = weights.slots if weights else [1.0] * len(slots)
-        self._visit_exponent = weights.visit_exponent if weights else 0.0
+        self._weights = weights or Weights([1.0] * len(models), [1.0] * len(slots))
         self._home = {p: at for at, slot in enumerate(slots) for p in members(slot.primary)}
         self._todo = [model.todo for model in models]
         self._epochs_left = [model.epochs_left for model in models]
         self._at = [model.at for model in models]
-        sizes = _SizesOfSets(problem)
-        whole = sizes.of(problem.everything)
+
+        @cache  # many models have the same set of remaining partitions
+        def size(some: Partitions) -> float:
+            return sum(problem.sizes[p] for p in members(some))
+
+        whole = size(problem.everything)
         self._remaining = [  # by model, seconds on a slot of slowness 1
-            m.unit_s * (m.epochs_left * whole + sizes.of(m.todo)) for m in models
+            m.unit_s * (m.epochs_left * whole + size(m.todo)) for m in models
         ]
         self._load = [0.0] * len(slots)  # seconds of work on the primary partitions
         for p, unit_s in enumerate(_unit_seconds(problem)):
@@ -132,15 +131,15 @@ class GreedyOrder:
     def begin_units(self) -> list[Visit]:
         """Begin units: the most loaded idle slot takes the idle model with most work left.
 
-        A slot serves its primary partitions first. It serves replicas only if no idle model has to
-        visit a primary partition of the slot. Among equal models, a model whose state is on the
-        slot is preferred.
+        A slot serves replicas only if no idle model has to visit one of its primary partitions.
+        Among equal models, a model whose state is on the slot is preferred.
         """
         begun: list[Visit] = []
         if not self.idle_models:
             return begun
         by_work = sorted(self.idle_models, key=lambda m: (-self._rank(m), m))
-        by_load = sorted(self.idle_slots, key=lambda s: (-self._load[s] * self._slot_weights[s], s))
+        slots = self._weights.slots
+        by_load = sorted(self.idle_slots, key=lambda s: (-self._load[s] * slots[s], s))
         for own in (True, False):
             for slot in by_load:
                 if slot in self.idle_slots:
@@ -166,8 +165,8 @@ class GreedyOrder:
 
     def _rank(self, model: int) -> float:
         work = max(0.0, self._remaining[model])  # rounding errors can make it negative
-        visits: float = (work / self.problem.models[model].unit_s) ** self._visit_exponent
-        return work * self._model_weights[model] * visits
+        visits: float = (work / self.problem.models[model].unit_s) ** self._weights.visit_exponent
+        return work * self._weights.models[model] * visits
 
     def _first_visit(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:
         place = self.problem.slots[slot]
@@ -208,27 +207,12 @@ class GreedyOrder:
         self.idle_slots.discard(slot)
 
 
-class _SizesOfSets:
-    """A cache for the total sizes of partition sets; many models share the same remaining set."""
-
-    def __init__(self, problem: HopProblem) -> None:
-        self._sizes = problem.sizes
-        self._known: dict[Partitions, float] = {}
-
-    def of(self, some: Partitions) -> float:
-        """Return the total size of a set."""
-        found = self._known.get(some)
-        if found is None:
-            found = self._known[some] = sum(self._sizes[p] for p in members(some))
-        return found
-
-
 def _unit_seconds(problem: HopProblem) -> list[float]:
     """Return, for each partition, the total seconds of its remaining visits if its size were 1."""
     later = sum(model.unit_s * model.epochs_left for model in problem.models)
-    now: dict[Partitions, float] = {}
+    now: defaultdict[Partitions, float] = defaultdict(float)
     for model in problem.models:
-        now[model.todo] = now.get(model.todo, 0.0) + model.unit_s
+        now[model.todo] += model.unit_s
     found = [later] * len(problem.sizes)
     for some, unit_s in now.items():
         for p in members(some):
@@ -239,21 +223,20 @@ def _unit_seconds(problem: HopProblem) -> list[float]:
 def makespan_bound(problem: HopProblem) -> float:
     """Return a lower bound in seconds on the makespan of any order of visits.
 
-    If each partition is on one slot, the result is the open-shop bound, which is the longest
-    remaining work of a model or of a slot (Cerebro section 5.1). With replicas a unit can run on
-    any slot that holds its partition. The work of a model is then the work on the fastest slots
-    that hold its partitions, and the total work is shared by all slots. The remaining time of
-    running units is included.
+    If each partition is on one slot, the result is the open-shop bound: the longest remaining work
+    of a model or a slot (Cerebro section 5.1). With replicas, the work of a model counts on the
+    fastest slots that hold its partitions, and all slots share the total work.
     """
     slots, sizes = problem.slots, problem.sizes
-    quickest = [
-        min((s.slowness for s in slots if (s.primary | s.replicas) >> p & 1), default=0.0)
+    holders = [
+        [at for at, slot in enumerate(slots) if (slot.primary | slot.replicas) >> p & 1]
         for p in range(len(sizes))
     ]
+    quickest = [min((slots[at].slowness for at in some), default=0.0) for some in holders]
     of_models = [0.0] * len(problem.models)
     work = 0.0  # seconds on a slot of slowness 1
     alone = [0.0] * len(slots)  # work that only this slot can do, seconds
-    only_at = _only_holders(problem)
+    only_at = {p: some[0] for p, some in enumerate(holders) if len(some) == 1}
     running = {(unit.visit.model, unit.visit.partition) for unit in problem.running}
     for at, model in enumerate(problem.models):
         for p, size in enumerate(sizes):
@@ -270,11 +253,3 @@ def makespan_bound(problem: HopProblem) -> float:
         shared += unit.ends_in_s / slots[unit.visit.slot].slowness
     together = (work + shared) / sum(1.0 / slot.slowness for slot in slots) if slots else 0.0
     return max([together, *of_models, *alone])
-
-
-def _only_holders(problem: HopProblem) -> dict[int, int]:
-    holders: dict[int, list[int]] = {}
-    for at, slot in enumerate(problem.slots):
-        for p in members(slot.primary | slot.replicas):
-            holders.setdefault(p, []).append(at)
-    return {p: at[0] for p, at in holders.items() if len(at) == 1}

@@ -1,7 +1,4 @@
-"""Placement of states and partitions on nodes.
-
-A state is stored on two nodes before its predecessor is dropped.
-"""
+"""Placement of states and partitions on nodes."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ def keep_states(state: SweepState) -> list[Order]:
             state.copying.add((copy.state, copy.target))
             found.append(copy)
     for trial in _best(state):
-        model = state.models[trial.number]
-        needed.update(model.names(_best_version(state, trial)))
+        epochs = trial.start_epochs + 1 + trial.scores.index(max(trial.scores))
+        needed.update(state.models[trial.number].names(epochs * state.partitions))
     needed.update(state.graduated_states.values())
     needed.update(lease.order.state for lease in state.leases.values() if lease.order.state)
     dropped = state.stored.drop_all_but(needed)
@@ -50,12 +47,11 @@ def keep_states(state: SweepState) -> list[Order]:
 def _keep_newest(
     state: SweepState, model: ModelState, needed: set[StateName], copied: set[StateName]
 ) -> CopyState | None:
-    """Add the trial's needed states to `needed`, and return an order to copy the newest state.
+    """Add the trial's needed states to `needed`; return an order to copy the newest state, or None.
 
     The trial needs its newest state, a state that is being copied, and the newest state with enough
-    replicas. The order is None if the newest state has enough replicas or if a copy of the trial is
-    pending. With one pending copy per trial, nodes keep at most three of its states, even if copies
-    fail or are slower than units.
+    replicas. Only one copy per trial is pending, so nodes keep at most three of its states, even if
+    copies fail or are slower than units.
     """
     places = min(MIN_REPLICAS, max(1, len(state.staged)))
     lacking, busy = False, False
@@ -92,10 +88,7 @@ def _use_newest_stored(state: SweepState, model: ModelState) -> None:
 
 
 def _copy(state: SweepState, model: ModelState) -> CopyState | None:
-    """Return an order to copy the newest state to a node without it; a retry uses another node.
-
-    The result is None after `MAX_COPY_TRIES` failures, or if there is no such node.
-    """
+    """Return an order to copy the newest state to a node without it; a retry uses another node."""
     having = state.stored.nodes(model.names(model.at))
     source, name = having[0]
     nodes = {node for node, _ in having}
@@ -109,11 +102,6 @@ def _copy(state: SweepState, model: ModelState) -> CopyState | None:
 def _best(state: SweepState) -> list[Trial]:
     scored = [one for one in state.trials if one.scores and one.number not in state.deleted]
     return sorted(scored, key=lambda one: (-max(one.scores), one.number))[: state.keep]
-
-
-def _best_version(state: SweepState, trial: Trial) -> int:
-    epochs = trial.start_epochs + 1 + trial.scores.index(max(trial.scores))
-    return epochs * state.partitions
 
 
 def partition_holders(

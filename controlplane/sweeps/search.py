@@ -1,7 +1,6 @@
 """Search algorithms as pure functions of the trials: rungs, population based training, medians.
 
 A rung is a number of epochs after which successive halving, Hyperband and ASHA compare trials.
-`expected_epochs` returns the total number of epochs, if the searcher determines it.
 """
 
 from __future__ import annotations
@@ -40,25 +39,19 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
 def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
     """Promote the best 1 / eta of each complete rung, and stop the others.
 
-    Of n trials at a rung floor(n / eta) are promoted, but at least one. The order in which the
-    trials reach the rung has no influence.
+    Of n trials floor(n / eta) are promoted, at least one. The order of arrival has no influence.
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
         at_rung = [trial for trial in trials if trial.granted >= level]
         if any(not trial.ended and trial.epochs < level for trial in at_rung):
             break
-        ahead = sum(trial.granted > level for trial in at_rung)
-        places = max(1, len(at_rung) // eta) - ahead
-        order = [
-            trial for trial in ranked(at_rung, level) if trial.waits and trial.granted == level
-        ]
-        found += [Grant(trial.number, following) for trial in order[: max(0, places)]]
-        for trial in order[max(0, places) :]:
-            reason = (
-                f"not among the best {max(1, len(at_rung) // eta)} of {len(at_rung)} after {level}"
-            )
-            found.append(Stop(trial.number, f"{reason} epoch{'s' * (level != 1)}"))
+        best = max(1, len(at_rung) // eta)
+        places = max(0, best - sum(trial.granted > level for trial in at_rung))
+        order = [trial for trial in ranked(at_rung, level) if _waits_at(trial, level)]
+        found += [Grant(trial.number, following) for trial in order[:places]]
+        reason = f"not among the best {best} of {len(at_rung)} after {_epochs(level)}"
+        found += [Stop(trial.number, reason) for trial in order[places:]]
         if order:
             break
     return found
@@ -68,21 +61,19 @@ def asynchronous(
     trials: Sequence[Trial],
     levels: Sequence[int],
     eta: int,
-    promotes: Promotes = "in_order",
-    paused: Container[int] = (),
+    promotes: Promotes,
+    paused: Container[int],
 ) -> list[Decision]:
     """Promote trials among the best 1 / eta of a rung without waiting for the whole rung.
 
-    The algorithm is ASHA (Li et al., MLSys '20, algorithm 2), from the highest rung down. Paper: if
-    no trial can be promoted, a new configuration begins. Here all configurations exist from the
-    start, and waiting ones cost nothing. If no trial trains and none is among the best, the best
-    waiting trial of the highest rung is promoted. Once a trial has trained to the end or graduates,
-    the other trials stop.
+    ASHA (Li et al., MLSys '20, algorithm 2), from the highest rung down. Paper: if no trial can be
+    promoted, a new configuration begins. Here all configurations exist from the start. If no trial
+    trains and none is among the best, the best waiting trial of the highest rung is promoted. Once
+    a trial has trained to the end or graduates, the other trials stop.
 
-    Paper: scores are compared as they arrive (`on_arrival`), so the winners of a search depend on
-    the slots. Here `in_order` compares scores in a fixed order: by number in the first rung, by
-    order of promotion in later rungs. A score waits for all scores before it, so promotions depend
-    on the scores alone. `paused` has the numbers of trials that are skipped if they have no score.
+    Paper: scores are compared as they arrive (`on_arrival`). Here `in_order` compares scores by
+    number in the first rung and by order of promotion in later rungs, so promotions depend on the
+    scores alone. Trials in `paused` are skipped if they have no score.
     """
     found: list[Decision] = []
     if promotes == "in_order":
@@ -100,7 +91,7 @@ def asynchronous(
             if waiting:
                 return [Grant(waiting[0].number, following)]
     return [
-        Stop(trial.number, f"not promoted after {trial.epochs} epoch{'s' * (trial.epochs != 1)}")
+        Stop(trial.number, f"not promoted after {_epochs(trial.epochs)}")
         for trial in trials
         if not trial.ended
     ]
@@ -155,25 +146,26 @@ def _waits_at(trial: Trial, level: int) -> bool:
     return trial.waits and trial.granted == level
 
 
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' * (count != 1)}"
+
+
 def exploit_and_explore(
     spec: SearchSpec, searcher: PopulationBased, trials: Sequence[Trial]
 ) -> list[Decision]:
     """Replace the worst quarter by mutated copies of the best quarter, at every interval.
 
-    This is truncation selection (Jaderberg et al. 2017, section 4). All trials wait for the slowest
-    one in the interval, so that the result does not depend on the order of arrival. A copy is a new
-    trial with a parent, so that the ledger shows its descent. Trials that joined later catch up
-    without being compared.
+    Truncation selection (Jaderberg et al. 2017, section 4). All trials wait for the slowest one in
+    the interval, so the order of arrival has no influence. A copy is a new trial with a parent.
+    Trials that joined later catch up without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]
     level = max((trial.granted for trial in alive), default=0)
     following = min(level + searcher.interval_epochs, spec.epochs)
     late = [trial for trial in alive if trial.waits and trial.granted < level]
     if late:
-        return [
-            Grant(trial.number, min(trial.granted + searcher.interval_epochs, level))
-            for trial in late
-        ]
+        ends = [min(trial.granted + searcher.interval_epochs, level) for trial in late]
+        return [Grant(trial.number, end) for trial, end in zip(late, ends, strict=True)]
     if not alive or not all(trial.waits for trial in alive):
         return []
     order = ranked(alive, level)
@@ -185,10 +177,9 @@ def exploit_and_explore(
         parent = best[rng.randrange(len(best))]
         values = changed(spec.space, parent.values, searcher.resample, rng)
         found.append(Add(values, following, parent=parent.number))
-        reason = f"among the worst {quarter} of {len(order)} after {level} epochs"
-        found.append(
-            Stop(trial.number, f"{reason}; replaced by a changed copy of trial {parent.number}")
-        )
+        place = f"among the worst {quarter} of {len(order)} after {level} epochs"
+        reason = f"{place}; replaced by a changed copy of trial {parent.number}"
+        found.append(Stop(trial.number, reason))
     gone = {trial.number for trial in worst}
     found += [Grant(trial.number, following) for trial in alive if trial.number not in gone]
     return found
@@ -199,12 +190,8 @@ def next_decisions(
 ) -> list[Decision]:
     """Return the decisions of the search; the list is empty while it waits for trials or is over.
 
-    The result depends on the arguments alone, so equal trials lead to equal decisions, also after a
-    restart. The caller must carry out all returned decisions.
-
-    Args:
-        trials: all trials in order of their numbers, including those that users added.
-        paused: numbers of trials that do not train at the moment.
+    The result depends on the arguments alone. The caller must carry out all decisions. `paused` has
+    the numbers of trials that do not train at the moment.
     """
     if not trials:
         return first_trials(spec)
@@ -230,7 +217,6 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
     searcher = spec.searcher
     if isinstance(searcher, Grid):
         return [Add(values, spec.epochs) for values in grid(spec.space)]
-    epochs: list[int]
     match searcher:
         case RandomSearch(configurations=many) | MedianStopping(configurations=many):
             epochs = [spec.epochs] * many
@@ -244,18 +230,15 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
         case Hyperband(eta=eta):
             sizes = brackets(spec.epochs, eta)
             epochs = [least for many, least in sizes for _ in range(many)]
-    return [
-        Add(drawn(spec.space, spec.seed, number), granted) for number, granted in enumerate(epochs)
-    ]
+    draws = (drawn(spec.space, spec.seed, number) for number in range(len(epochs)))
+    return [Add(values, granted) for values, granted in zip(draws, epochs, strict=True)]
 
 
 def epochs_of_new(spec: SearchSpec, begun: int) -> int:
-    """Return the number of epochs that a trial is granted when a user adds it.
+    """Return the epochs granted to a trial that a user adds with the state after `begun` epochs.
 
-    `begun` is the number of finished epochs of its initial state. With rungs, the result is the
-    first rung above `begun`. In population based training, it is the larger of the interval and
-    `begun` + 1. For Hyperband, whose brackets are full, and for all other searchers it is the last
-    epoch.
+    With rungs, the result is the first rung above `begun`. In population based training, it is the
+    larger of the interval and `begun` + 1. Otherwise it is the last epoch.
     """
     match spec.searcher:
         case SuccessiveHalving(min_epochs=least, eta=eta) | Asha(min_epochs=least, eta=eta):
@@ -279,10 +262,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop trials whose best score is below the median of the other trials' mean scores.
-
-    The rule is from Golovin, section 3.2.2.
-    """
+    """Stop trials whose best score is below the median of the others' means (Golovin, 3.2.2)."""
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
     for trial in trials:
@@ -295,8 +275,8 @@ def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[
         if len(trial.scores) >= came:
             del others[bisect_left(others, _mean(trial, came))]
         if len(others) >= searcher.min_others and max(trial.scores) < _median(others):
-            reason = f"best score is below the median of {len(others)} other trials after {came}"
-            found.append(Stop(trial.number, f"{reason} epoch{'s' * (came != 1)}"))
+            reason = f"best score is below the median of {len(others)} other trials"
+            found.append(Stop(trial.number, f"{reason} after {_epochs(came)}"))
     return found
 
 
@@ -309,18 +289,12 @@ def _mean(trial: Trial, epochs: int) -> float:
 
 
 def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return ordered[middle - 1] / 2 + ordered[middle] / 2
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return low if low == high else low / 2 + high / 2
 
 
 def expected_epochs(spec: SearchSpec) -> int:
-    """Return the expected total epochs of all trials, or 0 if only the granted epochs are known.
-
-    The number is exact for successive halving and Hyperband. ASHA promotes some more trials,
-    depending on the order of arrival.
-    """
+    """Return the expected total epochs of all trials, or 0 if unknown; a lower bound for ASHA."""
     searcher = spec.searcher
     match searcher:
         case (

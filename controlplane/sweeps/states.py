@@ -24,9 +24,8 @@ class ModelState:
     """Training progress of one trial.
 
     `finished_units` lists the finished visits in order, beginning with visits of parents. Version v
-    is the state after the first v visits. Finished visits stay finished: if no node has the last
-    state any more, the visits after the newest stored state are repeated in the same order. This
-    produces the same state again.
+    is the state after the first v visits. If no node has the last state any more, the visits after
+    the newest stored state are repeated in the same order, which produces the same state.
     """
 
     trial: int
@@ -65,10 +64,7 @@ class ModelState:
         return (StateName(self.trial, version), *reversed(theirs))
 
     def todo(self, granted: int) -> Partitions:
-        """Return the set of partitions that may be visited next; `granted` is a number of epochs.
-
-        The set is empty if the trial waits for a grant.
-        """
+        """Return the partitions that may be visited next; none if `granted` epochs are trained."""
         if self.again:
             return 1 << self.finished_units[self.at].partition
         done = len(self.finished_units) % self.partitions
@@ -86,12 +82,8 @@ class ModelState:
     def finish_unit(self, partition: int, digest: str = "") -> bool:
         """Record a visit and return True if it is new; a repetition only replaces the digest."""
         first = not self.again
-        if first:
-            self.finished_units.append(FinishedUnit(self.trial, partition, digest))
-        else:
-            self.finished_units[self.at] = FinishedUnit(
-                self.finished_units[self.at].trial, partition, digest
-            )
+        trial = self.trial if first else self.finished_units[self.at].trial
+        self.finished_units[self.at : self.at + 1] = [FinishedUnit(trial, partition, digest)]
         self.at += 1
         return first
 

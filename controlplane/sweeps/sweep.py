@@ -1,15 +1,15 @@
 """Sweep as a state machine that takes in reports and gives out orders.
 
-Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders. So the journalled
-reports are the ledger, and recovery reads these reports again. `begin_units` decides which units
-begin, and where. Times are in seconds on the controller's clock.
+Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders, so the journalled
+reports are the ledger. Times are in seconds on the controller's clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final
 
 from controlplane.sweeps.hopping import HopProblem, Model, Slot, Unit, Visit, partitions
@@ -35,7 +35,6 @@ from controlplane.sweeps.trial_changes import (
     graduate_last_trials,
     refuse_data,
     release_late_leavers,
-    score_graduate,
     unit_fault,
 )
 from controlplane.sweeps.trials import Add, Decision, Stop, merged, score
@@ -69,9 +68,8 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
 
 
 def _takes_units(state: SweepState, record: SweepWorker) -> bool:
-    if record.revoked:
-        return False
-    return record.attempt is None or not state.leases[record.attempt].ignored
+    ignored = record.attempt is not None and state.leases[record.attempt].ignored
+    return not record.revoked and not ignored
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
@@ -97,16 +95,6 @@ def _expected_s(state: SweepState, lease: Lease) -> float:
     return state.times.expected(lease.trial, lease.order.worker)
 
 
-def training_trials(state: SweepState) -> list[int]:
-    """Return the trials that have a running unit, or could have one now."""
-    leased = {lease.trial for lease in state.leases.values()}
-    return [
-        trial.number
-        for trial in state.trials
-        if not trial.ended and _has_work(state, trial.number, leased=trial.number in leased)
-    ]
-
-
 def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
     if not state.models[number].todo(state.trials[number].granted):
         return False
@@ -130,9 +118,7 @@ def hop_problem(
     running = [
         Unit(
             Visit(model_of[lease.trial], lease.order.partition, slot_of[lease.order.worker]),
-            max(
-                0.0, lease.started_at + state.times.expected(lease.trial, lease.order.worker) - now
-            ),
+            max(0.0, lease.started_at + _expected_s(state, lease) - now),
         )
         for lease in state.leases.values()
         if lease.order.worker in slot_of and lease.trial in model_of
@@ -149,15 +135,9 @@ def hop_problem(
 
 
 def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
-    """True if the trial belongs to the scheduling problem.
-
-    Such a trial has work, and has no unit on a revoked worker.
-    """
-    if not _has_work(state, number, leased=lease is not None):
-        return False
-    if lease is not None:  # a revoked worker is not part of the problem
-        return not state.workers[lease.order.worker].revoked
-    return True
+    """True if the trial has work, and has no unit on a revoked worker."""
+    revoked = lease is not None and state.workers[lease.order.worker].revoked
+    return not revoked and _has_work(state, number, leased=lease is not None)
 
 
 def _models(
@@ -165,17 +145,13 @@ def _models(
 ) -> list[Model]:
     """Return the models of the trials; untrained trials with equal grants share a model."""
     usual_s, everything = state.times.usual, (1 << state.partitions) - 1
-    fresh: dict[int, Model] = {}  # granted epochs -> model
-    found: list[Model] = []
-    for number in numbers:
-        granted = state.trials[number].granted
-        if state.models[number].finished_units:
-            found.append(_model(state, number, first_worker, usual_s))
-        else:
-            if granted not in fresh:
-                fresh[granted] = Model(usual_s, everything, max(0, granted - 1))
-            found.append(fresh[granted])
-    return found
+    fresh = cache(lambda granted: Model(usual_s, everything, max(0, granted - 1)))
+    return [
+        _model(state, number, first_worker, usual_s)
+        if state.models[number].finished_units
+        else fresh(state.trials[number].granted)
+        for number in numbers
+    ]
 
 
 def _model(
@@ -190,10 +166,7 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition, or None if no slot holds the partition.
-
-    Among the slots that hold the partition, the slot with the fewest primary partitions is chosen.
-    """
+    """Return the primary slot of each partition: the holder with the fewest primaries, or None."""
     counts = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
@@ -216,14 +189,13 @@ def _lease(
     holders = state.stored.nodes(model.names(model.at))
     holders.sort(key=lambda one: one[0] != record.node)  # the worker's own node first
     name = holders[0][1] if holders else None
-    sources: tuple[NodeId, ...] = tuple(node for node, one in holders if one == name)
     order = RunUnit(
         attempt=attempt,
         worker=worker,
         trial=by,
         values=state.trials[by].values,
         state=name,
-        sources=sources,
+        sources=tuple(node for node, one in holders if one == name),
         result=StateName(number, model.at + 1),
         epoch=model.epoch,
         partition=partition,
@@ -250,12 +222,8 @@ class Sweep:
     ) -> None:
         """Create a sweep that has not started.
 
-        Args:
-            keep: number of best trials whose states are kept.
-            order: order of visits.
-            graduate_slots: number of slots for elastic jobs. When the number of remaining trials
-                falls below half of this number, the trials continue as elastic jobs. 0 means that
-                trials never become elastic jobs.
+        `keep` is the number of best trials whose states are kept. When fewer than half of
+        `graduate_slots` trials are left, these trials continue as elastic jobs; 0: they never do.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
@@ -267,14 +235,18 @@ class Sweep:
     @property
     def trainable(self) -> int:
         """Number of trials that have a running unit, or could have one now."""
-        return len(training_trials(self.state))
+        leased = {lease.trial for lease in self.state.leases.values()}
+        return sum(
+            not trial.ended and _has_work(self.state, trial.number, leased=trial.number in leased)
+            for trial in self.state.trials
+        )
 
     @property
     def deadline(self) -> Seconds | None:
         """Earliest time at which `deadline_passed` has to be called, or None without deadlines."""
-        leases = [lease.deadline for lease in self.state.leases.values()]
-        places = [record.must_leave_by for record in self.state.workers.values()]
-        return min([*leases, *(by for by in places if by is not None)], default=None)
+        times = [lease.deadline for lease in self.state.leases.values()]
+        leave = (record.must_leave_by for record in self.state.workers.values())
+        return min(times + [by for by in leave if by is not None], default=None)
 
     # --- workers and nodes
 
@@ -292,8 +264,7 @@ class Sweep:
     ) -> list[Order]:
         """Remove a worker whose process has exited; the node's states and partitions stay.
 
-        `reason` is the cause of the exit; if it is empty, no trial is blamed for the exit. `fault`
-        is False if the process was killed, and True if it exited by itself.
+        An empty `reason` blames no trial. `fault` is False if the process was killed.
         """
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and reason:
@@ -301,11 +272,10 @@ class Sweep:
         return [*found, *self._advance(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
-        """Revoke a worker; the worker finishes its unit first if the unit ends in time.
+        """Revoke a worker, which has to be gone within `within_s` seconds (0 means at once).
 
-        The worker has to be gone within `within_s` seconds (0 means at once). A unit that is
-        expected to take longer is given up now. Any other unit is given up if it is still running
-        at the end of this time.
+        A unit that is expected to take longer is given up now, any other unit at the end of this
+        time.
         """
         record = self.state.workers.get(worker)
         if record is None:
@@ -332,9 +302,8 @@ class Sweep:
             if not any(can_hold(state, node, partition) for node in workers):
                 for node in workers:  # no node can provide the partition: all nodes try again
                     state.data.failed.pop((node, partition), None)
-        held = partition_holders(
-            workers, state.partitions, replicas, state.staged, partial(can_hold, state)
-        )
+        able = partial(can_hold, state)
+        held = partition_holders(workers, state.partitions, replicas, state.staged, able)
         return self.nodes_hold(held, now)
 
     def nodes_hold(self, held: Mapping[NodeId, Collection[int]], now: Seconds) -> list[Order]:
@@ -369,8 +338,8 @@ class Sweep:
     def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
         """Start the timer of a unit that has received its state and data; ignore an old attempt.
 
-        `samples` is the size of the partition. If another node reported a different size, the unit
-        ends and this node does not get the partition again.
+        If another node reported another number of `samples` in the partition, the unit ends and
+        this node does not get the partition again.
         """
         state = self.state
         lease = state.leases.get(attempt)
@@ -458,10 +427,7 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a trial with these values.
-
-        If `parent` is given, the new trial continues from the state of trial `parent`.
-        """
+        """Add a trial with these values; it continues from the state of trial `parent` if given."""
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)
@@ -494,7 +460,9 @@ class Sweep:
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
         """Record an epoch of a graduated trial; an epoch without a finite metric adds no score."""
-        score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
+        one, value = self.state.trials[trial], score(self.state.spec, metrics)[0]
+        if one.ended == "graduated" and math.isfinite(value):
+            self.state.trials[trial] = replace(one, scores=(*one.scores, value))
 
     def close(self, reason: str) -> list[Order]:
         """Stop all trials that have not ended, and keep the best states."""

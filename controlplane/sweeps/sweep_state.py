@@ -18,10 +18,7 @@ MIN_UNIT_S: Final = 1e-3
 
 @dataclass(slots=True)
 class UnitTimes:
-    """A model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
-
-    A measurement first updates the slowness, then the cost.
-    """
+    """Model of unit times: seconds of a unit = cost of its trial x slowness of its worker."""
 
     _cost: dict[int, float] = field(default_factory=dict)
     _slowness: dict[WorkerId, float] = field(default_factory=dict)
@@ -135,9 +132,8 @@ class SweepState:
     staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions by node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
-    lost_states: dict[NodeId, dict[StateName, str]] = field(
-        default_factory=dict
-    )  # by lost node: digests
+    # Digests of the states of lost nodes.
+    lost_states: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
     failed_copies: dict[StateName, int] = field(default_factory=dict)  # number of failures
     times: UnitTimes = field(default_factory=UnitTimes)
@@ -161,10 +157,9 @@ class SweepState:
         return [*stopped, ReleaseWorker(worker)]
 
     def end_lease(self, attempt: Attempt) -> tuple[Lease, SweepWorker, list[ReleaseWorker]] | None:
-        """End the lease of a unit; return None if the attempt has no lease any more.
+        """End a lease, or return None for an old attempt.
 
-        Otherwise return the lease, its worker, and an order to release the worker if it was
-        revoked.
+        Return the lease, its worker, and an order to release the worker if it was revoked.
         """
         lease = self.leases.pop(attempt, None)
         if lease is None:

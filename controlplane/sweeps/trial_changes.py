@@ -1,13 +1,13 @@
 """Functions that add, score, fail and graduate trials, and that handle failed units.
 
-If a sweep has fewer models than workers, some workers are idle. So the last trials can graduate
-once they are fewer than half the slots. A graduated trial uses all slots that its elastic job gets.
-Its result is no longer bit-equal to the result of a trial trained alone, so users have to opt in.
+Once the last trials are fewer than half the slots, they can graduate: each continues as an elastic
+job. Its result is then no longer bit-equal in every run, so users have to opt in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from controlplane.sweeps.orders import (
@@ -20,18 +20,7 @@ from controlplane.sweeps.orders import (
 )
 from controlplane.sweeps.states import ModelState
 from controlplane.sweeps.sweep_state import Lease, SweepState
-from controlplane.sweeps.trials import (
-    Add,
-    Decision,
-    Stop,
-    Trial,
-    apply,
-    failed,
-    graduated,
-    score,
-    with_later_score,
-    with_score,
-)
+from controlplane.sweeps.trials import Add, Decision, Stop, apply, score, with_score
 from schemas.ids import NodeId, Seconds
 
 
@@ -44,10 +33,8 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
             model = ModelState(len(state.models), state.partitions)
             if one.parent is not None:
                 whole = state.models[one.parent]
-                model.finished_units, model.at = (
-                    list(whole.finished_units),
-                    len(whole.finished_units),
-                )
+                model.finished_units = list(whole.finished_units)
+                model.at = len(whole.finished_units)
                 model.parents = (*whole.parents, StateName(one.parent, model.at))
                 model.metrics = list(whole.metrics)
             state.models.append(model)
@@ -73,7 +60,7 @@ def fail(state: SweepState, number: int, reason: str) -> list[Order]:
     """Mark a trial as failed through its own fault; a trial that has ended is left alone."""
     if state.trials[number].ended:
         return []
-    state.trials[number] = failed(state.trials[number])
+    state.trials[number] = replace(state.trials[number], ended="failed")
     _void_lease(state, number)
     return [TrialEnded(number, "failed", reason)]
 
@@ -97,11 +84,7 @@ MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a
 def unit_fault(
     state: SweepState, lease: Lease, node: NodeId, reason: str, fault: Fault
 ) -> list[Order]:
-    """Handle a failed unit, whose lease has been removed.
-
-    `fault` is the cause of the failure: the trial, a state that could not be read, the data, or a
-    disk without room for the state.
-    """
+    """Handle a failed unit, whose lease has been removed; `fault` is the cause of the failure."""
     order = lease.order
     match fault:
         case "trial":
@@ -129,14 +112,11 @@ def refuse_data(
 ) -> list[Order]:
     """Record that a node could not provide a partition; if `for_good`, one failure is enough.
 
-    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition. If no other node with
-    workers can provide the partition, the sweep is stuck.
+    If no other node with workers can provide the partition, the sweep is stuck.
     """
-    failed = state.data.failed
-    failed[node, partition] = (
-        MAX_FAILED_STAGINGS if for_good else failed.get((node, partition), 0) + 1
-    )
-    if failed[node, partition] >= MAX_FAILED_STAGINGS:
+    times = state.data.failed.get((node, partition), 0) + 1
+    state.data.failed[node, partition] = MAX_FAILED_STAGINGS if for_good else times
+    if not can_hold(state, node, partition):
         state.staged.get(node, set()).discard(partition)
         others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
@@ -150,36 +130,28 @@ def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
 
 
 def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> list[Order]:
-    """Record that a worker crashed or was killed (`fault` is False) in a unit of `trial`.
-
-    The trial fails after `MAX_FAULTS` faults in a row, or after `MAX_KILLS` kills in a row.
-    """
+    """Record that a worker crashed, or was killed (`fault` is False), in a unit of `trial`."""
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
     state.crashes[trial] = faults, kills
     if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
-    count = faults + kills
-    return fail(
-        state, trial, f"{count} consecutive workers exited in units of this trial: {reason}"
-    )
+    exited = f"{faults + kills} consecutive workers exited in units of this trial"
+    return fail(state, trial, f"{exited}: {reason}")
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
     """Release revoked workers that had to be gone by now; no trial is blamed for this."""
-    found: list[Order] = []
-    for worker, record in list(state.workers.items()):
-        if record.must_leave_by is not None and record.must_leave_by <= now:
-            found += state.release(worker)
-    return found
+    late = [
+        worker
+        for worker, record in state.workers.items()
+        if record.must_leave_by is not None and record.must_leave_by <= now
+    ]
+    return [order for worker in late for order in state.release(worker)]
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up units that exceeded their time, and release their workers.
-
-    A trial fails after `MAX_HANGS` such units. If the data or state of a unit did not arrive in
-    time, this is recorded as a crash.
-    """
+    """Give up late units and release their workers; late data or states count as a crash."""
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:
@@ -202,10 +174,11 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
     found: list[Order] = []
     for number in sorted(state.graduating):
         trial, model = state.trials[number], state.models[number]
-        name = _newest(state, number)
-        if not at_the_end_of_an_epoch(state, number) or name is None:
+        having = state.stored.nodes([StateName(number, len(model.finished_units))])
+        if not at_the_end_of_an_epoch(state, number) or not having:
             continue
-        state.trials[number] = graduated(trial)
+        name = having[0][1]
+        state.trials[number] = replace(trial, ended="graduated")
         state.graduating.discard(number)
         state.graduated_states[number] = name
         digest = model.digest(name.version)
@@ -216,20 +189,9 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
     """True if a trial has finished an epoch, is between epochs, and has no running unit."""
     model = state.models[number]
-    begun = len(model.finished_units) % state.partitions
-    return (
-        bool(model.finished_units)
-        and not begun
-        and not model.again
-        and state.lease_of(number) is None
-    )
-
-
-def score_graduate(state: SweepState, number: int, score: float) -> None:
-    """Record an epoch of a graduated trial; a non-finite score is ignored."""
-    trial = state.trials[number]
-    if trial.ended == "graduated":
-        state.trials[number] = with_later_score(trial, score)
+    units = len(model.finished_units)
+    whole = units > 0 and units % state.partitions == 0
+    return whole and not model.again and state.lease_of(number) is None
 
 
 def _last_trials(state: SweepState) -> set[int]:
@@ -238,7 +200,7 @@ def _last_trials(state: SweepState) -> set[int]:
     The result is empty until every trial that trains is granted the last epoch. Then a trial that
     waits for a promotion waits in vain, because no future score is compared with its score.
     """
-    left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
+    left = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)
     if not final or 2 * len(left) >= state.graduate_slots:
         return set()
@@ -253,9 +215,3 @@ def _has_own_state(state: SweepState, number: int) -> bool:
     """True if the trial has finished a unit; until then its state has the parent's name."""
     model = state.models[number]
     return not model.parents or len(model.finished_units) > model.parents[-1].version
-
-
-def _newest(state: SweepState, number: int) -> StateName | None:
-    model = state.models[number]
-    having = state.stored.nodes([StateName(number, len(model.finished_units))])
-    return having[0][1] if having else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.sweeps import SearchSpec, Values
@@ -70,7 +70,7 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """Return trial number and epoch of the best score, or None if no trial has a score.
+    """Return trial number and epoch of the best score, or None without scores.
 
     Among equal scores the earliest epoch is the best, then the lowest number.
     """
@@ -103,63 +103,27 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
                 new = Trial(len(after), values, epochs, parent=parent, start_epochs=began_at)
                 after.append(new)
             case Grant(number, epochs):
-                after[number] = _changed(after[number], granted=epochs)
+                after[number] = replace(after[number], granted=epochs)
             case Stop(number, _):
-                after[number] = _changed(after[number], ended="stopped")
+                after[number] = replace(after[number], ended="stopped")
     return after
 
 
 def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
-    """Return the trial after another epoch.
-
-    The trial fails if the score is not finite, and is done after `last_epoch` epochs.
-    """
+    """Return the trial after another epoch: failed without a finite score, done at `last_epoch`."""
     if not math.isfinite(score):
-        return _changed(trial, ended="failed")
-    after = _changed(trial, scores=(*trial.scores, score))
-    return _changed(after, ended="done") if after.epochs >= last_epoch else after
-
-
-def failed(trial: Trial) -> Trial:
-    """Return the trial after a failure."""
-    return _changed(trial, ended="failed")
-
-
-def graduated(trial: Trial) -> Trial:
-    """Return the trial after its graduation."""
-    return _changed(trial, ended="graduated")
-
-
-def with_later_score(trial: Trial, score: float) -> Trial:
-    """Return a graduated trial after another epoch; a non-finite score is ignored."""
-    return _changed(trial, scores=(*trial.scores, score)) if math.isfinite(score) else trial
-
-
-def _changed(
-    trial: Trial,
-    granted: int | None = None,
-    scores: tuple[float, ...] | None = None,
-    ended: Ending | None = None,
-) -> Trial:
-    return Trial(
-        number=trial.number,
-        values=trial.values,
-        granted=trial.granted if granted is None else granted,
-        scores=trial.scores if scores is None else scores,
-        ended=trial.ended if ended is None else ended,
-        parent=trial.parent,
-        start_epochs=trial.start_epochs,
-    )
+        return replace(trial, ended="failed")
+    after = replace(trial, scores=(*trial.scores, score))
+    return replace(after, ended="done") if after.epochs >= last_epoch else after
 
 
 def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Return the mean of each metric, weighted by samples, over the units that report it."""
     names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
-    found: dict[str, float] = {}
-    for name in names:
-        having = [(metrics[name], samples) for metrics, samples in parts if name in metrics]
-        found[name] = _mean(having)
-    return found
+    return {
+        name: _mean([(metrics[name], samples) for metrics, samples in parts if name in metrics])
+        for name in names
+    }
 
 
 def _mean(having: Sequence[tuple[float, int]]) -> float:

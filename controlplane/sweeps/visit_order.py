@@ -1,13 +1,13 @@
 """Four orders of visits: greedy, greedy with weights from rollouts, fixed, and random.
 
 A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
-is the order of the paper (Cerebro, Algorithm 1). A rollout simulates the greedy order to its end.
+is the order of the paper (Cerebro, Algorithm 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from controlplane.sweeps.configurations import stream
@@ -35,11 +35,7 @@ class FixedOrder(GreedyOrder):
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """Start from the state of `problem`.
-
-        `turns` has one number for each model. For model i in its current epoch e, the number is
-        i + e.
-        """
+        """Start from the state of `problem`; `turns` has i + e for each model i in its epoch e."""
         self._turns = list(turns)
         super().__init__(problem)
 
@@ -91,17 +87,12 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Return the seconds that the greedy order takes.
-
-    `seconds` returns the real duration of a unit. If `seconds` is None, the expected durations are
-    used.
-    """
+    """Return the seconds that the greedy order takes; `seconds` returns the real time of a unit."""
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
-    ends: list[tuple[float, Visit]] = []
-    for unit in problem.running:
-        heappush(ends, (unit.ends_in_s, unit.visit))
+    ends = [(unit.ends_in_s, unit.visit) for unit in problem.running]
+    heapify(ends)
     while True:
         for visit in progress.begin_units():
             heappush(ends, (now + takes(visit), visit))
@@ -114,13 +105,9 @@ def makespan(
 
 
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
-    """Return the weights of the shortest rollout, or None if no rollout shortens the order.
-
-    A rollout that reaches the bound ends the search, so that most problems cost one rollout.
-    """
+    """Return the weights of the shortest rollout, or None if no rollout shortens the order."""
     found: Weights | None = None
-    bound = makespan_bound(problem) * STOP_RATIO
-    least = makespan(problem)
+    bound, least = makespan_bound(problem) * STOP_RATIO, makespan(problem)
     for _ in range(rollouts):
         if least <= bound:
             break
@@ -143,10 +130,7 @@ MAX_PLANNED_VISITS: Final = 2000  # with more visits, rollouts would block the s
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> GreedyOrder | RandomOrder:
-    """Return the order of the next units.
-
-    `numbers` has the trial of each model in the problem. `workers` has the worker of each slot.
-    """
+    """Return the order of the next units, with the trials and workers of the problem by index."""
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))
     if state.order == "fixed":
@@ -165,9 +149,8 @@ def _weights(
     if not chosen.models:
         return None
     models = [chosen.models.get(number, 1.0) for number in numbers]
-    return Weights(
-        models, [chosen.slots.get(worker, 1.0) for worker in workers], chosen.visit_exponent
-    )
+    slots = [chosen.slots.get(worker, 1.0) for worker in workers]
+    return Weights(models, slots, chosen.visit_exponent)
 
 
 def _choose(
@@ -180,6 +163,5 @@ def _choose(
     if best is None:
         return ChosenWeights(state.attempts, {}, {}, 0.0)
     models = dict(zip(numbers, best.models, strict=True))
-    return ChosenWeights(
-        state.attempts, models, dict(zip(workers, best.slots, strict=True)), best.visit_exponent
-    )
+    slots = dict(zip(workers, best.slots, strict=True))
+    return ChosenWeights(state.attempts, models, slots, best.visit_exponent)

@@ -1,26 +1,25 @@
-"""Lower bounds of the average completion time of a trace, and times of jobs that run alone.
-
-`min_cost` returns the least cost of a single job. `fluid_srpt` turns these costs into a bound for
-all jobs under any policy. `times_alone` returns the time that each job, as its user submitted it,
-would take in an empty cluster.
-"""
+"""Lower bounds of the average completion time of a trace, and times of jobs that run alone."""
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.job_model import JobModel, Throughput, TrainingModel, packed
+from controlplane.sim.models.job_model import (
+    JobModel,
+    Throughput,
+    TrainingModel,
+    packed,
+    training_s,
+)
 from controlplane.sim.results import TraceJob
-
-FloatArray = NDArray[np.float64]
 
 
 def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> float:
@@ -47,28 +46,22 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
         most: shape (J,), largest speed of the job, in slots; above 0, can be infinite.
         capacity: slots of the cluster; above 0.
 
-    Returns:
-        Seconds; 0 without jobs.
-
     Raises:
         ValueError: if shapes differ or a value is out of its range.
     """
     _check(release, work, most, capacity)
     if not len(work):
         return 0.0
-    flow = least_flow(
-        release.tolist(), work.tolist(), np.minimum(most, capacity).tolist(), float(capacity)
-    )
-    return flow / len(work)
+    fastest = np.minimum(most, capacity).tolist()
+    return least_flow(release.tolist(), work.tolist(), fastest, float(capacity)) / len(work)
 
 
 def least_flow(
     release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
 ) -> float:
-    """Return the lower bound of `fluid_srpt` for the sum, not the mean, of completion times.
+    """Return the bound of `fluid_srpt` for the sum, not the mean, without a check of the inputs.
 
-    Inputs are not checked. Plain sequences make the function fast for few jobs. `release` is in
-    seconds, `work` in slot seconds, `fastest` in slots and at most `capacity`.
+    `release` is in seconds, `work` in slot seconds, `fastest` in slots and at most `capacity`.
     """
     size = [area / capacity for area in work]
     ends, _ = _one_machine(release, size, shortest=True)
@@ -90,10 +83,9 @@ def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: fl
 def _one_machine(
     release: Sequence[float], size: Sequence[float], *, shortest: bool
 ) -> tuple[list[float], list[float]]:
-    """Run jobs of `size` seconds pre-emptively, one at a time, on a machine of speed 1.
+    """Run jobs of `size` seconds pre-emptively, one at a time; return ends and mean moments.
 
-    If `shortest`, the job with the least remaining work runs first, otherwise the job with the
-    least total work. Return the end of each job, and the mean moment of its work.
+    The job with the least remaining work (`shortest`) or the least total work runs first.
     """
     order = sorted(range(len(release)), key=release.__getitem__)
     left, ends, busy = list(size), list(release), [0.0] * len(size)
@@ -127,21 +119,16 @@ MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
 MIN_RATE: Final = 1e-300  # divisor if the rate is 0
 
 
-@dataclass(frozen=True, slots=True)
-class MinCost:
-    """Least slot seconds and least seconds of a job; no schedule needs to reach both values."""
-
-    slot_s: float  # least product of slots and seconds
-    least_s: float  # least seconds
+Cost = tuple[float, float]  # least slot seconds and least seconds; no schedule needs to reach both
 
 
-def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> MinCost:
+def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> Cost:
     """Return the least cost of a job over all sizes and batches.
 
     Each epoch has its best size and batch. 5% is subtracted for the sizes and batches between those
     tried. Progress per sample depends on batch and epoch, and samples per second on size and batch,
-    so the model is queried for the two separately. `fixed_batch` is the user's batch, which some
-    policies keep, if it exceeds the largest batch that others can select; otherwise it is 0.
+    so the model is queried for the two separately. `fixed_batch` is the user's batch if it exceeds
+    the largest batch that policies can select, otherwise 0.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
@@ -155,26 +142,23 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
     ends = np.array([0.0, *(job_model.epoch_ends_at(epoch) for epoch in range(job_model.epochs))])
     rate = (speed[:, :, None] * efficiency[None, :, :]).max(axis=1)  # (size, epoch)
     if not (rate.max(axis=0) > 0.0).all():
-        return MinCost(0.0, MIN_JOB_S)
+        return 0.0, MIN_JOB_S
     seconds = np.diff(ends) / np.maximum(rate, MIN_RATE)
-    least_slot_s = (seconds * np.array(sizes)[:, None]).min(axis=0).sum()
-    least_s = seconds.min(axis=0).sum()
-    return MinCost(
-        float(least_slot_s) * UNTRIED_MARGIN, max(float(least_s) * UNTRIED_MARGIN, MIN_JOB_S)
-    )
+    least_slot_s = float((seconds * np.array(sizes)[:, None]).min(axis=0).sum())
+    least_s = float(seconds.min(axis=0).sum())
+    return least_slot_s * UNTRIED_MARGIN, max(least_s * UNTRIED_MARGIN, MIN_JOB_S)
 
 
 def _speeds(
     job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
 ) -> FloatArray:
     """Return samples/s in the first epoch, shape (sizes, batches), or 0 if a group cannot run."""
-    speed = np.zeros((len(sizes), len(batches)))
-    for column, batch in enumerate(batches):
-        for row, size in enumerate(sizes):
-            known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
-            if known is not None:
-                speed[row, column] = known.samples_per_s
-    return speed
+
+    def speed(size: int, batch: int) -> float:
+        known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
+        return known.samples_per_s if known else 0.0
+
+    return np.array([[speed(size, batch) for batch in batches] for size in sizes])
 
 
 def _efficiencies(
@@ -196,10 +180,9 @@ def _efficiencies(
 
 def _batches(first: int, most: int, fixed: int) -> list[int]:
     steps = int(np.ceil(np.log2(max(most / first, 1.0)) * BATCHES_PER_DOUBLING))
-    between = {
-        min(most, round(first * 2.0 ** (step / BATCHES_PER_DOUBLING))) for step in range(steps + 1)
-    }
-    return sorted(between | {most} | ({fixed} if fixed else set()))
+    factors = (2.0 ** (step / BATCHES_PER_DOUBLING) for step in range(steps + 1))
+    found = {most, fixed, *(min(most, round(first * factor)) for factor in factors)}
+    return sorted(found - {0})
 
 
 def known_throughput(
@@ -224,28 +207,22 @@ def lower_bound_s(
 ) -> float | None:
     """Return a lower bound of the average completion time of `jobs`, in seconds, on any schedule.
 
-    The bound is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted
-    jobs; the bound ignores the slots that other jobs use. `fastest` is the speed of the fastest
-    GPU, relative to the GPU that the model describes.
+    The bound is None without jobs, or if a job crashes or is cancelled. `fastest` is the speed of
+    the fastest GPU, relative to the GPU that the model describes.
     """
-    if not jobs or any(
-        job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
-    ):
+    fated = (job for job in jobs if (job.crashes_at, job.cancelled_after_s) != (None, None))
+    if not jobs or any(fated):
         return None
-    costs = _min_costs(jobs, model, slots=slots, widest=widest, seed=seed)
-    return fluid_srpt(
-        np.array([float(job.at) for job in jobs]),
-        np.array([cost.slot_s for cost in costs]) / fastest,
-        np.array([cost.slot_s / cost.least_s for cost in costs]),
-        float(slots),
-    )
+    slot_s, least_s = np.array(_min_costs(jobs, model, slots=slots, widest=widest, seed=seed)).T
+    release = np.array([float(job.at) for job in jobs])
+    return fluid_srpt(release, slot_s / fastest, slot_s / least_s, float(slots))
 
 
 def _min_costs(
     jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
-) -> list[MinCost]:
+) -> list[Cost]:
     """Return the least cost of each job; the cost of equal jobs is computed once."""
-    known: dict[tuple[str, int, int, int, float], MinCost] = {}
+    known: dict[tuple[str, int, int, int, float], Cost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
     for job in jobs:
@@ -276,32 +253,17 @@ def times_alone(
 ) -> Mapping[str, tuple[int, float]]:
     """Return the requested slots of each job, and its time on these slots without other jobs.
 
-    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them,
-    so that the time is the same for every policy. GPUs have the cluster's mean speed. The time
-    includes the first start. Jobs whose group was never measured are missing.
-
-    `widest` is the number of slots of the cluster's largest node. `speed` is the mean speed of the
-    GPUs relative to the GPU that the model describes. `first_stall_s` is the time of any start, or
-    None for the model's value.
+    The batch is always the batch that the user tuned for these slots, so that the time is the same
+    for every policy. The time includes the first start. Jobs whose group was never measured are
+    missing. `speed` is the mean speed of the GPUs relative to the GPU that the model describes.
     """
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:
         job_model = model.job_model(job, "fixed", seed=seed)
-        training_s = _training_s(job_model, widest)
-        if training_s is not None:
-            start_s = job_model.costs.overridden(None, first_stall_s).start_s
-            found[job.name] = (job_model.spec.wanted, start_s + training_s / speed)
+        wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
+        with contextlib.suppress(TraceError):  # such a group was never measured
+            took_s = training_s(job_model, packed(wanted, widest), batch)
+            if math.isfinite(took_s):
+                start_s = job_model.costs.overridden(None, first_stall_s).start_s
+                found[job.name] = (wanted, start_s + took_s / speed)
     return found
-
-
-def _training_s(job_model: JobModel, widest: int) -> float | None:
-    wanted, batch = job_model.spec.wanted, job_model.spec.batch_size
-    total, before = 0.0, 0.0
-    for epoch in range(job_model.epochs):
-        known = known_throughput(job_model, wanted, batch, epoch, widest)
-        if known is None or known.progress_per_s <= 0.0:
-            return None
-        ends = job_model.epoch_ends_at(epoch)
-        total += max(0.0, ends - before) / known.progress_per_s
-        before = max(before, ends)
-    return total

@@ -1,8 +1,4 @@
-"""Comparison of policies, paired by job, with intervals and tests, as tables and JSON.
-
-Results are grouped by the size of the cluster and by policy. Figures of a policy are means over
-seeds, and one policy is compared with each other policy.
-"""
+"""Comparison of policies, paired by job, with intervals and tests, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.summary import LOSS_FIGURES, finished, has_losses, summary
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
 RESAMPLES: Final = 5_000
 MAX_DRAWS: Final = 2_000_000  # random numbers per draw, limited to save memory
 INTERVAL_QUANTILES: Final = (0.025, 0.975)  # limits of a 95% interval
-
-FloatArray = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -62,13 +56,10 @@ def compare(first: Sequence[SimulationResult], second: Sequence[SimulationResult
 
     Means are over all pairs of jobs. The bootstrap for the intervals first draws simulations and
     then jobs within each simulation, because jobs of one simulation depend on each other. With a
-    single simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
-    signed-rank tests use pairs of jobs and treat them as independent, as in table 4 of ONES. The p
-    values are therefore smaller than repeated simulations would justify.
-
-    Raises:
-        ResultsError: if the policies have no simulation or no finished job in common, or if a
-            simulation occurs twice.
+    single simulation the interval does not cover other traces. Wilcoxon's signed-rank tests treat
+    pairs of jobs as independent, as in table 4 of ONES, so the p values are smaller than repeated
+    simulations would justify. `ResultsError` is raised if the policies have no simulation or no
+    finished job in common, or if a simulation occurs twice.
     """
     left, right = _by_simulation(first), _by_simulation(second)
     shared = [simulation for simulation in left if simulation in right]
@@ -138,11 +129,9 @@ def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[st
             np.add.at(sums, taken, pair[jobs].sum(axis=1))
             np.add.at(counts, taken, len(pair))
     means = sums / counts[:, None]
-    ratios = [_ratio(mine, other) for mine, other in means]
-    return {
-        "difference_ci_s": _interval(means[:, 0] - means[:, 1]),
-        "ratio_ci": _interval(np.array(ratios)),
-    }
+    ratios = np.array([_ratio(mine, other) for mine, other in means])
+    difference = means[:, 0] - means[:, 1]
+    return {"difference_ci_s": _interval(difference), "ratio_ci": _interval(ratios)}
 
 
 def _interval(values: FloatArray) -> Interval:
@@ -165,13 +154,8 @@ def _wilcoxon(differences: FloatArray) -> dict[str, Any]:
     sides = {"two_sided_p": "two-sided", "less_p": "less", "greater_p": "greater"}
     if not len(changed):
         return {"changed": 0, **dict.fromkeys(sides, 1.0)}
-    return {
-        "changed": len(changed),
-        **{
-            name: float(stats.wilcoxon(changed, alternative=side).pvalue)
-            for name, side in sides.items()
-        },
-    }
+    tests = {name: stats.wilcoxon(changed, alternative=side) for name, side in sides.items()}
+    return {"changed": len(changed)} | {name: float(t.pvalue) for name, t in tests.items()}
 
 
 MEANS = (
@@ -185,11 +169,8 @@ MEANS = (
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
     """Group results by the number of slots of the cluster, smallest first, then by policy."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
-    for size in sorted({result.slots for result in results}):
-        by_policy = found[size] = {}
-        for result in results:
-            if result.slots == size:
-                by_policy.setdefault(result.policy, []).append(result)
+    for result in sorted(results, key=lambda one: one.slots):
+        found.setdefault(result.slots, {}).setdefault(result.policy, []).append(result)
     return found
 
 
@@ -204,11 +185,7 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Compare policy `ours` with each other policy, for each size of the cluster that has `ours`.
-
-    Raises:
-        ResultsError: if two policies have no simulation or no finished job in common.
-    """
+    """Compare policy `ours` with each other policy, for each cluster size that has `ours`."""
     return {
         size: [compare(by_policy[ours], by_policy[name]) for name in by_policy if name != ours]
         for size, by_policy in by_size(results).items()
@@ -283,9 +260,8 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
         console.print(_side_by_side(title, by_policy, COLUMNS))
         if all(has_losses(result) for many in by_policy.values() for result in many):
-            console.print(
-                _side_by_side("losses, and what lower ones cost", by_policy, LOSS_COLUMNS)
-            )
+            title = "losses, and what lower ones cost"
+            console.print(_side_by_side(title, by_policy, LOSS_COLUMNS))
         shares = [means(many)["extrapolated_share"] or 0.0 for many in by_policy.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))

@@ -1,6 +1,6 @@
 """Style shared by all figures: colours of policies, units, legends, slots over time, saving.
 
-matplotlib is optional; only the functions that draw need it.
+matplotlib is optional. A function that cannot draw or save raises `ResultsError`.
 """
 
 from __future__ import annotations
@@ -62,13 +62,7 @@ STYLES: Final = tuple(
 
 
 def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationResult]]:
-    """Group results by the label of their policy, in order of appearance.
-
-    A label is the name of the policy, followed by the options in which the policy's results differ.
-
-    Raises:
-        ResultsError: if there are no results.
-    """
+    """Group results by the label of their policy: its name and the options that differ."""
     if not results:
         raise ResultsError("there are no results to draw", "run a simulation first")
     groups: dict[str, list[SimulationResult]] = {}
@@ -104,11 +98,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of `width` and `height` inches; no display is needed.
-
-    Raises:
-        ResultsError: if matplotlib is not installed.
-    """
+    """Return an empty figure of `width` and `height` inches; no display is needed."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional dependency
     except ImportError:
@@ -118,12 +108,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path, kind: str = "") -> None:
-    """Write a figure to a file; equal figures produce equal bytes.
+    """Write a figure to a file, in the format `kind` (".png") or of the suffix of `path`.
 
-    The format is `kind`, such as ".png", or the suffix of `path`.
-
-    Raises:
-        ResultsError: if the format is unknown, or the file cannot be written.
+    Equal figures produce equal bytes.
     """
     kind = kind or path.suffix.lower()
     if kind not in SUFFIXES:
@@ -161,10 +148,7 @@ def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return a unit of time in seconds, and its name, for an axis up to `longest_s` seconds.
-
-    The unit is hours above 5 hours, minutes above 10 minutes, otherwise seconds.
-    """
+    """Return a unit of time in seconds, and its name, for an axis up to `longest_s` seconds."""
     fitting = ((unit, name) for least, unit, name in UNITS if longest_s > least * unit)
     return next(fitting, (1.0, "seconds"))
 
@@ -229,10 +213,9 @@ def draw_bars(
 def name_bars(
     axes: Axes, bars: Iterable[Bar], slots: Sequence[str], colours: Mapping[str, str], length: float
 ) -> None:
-    """Write the name of a job into its bars that are wide enough.
+    """Write the name of a job into its bars that are wide enough, unless rows are too low.
 
-    Adjacent rows with overlapping bars of a job show its name once. If there are more than
-    `MAX_LABELLED_SLOTS` rows, they are too low for text and nothing is written.
+    Adjacent rows with overlapping bars of a job show its name once.
     """
     if len(slots) > MAX_LABELLED_SLOTS:
         return

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.comparison import by_size, mean_interval
 from controlplane.sim.analysis.plot_style import (
     DASHES,
@@ -37,7 +38,6 @@ from controlplane.sim.analysis.plot_style import (
 from controlplane.sim.analysis.summary import (
     GRID_S,
     GROUPS,
-    FloatArray,
     LossSeries,
     finished,
     has_losses,
@@ -72,7 +72,7 @@ CURVE_OFFSET: Final = 0.03  # horizontal distance between the curves of two poli
 def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[Path]:
     """Draw all figures for which the results have data, and return the files.
 
-    The folder is created if it is missing. `ours` is the label of the policy whose gains are drawn.
+    `ours` is the label of the policy whose gains are drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
@@ -185,8 +185,7 @@ def scaling(results: Results, path: Path, ours: str = REFERENCE_POLICY) -> None:
     """Draw average completion time by cluster size (ONES fig. 17), and the gain of `ours`.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
-    of equal seed and cluster size. Error bars are 95% intervals over simulations. If `ours` is not
-    a label of the results, only the left panel is drawn.
+    of equal seed and cluster size. Error bars are 95% intervals over simulations.
     """
     groups = grouped(results)
     look = styles(groups)
@@ -219,12 +218,8 @@ Point = tuple[int, float, float, float]  # position, value, length of the error 
 
 
 def _at_sizes(results: Results, sizes: Sequence[int]) -> list[Point]:
-    points = []
-    for size in sizes:
-        same_size = [result for result in results if result.slots == size and finished(result)]
-        if same_size:
-            points.append((size, *_mean_and_error(same_size, PANELS[0][1])))
-    return points
+    at = {size: [r for r in results if r.slots == size and finished(r)] for size in sizes}
+    return [(size, *_mean_and_error(some, PANELS[0][1])) for size, some in at.items() if some]
 
 
 def _gains(ours: Results, other: Results, sizes: Sequence[int]) -> list[Point]:
@@ -407,10 +402,7 @@ def gantt(result: SimulationResult, path: Path) -> None:
     """Draw the slots that each job used over time: one row per slot, one colour per job."""
     held = [(job.job, allocation) for job in result.jobs for allocation in job.allocations]
     _require_allocations(held)
-    colours = {
-        job: SHADES[index % len(SHADES)]
-        for index, job in enumerate(dict.fromkeys(job for job, _ in held))
-    }
+    colours = dict(zip(dict.fromkeys(job for job, _ in held), cycle(SHADES), strict=False))
     unit, name = time_unit(result.ended_at)
     bars = [Bar(a.slot, job, a.since / unit, a.until / unit) for job, a in held]
     slots = _sorted_slots({bar.slot for bar in bars})
@@ -455,11 +447,8 @@ def utilisation(results: Results, path: Path) -> None:
     save(figure, path)
 
 
-def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the cluster's slot seconds that jobs used in each interval, shape (N,).
-
-    `edges` are the limits of the intervals in increasing seconds, shape (N + 1,).
-    """
+def busy_share(result: SimulationResult, edges: FloatArray) -> FloatArray:
+    """Return the used share of slot seconds between `edges` (N + 1 rising seconds), shape (N,)."""
     allocations = [allocation for job in result.jobs for allocation in job.allocations]
     _require_allocations(allocations)
     held = np.zeros(len(edges))

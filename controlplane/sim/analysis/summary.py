@@ -1,12 +1,9 @@
 """Figures of one result: averages, tails, fairness, forecasts of starts, utilities, losses.
 
-Finish-time fairness compares the time of a job with the time that it would have taken with its fair
-share of the cluster. Themis (Mahajan et al., NSDI '20, section 3): rho is the job's time in the
+Finish-time fairness rho (Themis, Mahajan et al., NSDI '20, section 3) is the time of a job in the
 shared cluster, divided by its time in a private cluster of 1 / n of the size. Shockwave (Zheng et
 al., NSDI '23, section 2): n is the mean number of active jobs during the job's life. A job with rho
-above 1 is treated unfairly, and the largest rho of all jobs measures the unfairness.
-
-Loss figures describe the losses of jobs over time, and their slots meanwhile (SLAQ section 3).
+above 1 is treated unfairly. Loss figures follow SLAQ section 3.
 """
 
 from __future__ import annotations
@@ -16,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray, IntArray
 from controlplane.sim.results import JobResult, SimulationResult
-
-FloatArray = NDArray[np.float64]
 
 GRID_S: Final = 1.0  # time between two moments of a series
 TOLERANCE: Final = 1e-9  # tolerance of a share
@@ -52,7 +47,7 @@ def has_losses(result: SimulationResult) -> bool:
 def loss_series(result: SimulationResult) -> LossSeries:
     """Return the mean normalised loss (SLAQ figure 4) and the slots by group (figure 3) over time.
 
-    At each moment jobs are grouped by normalised loss: the highest 25%, the next 25%, and the rest.
+    At each moment jobs are grouped by normalised loss: the highest 25%, the next 25%, the rest.
     """
     jobs = [job for job in result.jobs if job.losses]
     begin = min(job.submitted_at for job in jobs)
@@ -60,7 +55,11 @@ def loss_series(result: SimulationResult) -> LossSeries:
     moments = np.arange(begin, max(float(result.ended_at), last + GRID_S), GRID_S)
     loss = np.array([_steps(moments, [(p.at, p.share) for p in job.losses]) for job in jobs])
     slots = np.array([_steps(moments, [(p.at, float(p.slots)) for p in job.sizes]) for job in jobs])
-    active = np.array([_is_active(moments, job) for job in jobs])
+    ends = [np.inf if job.ended_at is None else job.ended_at for job in jobs]
+    active = np.array([
+        (job.submitted_at <= moments) & (moments < end)
+        for job, end in zip(jobs, ends, strict=True)
+    ])  # fmt: skip
     count = active.sum(axis=0)
     total = np.where(active, loss, 0.0).sum(axis=0)
     third = (last - begin) / 3.0
@@ -73,20 +72,13 @@ def loss_series(result: SimulationResult) -> LossSeries:
 
 
 def time_to(job: JobResult, reduction: float) -> float | None:
-    """Return the seconds from submission until the job's loss first fell by `reduction`.
-
-    `reduction` is a share of the total fall of the loss, in [0, 1]. Return None if the loss never
-    fell by this share.
-    """
+    """Return the seconds until the job's loss first fell by a share of its total fall, or None."""
     left = 1.0 - reduction + TOLERANCE
     return next((at - job.submitted_at for at, share in _loss_points(job) if share <= left), None)
 
 
 def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
-    """Return the mean of `time_to` over counted jobs, or None if no job reached the reduction.
-
-    Jobs that did not reach the reduction are excluded.
-    """
+    """Return the mean of `time_to` over the counted jobs that reached the reduction, or None."""
     took = [time_to(job, reduction) for job in result.jobs if job.counted and job.losses]
     known = [seconds for seconds in took if seconds is not None]
     return float(np.mean(known)) if known else None
@@ -98,10 +90,9 @@ def loss_figures(result: SimulationResult) -> dict[str, Any]:
     Returns:
         `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5).
         `mean_loss`: mean over active jobs in the middle third of the submissions (figure 4).
-        `cores_*`: mean share of the used slots that each group of jobs has in this third
-        (figure 3). `loss_area_s`: integral of a job's normalised loss from submission to end,
-        mean over ended jobs. Unlike `mean_loss`, it does not fall if jobs run longer at a low
-        loss.
+        `cores_*`: mean share of the used slots of each group of jobs in this third (figure 3).
+        `loss_area_s`: mean integral of an ended job's normalised loss. Unlike `mean_loss`, it does
+        not fall if jobs run longer at a low loss.
     """
     if not has_losses(result):
         return {}
@@ -125,12 +116,7 @@ def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray
     return values[np.searchsorted([at for at, _ in points], moments, side="right")]
 
 
-def _is_active(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
-    end = np.inf if job.ended_at is None else job.ended_at
-    return (moments >= job.submitted_at) & (moments < end)
-
-
-def _by_group(loss: FloatArray, slots: FloatArray, count: NDArray[np.int64]) -> FloatArray:
+def _by_group(loss: FloatArray, slots: FloatArray, count: IntArray) -> FloatArray:
     """Return the share of used slots that each group has, highest losses first, shape (T, 3)."""
     order = np.argsort(-loss, axis=0, kind="stable")  # inactive jobs are last
     held = np.take_along_axis(slots, order, axis=0)
@@ -157,15 +143,12 @@ def _mean_where_known(values: FloatArray) -> list[float | None]:
 
 
 def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
-    """Return rho of each counted job that succeeded and whose time alone is known.
+    """Return rho, above 0, of each counted job that succeeded and whose time alone is known.
 
     rho = completion time / (time alone x max(1, n w / S)). The user requested w slots, the cluster
     has S slots, and n is the mean number of jobs from submission to end, including the job itself
     and uncounted jobs. If the share of S / n slots is less than w, the job has w slots for a part
     of the time, as in Shockwave. If the share is more than w, the job needs only w slots.
-
-    Returns:
-        Job -> rho, above 0; at most 1 if the job ended no later than with its share.
     """
     contention = mean_contention(result)
     return {
@@ -176,12 +159,7 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
 
 
 def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
-    """Return three figures of finish-time fairness, which are None if no job has a rho.
-
-    Returns:
-        `ftf_mean` and `ftf_worst` are the mean and the largest rho of `finish_time_fairness`.
-        `ftf_unfair_share` is the share of jobs, in [0, 1], whose rho is above 1.
-    """
+    """Return mean and largest rho and the share of jobs with rho above 1; None without a rho."""
     found = np.array(list(finish_time_fairness(result).values()))
     if not len(found):
         return {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}
@@ -195,14 +173,11 @@ def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
 def mean_contention(result: SimulationResult) -> FloatArray:
     """Return the mean number of jobs during the life of each job, shape (J,), at least 1."""
     begins = np.array([float(job.submitted_at) for job in result.jobs])
-    ends = np.array([_end_time(job, result) for job in result.jobs])
+    ended = (result.ended_at if job.ended_at is None else job.ended_at for job in result.jobs)
+    ends = np.array([float(at) for at in ended])
     if not len(begins):
         return begins
     return np.maximum(1.0, _means(begins, np.maximum(begins, ends)))
-
-
-def _end_time(job: JobResult, result: SimulationResult) -> float:
-    return float(result.ended_at if job.ended_at is None else job.ended_at)
 
 
 def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
@@ -213,10 +188,8 @@ def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
     area = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
     first, last = np.searchsorted(times, begins), np.searchsorted(times, ends)
     length = ends - begins
-    means = np.divide(
-        area[last] - area[first], length, out=np.ones(len(length)), where=length > 0.0
-    )
-    return np.asarray(means, dtype=np.float64)
+    alone = np.ones(len(length))
+    return np.asarray(np.divide(area[last] - area[first], length, out=alone, where=length > 0.0))
 
 
 def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
@@ -224,9 +197,8 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
 
     Returns:
         `start_forecasts`: number of forecasts for jobs that were still waiting and started later.
-        `start_error_median`: median of |expected - real| / real, where both are waits from the
-        forecast on. `start_coverage`: share of starts, in [0, 1], inside the forecast interval,
-        which should contain 80% of them. The last two are None without forecasts.
+        `start_error_median`: median of |expected - real| / real of the waits from the forecast on.
+        `start_coverage`: share of starts inside the forecast interval, which should contain 80%.
     """
     forecasts = [
         (job.forecast, float(job.started_at))
@@ -250,24 +222,16 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
 def summary(result: SimulationResult) -> dict[str, Any]:
     """Return the figures of one simulation as JSON values; missing figures are None.
 
-    Averages are over the counted jobs with a completion time: jobs that ended, except rejected jobs
-    and jobs that their user cancelled. `unfinished`, `cancelled` and `rejected` are the numbers of
-    counted jobs without a completion time. `failed` is the number of failed jobs, which the
-    averages include.
-
-    Returns:
-        Times are in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
-        job, which is None without a completion time. `makespan_s` is the time from the first
-        submission to the last end of all jobs, or None while a job is unfinished. `utilisation` is
-        the share of the cluster's slot seconds that jobs used until the last end. `vs_bound` is the
-        average completion time divided by its lower bound, which must be a bound for exactly the
-        counted jobs. `extrapolated_share` is the share of training time, in [0, 1], at a speed that
-        the model extrapolates because no such group was measured. `utility` is the value of the
-        counted jobs' ends to their users, and `utility_share` is its ratio to the largest possible
-        value; both are None if no utilities are stated. `lateness_s` is the mean lateness over all
-        promised ends that jobs reached; a job in time counts as 0. `fairness_figures` and
-        `forecast_figures` describe `ftf_*` and `start_*`. Results with true losses also have the
-        figures of `loss_figures`.
+    Averages are over the counted jobs with a completion time: jobs that ended, also failed ones,
+    except rejected and cancelled jobs. Times are in seconds, shares in [0, 1]. `jct_s` has an entry
+    for each counted job. `makespan_s` is the time from the first submission to the last end of all
+    jobs, or None while a job is unfinished. `utilisation` is the share of the cluster's slot
+    seconds that jobs used until the last end. `vs_bound` is the average completion time divided by
+    its lower bound. `extrapolated_share` is the share of training time at an extrapolated speed.
+    `utility` is the value of the counted jobs' ends to their users, `utility_share` its ratio to
+    the largest possible value. `lateness_s` is the mean lateness over all promised ends that jobs
+    reached; a job in time counts as 0. For the others see `fairness_figures`, `forecast_figures`
+    and `loss_figures`.
     """
     counted = [job for job in result.jobs if job.counted]
     average = _mean(_completion_times(counted))
@@ -331,19 +295,16 @@ def finished(result: SimulationResult) -> list[JobResult]:
 
 def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     done = [job for job in jobs if job.jct_s is not None]
+    trained_s = sum(job.trained_s for job in jobs)
+    extrapolated_s = sum(job.extrapolated_s for job in jobs)
     return {
         "avg_jct_s": _mean(_completion_times(jobs)),
         "geo_jct_s": _geometric_mean(_completion_times(jobs)),
         "avg_exec_s": _mean([job.exec_s for job in done]),
         "avg_queue_s": _mean([job.queued_s for job in done]),
         "rescales_per_job": _mean([job.rescales for job in done]),
-        "extrapolated_share": _extrapolated_share(jobs),
+        "extrapolated_share": extrapolated_s / trained_s if trained_s > 0.0 else None,
     }
-
-
-def _extrapolated_share(jobs: Sequence[JobResult]) -> float | None:
-    trained_s = sum(job.trained_s for job in jobs)
-    return sum(job.extrapolated_s for job in jobs) / trained_s if trained_s > 0.0 else None
 
 
 def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:

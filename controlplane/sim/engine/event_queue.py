@@ -15,10 +15,7 @@ MAX_CALLS_AT_ONCE: Final = 1_000_000  # more calls at one virtual time indicate 
 
 
 class Kernel:
-    """Scheduler that runs calls by virtual time, priority and order of scheduling.
-
-    It uses neither a clock nor threads.
-    """
+    """Scheduler that runs calls by virtual time, priority and order of scheduling."""
 
     def __init__(self) -> None:
         self.now = Seconds(0.0)
@@ -30,10 +27,7 @@ class Kernel:
     def call_at(
         self, when: float, call: Callable[..., None], *arguments: Any, priority: int = USUAL
     ) -> None:
-        """Schedule a call at virtual second `when`, or now if `when` has passed.
-
-        At equal times the call with the lowest `priority` runs first.
-        """
+        """Schedule a call at virtual second `when`, or now; the lowest `priority` runs first."""
         self._scheduled += 1
         entry = (max(when, self.now), priority, self._scheduled, call, arguments)
         heapq.heappush(self._heap, entry)
@@ -41,10 +35,7 @@ class Kernel:
     def run(self, until: float = float("inf")) -> None:
         """Run scheduled calls until none is left, the next is after `until`, or `stopped` is set.
 
-        Calls after `until` (virtual seconds) remain scheduled.
-
-        Raises:
-            RuntimeError: if more than `MAX_CALLS_AT_ONCE` calls run at the same virtual time.
+        More than `MAX_CALLS_AT_ONCE` calls at the same virtual time raise `RuntimeError`.
         """
         at_once = 0
         while self._heap and not self.stopped and self._heap[0][0] <= until:
@@ -58,10 +49,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Options of a simulation: a scenario's costs and measurement errors.
-
-    The jobs and nodes of the scenario are passed separately.
-    """
+    """Options of a simulation, apart from its jobs and nodes."""
 
     scenario: Scenario
     whole_seconds: bool = False  # epochs end at whole seconds

@@ -1,14 +1,12 @@
-"""Simulated jobs: their training progress, their worker processes, and the log of results.
-
-Worker processes start, send reports and exit as in a live cluster.
-"""
+"""Simulated jobs: their training progress, their worker processes, and the log of results."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from controlplane.core.history import JobLeft, Record
 from controlplane.core.model.job import Job
@@ -97,6 +95,10 @@ class TrainingProgress:
         """Set an earlier position, which can be before the start of the running epoch."""
         self.progress = max(0.0, progress)
 
+    def place(self) -> dict[str, int]:
+        """Return the epoch and step, as fields of reports."""
+        return {"epoch": self.epoch, "step": int(self.steps)}
+
     def epoch_due(self, now: float) -> float:
         """Return the virtual second at which the epoch ends at the current speed, or infinity."""
         if not self.is_training:
@@ -130,11 +132,6 @@ class WorkerProcess:
     ready: bool = False
     reports: int = 0  # number of reports so far, and index of the last report
 
-    def next_index(self) -> int:
-        """Return the index of the worker's next report, starting at 1."""
-        self.reports += 1
-        return self.reports
-
 
 @dataclass(slots=True)
 class JobProcesses:
@@ -153,16 +150,12 @@ class JobProcesses:
 
     def placement(self) -> Placement:
         """Return the group's number of slots on each node, in rank order, or () without a group."""
-        counts: dict[NodeId, int] = {}
-        for member in self.group.members if self.group else ():
-            node = node_of(member.slot)
-            counts[node] = counts.get(node, 0) + 1
-        return tuple(counts.values())
+        return tuple(self.nodes().values())
 
-    def nodes(self) -> list[NodeId]:
-        """Return the nodes of the group in rank order, without duplicates."""
+    def nodes(self) -> Counter[NodeId]:
+        """Return the group's number of slots on each node, in rank order."""
         members = self.group.members if self.group else ()
-        return list(dict.fromkeys(node_of(member.slot) for member in members))
+        return Counter(node_of(member.slot) for member in members)
 
 
 @dataclass(slots=True)
@@ -229,11 +222,11 @@ class JobLog:
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
         """Return the results of all jobs, in order of submission."""
-        found = []
-        for name, record in self._records.items():
+        for record in self._records.values():
             _record_slots(record, (), now)
-            found.append(_result(record, self.job(name, state)))
-        return tuple(found)
+        return tuple(
+            _result(record, self.job(name, state)) for name, record in self._records.items()
+        )
 
 
 def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
@@ -249,9 +242,7 @@ def _record_loss(record: _Record, slots: int, now: Seconds) -> None:
 def _record_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
     if record.allocations is None or slots == record.slots:
         return
-    record.allocations += [
-        SlotAllocation(slot=slot, since=record.since, until=now) for slot in record.slots
-    ]
+    record.allocations += [SlotAllocation(slot, record.since, now) for slot in record.slots]
     record.since, record.slots = now, slots
 
 
@@ -295,43 +286,32 @@ PORT = 29_500
 SendReport = Callable[[NodeId, AgentEvent], None]
 
 
+@dataclass(eq=False)
 class WorkerProcesses:
-    """Worker processes of the cluster.
+    """Worker processes of the cluster; a slot has one at a time, for which the next one waits."""
 
-    A slot has one process at a time; the next process of the slot waits until this process has
-    exited.
-    """
-
-    def __init__(
-        self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
-    ) -> None:
-        """Start without processes; `jobs` loses an ended job when its last process exits."""
-        self._kernel = kernel
-        self._send = send
-        self._jobs = jobs
-        self._process_on: dict[SlotId, WorkerId] = {}
-        self._waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = {}
+    kernel: Kernel
+    send: SendReport
+    jobs: MutableMapping[JobId, JobProcesses]  # without jobs that ended and have no processes
+    _process_on: dict[SlotId, WorkerId] = field(default_factory=dict)
+    _waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = field(default_factory=dict)
 
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
-        """Start a worker that is ready after `start_s` seconds.
-
-        If another process uses its slot, the worker is not ready before this process exits.
-        """
+        """Start a worker, which is ready after `start_s` seconds and the exit of its forerunner."""
         version, rank = version_and_rank(member.worker)
-        worker = WorkerProcess(
-            slot=member.slot, version=version, rank=rank, ready_at=self._kernel.now + start_s
-        )
+        worker = WorkerProcess(member.slot, version, rank, ready_at=self.kernel.now + start_s)
         job.workers[member.worker] = worker
         started = WorkerStarted(
             job=job.id, version=version, rank=rank, pid=len(job.workers), started_ticks=1
         )
-        self._send(node_of(member.slot), started)
+        self.send(node_of(member.slot), started)
+        call = self._become_ready
         if member.slot in self._process_on:
             self._waiting_for[member.slot] = (job, member.worker)
-            self._kernel.call_at(worker.ready_at, self._await_slot, job, member.worker)
+            call = self._await_slot
         else:
             self._process_on[member.slot] = member.worker
-            self._kernel.call_at(worker.ready_at, self._become_ready, job, member.worker)
+        self.kernel.call_at(worker.ready_at, call, job, member.worker)
 
     def exit(
         self,
@@ -349,42 +329,33 @@ class WorkerProcesses:
         exited = WorkerExited(
             job=job.id, version=worker.version, rank=worker.rank, code=code, signal=signal
         )
-        self._send(node_of(worker.slot), exited)
+        self.send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
-        """Remove a worker without a report; a process that waits for its slot gets the slot.
-
-        An ended job is removed together with its last worker.
-        """
+        """Remove a worker without a report, and an ended job with its last worker."""
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
-            del self._jobs[job.id]
+            del self.jobs[job.id]
         slot = worker.slot
         if self._process_on.get(slot) == name:
             del self._process_on[slot]
-            heir = self._waiting_for.pop(slot, None)
-            if heir is not None and heir[1] in heir[0].workers:
-                other, its_name = heir
+            other, its_name = self._waiting_for.pop(slot, (job, name))
+            if its_name in other.workers:
                 self._process_on[slot] = its_name
                 ready_at = other.workers[its_name].ready_at
-                self._kernel.call_at(ready_at, self._become_ready, other, its_name)
+                self.kernel.call_at(ready_at, self._become_ready, other, its_name)
         elif self._waiting_for.get(slot, (None, ""))[1] == name:
             del self._waiting_for[slot]
 
     def report(
-        self, job: JobProcesses, name: WorkerId, make_report: Callable[..., AgentEvent]
+        self, job: JobProcesses, name: WorkerId, event: Callable[..., AgentEvent], **fields: Any
     ) -> None:
-        """Send a report of a worker, if it exists.
-
-        `make_report` builds the event from the worker's `job`, `version`, `rank` and `index`.
-        """
+        """Send an event of a worker with these fields, if the worker exists."""
         worker = job.workers.get(name)
-        if worker is None:
-            return
-        event = make_report(
-            job=job.id, version=worker.version, rank=worker.rank, index=worker.next_index()
-        )
-        self._send(node_of(worker.slot), event)
+        if worker is not None:
+            worker.reports += 1
+            named = {"version": worker.version, "rank": worker.rank, "index": worker.reports}
+            self.send(node_of(worker.slot), event(job=job.id, **named, **fields))
 
     def _await_slot(self, job: JobProcesses, name: WorkerId) -> None:
         """Report that a worker waits for its slot, if another process still uses the slot."""
@@ -397,14 +368,9 @@ class WorkerProcesses:
         if worker is None or worker.ready:
             return
         worker.ready = True
-        ready = partial(
-            WorkerReady,
-            epoch_samples=job.training.model.epoch_samples,
-            resumed_epoch=job.training.epoch,
-            parameters=1,
-            store_port=PORT,
-        )
-        self.report(job, name, ready)
+        samples, epoch = job.training.model.epoch_samples, job.training.epoch
+        facts = {"epoch_samples": samples, "resumed_epoch": epoch, "parameters": 1}
+        self.report(job, name, WorkerReady, store_port=PORT, **facts)
 
 
 def version_and_rank(name: WorkerId) -> tuple[Version, Rank]:

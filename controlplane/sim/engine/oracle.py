@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from controlplane.policy.api import JobView
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.models.demands import Demand, Interference, demand_of
-from controlplane.sim.models.job_model import JobModel, packed
-from schemas.ids import JobId, NodeId, node_of
+from controlplane.sim.models.job_model import JobModel, packed, training_s
+from schemas.ids import JobId, NodeId
 from schemas.nodes import NodeSpec
 
 
@@ -28,14 +27,12 @@ class SimulatedTrainingJobs:
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
         """Return the number of workers of the training group on each node."""
-        group = self._jobs[job].group if job in self._jobs else None
-        return Counter(node_of(member.slot) for member in group.members) if group else {}
+        return self._jobs[job].nodes() if job in self._jobs else {}
 
     def demand(self, job: JobId) -> Demand:
         """Return the demand in the job's model, or the usual demand of its application."""
-        if job not in self._jobs:
-            return demand_of("")
-        return demand_of_model(self._jobs[job].training.model)
+        known = self._jobs.get(job)
+        return demand_of_model(known.training.model) if known else demand_of("")
 
     def gpu(self, node: NodeId) -> str:
         """Return the GPU model of the node's first slot."""
@@ -62,45 +59,33 @@ def demand_of_model(model: JobModel) -> Demand:
     return model.demand or demand_of(model.application)
 
 
+@dataclass(frozen=True, eq=False)
 class SimulatorOracle:
     """Implementation of `policy.api.Oracle` that reads every job's model."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        jobs: Mapping[JobId, JobProcesses],
-        widest: int,
-        imagined: ImaginedJobs | None = None,
-        rule: Interference | None = None,
-    ) -> None:
-        self._kernel = kernel
-        self._jobs = jobs
-        self._widest = widest
-        self._imagined, self._rule = imagined, rule
+    kernel: Kernel
+    jobs: Mapping[JobId, JobProcesses]
+    widest: int  # slots of the largest node
+    imagined: ImaginedJobs | None = None  # jobs to which `rule` applies
+    rule: Interference | None = None
 
     def remaining_s(self, job: JobView, slots: int) -> float:
         """Return the remaining training seconds on `slots` slots that fill whole nodes first."""
-        training = self._jobs[job.job].training
-        training.advance(self._kernel.now)
-        model, progress, total = training.model, training.progress, 0.0
-        placement = packed(slots, self._widest)
-        for epoch in range(training.epoch, model.epochs):
-            ends = model.epoch_ends_at(epoch)
-            rate = model.throughput(placement, job.batch_size, epoch).progress_per_s
-            total += max(0.0, ends - progress) / rate if rate > 0 else math.inf
-            progress = max(progress, ends)
-        return total
+        training = self.jobs[job.job].training
+        training.advance(self.kernel.now)
+        placement, position = packed(slots, self.widest), (training.epoch, training.progress)
+        return training_s(training.model, placement, job.batch_size, *position)
 
     def remaining_steps(self, job: JobView) -> float:
         """Return the remaining steps according to the job's model."""
-        training = self._jobs[job.job].training
-        training.advance(self._kernel.now)
+        training = self.jobs[job.job].training
+        training.advance(self.kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Return the seconds of a step with the first batch; slots fill whole nodes first."""
-        training = self._jobs[job.job].training
-        placement = packed(slots, self._widest)
+        training = self.jobs[job.job].training
+        placement = packed(slots, self.widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
         return rate.step_s or job.batch_size / rate.samples_per_s
 
@@ -112,16 +97,16 @@ class SimulatorOracle:
     ) -> float:
         """Return a job's speed in a hypothetical layout, relative to its speed alone on few nodes.
 
-        `layouts` maps each job to the number of its workers on each of its nodes. `on` maps each
-        node of the job to the workers of all jobs on that node, including this job.
+        `layouts` has the workers of each job by node. `on` has the workers of all jobs on each node
+        of the job.
         """
-        training = self._jobs[job].training
+        training = self.jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch
         placement = tuple(layouts[job].values())
-        together = model.throughput(packed(sum(placement), self._widest), batch, epoch)
+        together = model.throughput(packed(sum(placement), self.widest), batch, epoch)
         apart = model.throughput(placement, batch, epoch).samples_per_s
         share = apart / together.samples_per_s if together.samples_per_s else 1.0
-        if self._rule is None or self._imagined is None:
+        if self.rule is None or self.imagined is None:
             return min(1.0, share)
-        self._imagined.layouts = layouts
-        return min(1.0, share) * self._rule.remaining_speed(job, on)
+        self.imagined.layouts = layouts
+        return min(1.0, share) * self.rule(job, on)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from numpy.random import default_rng
@@ -31,53 +32,40 @@ RETRY_S: Final = 1.0  # delay of the next request to a policy that does not conv
 ROUND_TOLERANCE: Final = 1e-9  # in rounds; a time this close after a boundary is moved to it
 
 
+@dataclass(eq=False)
 class SimulatedPlanner:
     """Replacement for the service's planner, with the same view, plan difference and events."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        reactor: Reactor,
-        policy: Policy,
-        handle: Callable[[PlanProposed], None],
-        options: PlannerOptions,
-        *,
-        hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
-    ) -> None:
-        """Create a planner without a request.
-
-        `handle` receives each plan, and `hear` the forecasts of starts in it.
-        """
-        self.decisions_ms: list[float] = []  # real time that each plan took
-        self._kernel = kernel
-        self._reactor = reactor
-        self._policy = policy
-        self._handle = handle
-        self._options = options
-        self._record_starts = hear
-        self._requested_at = -math.inf
-        self._requests_then = 0  # number of requests at `_requested_at`
-        self._next_request_at = math.inf
-        self._plan_pending = False
-        self._request_after_plan = False
-        self._batches_scheduled = False
+    kernel: Kernel
+    reactor: Reactor
+    policy: Policy
+    handle: Callable[[PlanProposed], None]  # receives each plan
+    options: PlannerOptions
+    hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None  # starts in plans
+    decisions_ms: list[float] = field(default_factory=list)  # real time that each plan took
+    _requested_at: float = -math.inf
+    _requests_then: int = 0  # number of requests at `_requested_at`
+    _next_request_at: float = math.inf
+    _plan_pending: bool = False
+    _request_after_plan: bool = False
+    _batches_scheduled: bool = False
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event to the policy, with the current virtual time."""
-        self._policy.observe(event, self._kernel.now)
+        self.policy.observe(event, self.kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
-        if news and self._options.rebatches and not self._batches_scheduled:
+        if news and self.options.rebatches and not self._batches_scheduled:
             self._batches_scheduled = True
-            self._kernel.call_at(self._kernel.now, self._request_batches, priority=AFTER)
+            self.kernel.call_at(self.kernel.now, self._request_batches, priority=AFTER)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
         """Request a plan at virtual second `at`, or now.
 
-        In a cluster, a search receives every epoch and runs all the time. In the simulator each
-        request costs real time, and most epochs change little. Requests after an epoch (`can_wait`)
-        are therefore combined; if the policy ignores epochs, they are dropped.
+        In the simulator each request costs real time, and most epochs change little. Requests after
+        an epoch (`can_wait`) are therefore combined; if the policy ignores epochs, they are
+        dropped.
         """
-        options, now = self._options, self._kernel.now
+        options, now = self.options, self.kernel.now
         if can_wait and not options.asks_after_epochs:
             return
         when = now if at is None else max(at, now)
@@ -85,26 +73,22 @@ class SimulatedPlanner:
             when = max(when, self._requested_at + options.think_s)
         if options.round_s > 0.0:
             when = math.ceil(when / options.round_s - ROUND_TOLERANCE) * options.round_s
-            if self._kernel.priority == AFTER:  # this round is over
+            if self.kernel.priority == AFTER:  # this round is over
                 when = max(when, now + options.round_s)
         if when < self._next_request_at:
             self._next_request_at = when
-            self._kernel.call_at(when, self._request_plan, when, priority=LAST)
+            self.kernel.call_at(when, self._request_plan, when, priority=LAST)
 
     def _request_batches(self) -> None:
-        """Request new batches for jobs on their current slots; no job stalls.
-
-        Nothing is requested if a complete plan is pending or was requested at this time, because
-        such a plan contains batches.
-        """
+        """Request new batches for jobs on their current slots, unless a complete plan is due."""
         self._batches_scheduled = False
-        now = self._kernel.now
+        now = self.kernel.now
         if self._plan_pending or self._requested_at == now:
             return
-        plan = self._policy.batches(self._reactor.view(), now)
-        changes = difference(plan, self._reactor.state, now, whole=False)
+        plan = self.policy.batches(self.reactor.view(), now)
+        changes = difference(plan, self.reactor.state, now, whole=False)
         if not changes.empty:
-            self._handle(PlanProposed(plan=changes, stats=None))
+            self.handle(PlanProposed(plan=changes, stats=None))
 
     def _request_plan(self, when: float) -> None:
         if when != self._next_request_at:
@@ -113,46 +97,45 @@ class SimulatedPlanner:
         if self._plan_pending:
             self._request_after_plan = True
             return
-        now = self._kernel.now
+        now = self.kernel.now
         self._requests_then = self._requests_then + 1 if self._requested_at == now else 1
         self._requested_at = now
         if self._requests_then > MAX_REQUESTS_AT_ONCE:
             self.ask(now + RETRY_S)
             return
-        plan = self._decide(self._reactor.view())
-        if plan.starts and self._record_starts is not None:
-            self._record_starts(plan.starts, now)
+        plan = self._decide(self.reactor.view())
+        if plan.starts and self.hear is not None:
+            self.hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
-        self._propose(difference(plan, self._reactor.state, now))
+        self._propose(difference(plan, self.reactor.state, now))
 
     def _decide(self, view: ClusterView) -> Plan:
-        now, options = self._kernel.now, self._options
+        now, options = self.kernel.now, self.options
         began = time.perf_counter()
         if options.generations:
             rng = default_rng((options.seed, view.version))
-            self._policy.improve(view, Budget(generations=options.generations), rng, now)
-        plan = self._policy.plan(view, now)
+            self.policy.improve(view, Budget(generations=options.generations), rng, now)
+        plan = self.policy.plan(view, now)
         self.decisions_ms.append((time.perf_counter() - began) * 1000.0)
         return plan
 
     def _propose(self, changes: Plan) -> None:
         if changes.empty:
             return
-        stats = self._policy.stats() if self._options.generations else None
+        stats = self.policy.stats() if self.options.generations else None
         proposed = PlanProposed(plan=changes, stats=stats)
-        if self._options.latency_s > 0.0:
+        if self.options.latency_s > 0.0:
             self._plan_pending = True
-            self._kernel.call_at(
-                self._kernel.now + self._options.latency_s, self._deliver_plan, proposed
-            )
+            when = self.kernel.now + self.options.latency_s
+            self.kernel.call_at(when, self._deliver_plan, proposed)
         else:
             self._deliver_plan(proposed)
 
     def _deliver_plan(self, proposed: PlanProposed) -> None:
         self._plan_pending = False
-        self._handle(proposed)
-        state = self._reactor.state
+        self.handle(proposed)
+        state = self.reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
         slots = {name: tuple(placed) for name, placed in proposed.plan.local_batch.items()}
         self.observe(PlanTaken(waiting=tuple(left), slots=slots))

@@ -38,10 +38,7 @@ from schemas.wire.agent import AgentEvent, EpochReported
 
 
 class SimulatedNodes:
-    """Sender of the nodes' messages to the controller: greetings and numbered reports.
-
-    Each node has a boot id, and counts its reports since that boot.
-    """
+    """Sender of the nodes' messages to the controller: greetings and numbered reports."""
 
     def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
         self._specs = {spec.node: spec for spec in specs}
@@ -49,18 +46,12 @@ class SimulatedNodes:
         self._boots: dict[NodeId, BootId] = {}
         self._reported: dict[NodeId, int] = {}
 
-    def greet_all(self) -> None:
-        """Send the first greeting of every node to the controller."""
-        for node in self._specs:
-            self.greet(node)
-
     def greet(self, node: NodeId) -> None:
         """Boot a node without workers and send its greeting; number its reports from 1 again."""
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
-        self._handle(
-            NodeGreeted(node=node, boot=self._boots[node], spec=self._specs[node], workers=())
-        )
+        boot, spec = self._boots[node], self._specs[node]
+        self._handle(NodeGreeted(node=node, boot=boot, spec=spec, workers=()))
 
     def report(self, node: NodeId, event: AgentEvent) -> None:
         """Send a node's event with the next report number of the node's boot."""
@@ -95,12 +86,11 @@ class Simulation:
         self.events = 0  # number of inputs that the core handled
         self._options = options
         self._record = record
+        self._specs = nodes
         self._nodes = SimulatedNodes(nodes, self._handle)
         self._measured = MeasuredFigures(options)
         processes = WorkerProcesses(kernel, self._nodes.report, self.jobs)
-        self._training = GroupTraining(
-            kernel, self.jobs, processes, nodes, options, measured=self._measured
-        )
+        self._training = GroupTraining(kernel, self.jobs, processes, nodes, options, self._measured)
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
             instant_changes=options.scenario.instant_changes,
@@ -114,21 +104,13 @@ class Simulation:
     # --- set-up
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Connect a policy to the core, and return its planner.
-
-        The policy also observes steps if the simulation has telemetry.
-        """
+        """Connect a policy, which observes steps if there is telemetry; return its planner."""
         self.planner = SimulatedPlanner(
             self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
         if self._options.telemetry_s > 0.0:
-            self._training.telemetry = StepTelemetry(
-                self.kernel,
-                self.reactor,
-                self.planner,
-                self._measured,
-                longest_s=self._options.telemetry_s,
-            )
+            parts = (self.kernel, self.reactor, self.planner, self._measured)
+            self._training.telemetry = StepTelemetry(*parts, self._options.telemetry_s)
         return self.planner
 
     def use_interference(self, interference: Interference) -> None:
@@ -138,16 +120,16 @@ class Simulation:
     def begin(self) -> None:
         """Start the controller, and send the greeting of every node."""
         self._handle(ControllerStarted(term=Term(1), release=RELEASE))
-        self._nodes.greet_all()
+        for spec in self._specs:
+            self._nodes.greet(spec.node)
 
     def submit(
         self, submission: TraceJob, make_model: Callable[[], JobModel], *, counted: bool
     ) -> None:
         """Schedule the submission of a job; `make_model` is called at the time of submission."""
         self._left += 1
-        self.kernel.call_at(
-            submission.at, self._submit, submission, make_model, counted, priority=FIRST
-        )
+        arguments = (submission, make_model, counted)
+        self.kernel.call_at(submission.at, self._submit, *arguments, priority=FIRST)
 
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
         """Schedule the loss of a node at virtual second `at`, and its return without workers.
@@ -194,9 +176,8 @@ class Simulation:
     def _notify_policy(self) -> None:
         if self.planner is not None:
             for record in self.reactor.records:
-                if (
-                    observed := policy_events.event_of_record(record, self.reactor.state)
-                ) is not None:
+                observed = policy_events.event_of_record(record, self.reactor.state)
+                if observed is not None:
                     self.planner.observe(observed)
 
     def _handle_announcement(self, command: Announce) -> None:
@@ -232,18 +213,15 @@ class Simulation:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
         if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
-        self._handle(
-            JobSubmitted(spec=spec, snapshot="", user=submission.user, key=submission.name)
-        )
+        user, key = submission.user, submission.name
+        self._handle(JobSubmitted(spec=spec, snapshot="", user=user, key=key))
         name = self._accepted
         if name is None:
             return
         given = self._options.scenario
         costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
-        self.jobs[name] = JobProcesses(
-            id=name, training=training, costs=costs, crashes_at=submission.crashes_at
-        )
+        self.jobs[name] = JobProcesses(name, training, costs, submission.crashes_at)
         self._job_log.add(name, submission, training, counted=counted)
         if submission.cancelled_after_s is not None:
             when = self.kernel.now + submission.cancelled_after_s
@@ -257,7 +235,7 @@ class Simulation:
 
     def _lose_node(self, node: NodeId, back_after_s: float) -> None:
         now = self.kernel.now
-        if self._agents.is_down(node):
+        if node in self._agents.down:
             return
         for job in self._agents.lose_node(node):
             self._training.break_group(job)
@@ -267,7 +245,7 @@ class Simulation:
         self.kernel.call_at(now + max(back_after_s, RETURN_S), self._return_node, node)
 
     def _return_node(self, node: NodeId) -> None:
-        self._agents.return_node(node)
+        self._agents.down.discard(node)
         self._nodes.greet(node)
 
     # --- results

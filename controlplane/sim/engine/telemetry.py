@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
+from msgspec.structs import replace
 from numpy.random import Generator, default_rng
 
 from controlplane.core.model.report_bounds import first_valid_noise_scale
@@ -16,7 +17,6 @@ from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.oracle import demand_of_model
 from controlplane.sim.engine.planner import SimulatedPlanner
-from controlplane.sim.models.job_model import StepParts
 from schemas.epochs import StepTimes
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
@@ -36,7 +36,6 @@ class MeasuredFigures:
     def __init__(self, options: SimOptions) -> None:
         self._options = options
         self._draws: dict[tuple[int, JobId], Generator] = {}
-        self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
         """Draw the error factor of one report; it is log-normal around 1."""
@@ -52,11 +51,10 @@ class MeasuredFigures:
             draws = self._draws[stream, job] = default_rng(seed)
         return math.exp(spread * float(draws.standard_normal()))
 
-    def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
+    def parts(self, job: JobId, true: StepTimes | None, faster: float) -> StepTimes | None:
         """Return the parts of a step that a worker reports if it measures `faster` times its speed.
 
-        Waits for peers have a separate error. Without it, the share of a step in which a worker
-        waits would be exact, however wrong the time of the step is.
+        Waits have a separate error. Otherwise their share of a step would be reported exactly.
         """
         if true is None:
             return None
@@ -68,8 +66,8 @@ class MeasuredFigures:
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
         """Return the noise scale that rank 0 reports, in samples, or None if it cannot be measured.
 
-        A live worker needs two batch sizes: its share and the group's batch, or a pass and the step
-        (`elastic.metrics`). A single worker with one pass per step has only one batch size.
+        A live worker needs two batch sizes (`elastic.metrics`): its share and the group's batch, or
+        a pass and the step.
         """
         live = self._options.scenario.information == "honest"
         if true is None or (live and not _measures_two_batches(job)):
@@ -81,11 +79,8 @@ class MeasuredFigures:
         most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
-        known = self._scale_errors.get(job)
-        if known is None:
-            rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
-            known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
-        return known
+        rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
+        return math.pow(most, rng.uniform(-1.0, 1.0))
 
 
 def _measures_two_batches(job: JobProcesses) -> bool:
@@ -99,34 +94,18 @@ MIN_REPORTED_STEPS: Final = 12  # minimum steps before the first report
 MIN_SPEED: Final = 1e-9  # samples per second
 
 
-@dataclass(frozen=True, slots=True)
-class _ReportingGroup:
-    job: JobProcesses
-    version: int
-    began_at: float  # number of steps of the job at the start of the group
-
-
+@dataclass(frozen=True, eq=False)
 class StepTelemetry:
     """Sender of the step reports of training groups.
 
     A group sends its first report after a dozen steps. Each later interval doubles, up to a limit.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        reactor: Reactor,
-        planner: SimulatedPlanner,
-        measured: MeasuredFigures,
-        *,
-        longest_s: float,
-    ) -> None:
-        """Create telemetry without groups; `longest_s` is the longest time between two reports."""
-        self._kernel = kernel
-        self._reactor = reactor
-        self._planner = planner
-        self._measured = measured
-        self._longest_s = longest_s
+    kernel: Kernel
+    reactor: Reactor
+    planner: SimulatedPlanner
+    measured: MeasuredFigures
+    longest_s: float  # longest time between two reports
 
     def begin(self, job: JobProcesses) -> None:
         """Start the reports of the job's group; the first report follows the end of its stall."""
@@ -136,33 +115,35 @@ class StepTelemetry:
         speed = max(training.throughput.samples_per_s, MIN_SPEED)
         step_s = training.throughput.step_s or group.global_batch / speed
         wait_s = max(FIRST_REPORT_S, MIN_REPORTED_STEPS * step_s)
-        begin = max(self._kernel.now, training.stalled_until)
-        reporting = _ReportingGroup(job, group.version, training.steps)
-        self._kernel.call_at(begin + wait_s, self._report, reporting, wait_s, 0)
+        begin = max(self.kernel.now, training.stalled_until)
+        first = (job, group.version, training.steps, wait_s, 0)
+        self.kernel.call_at(begin + wait_s, self._report, *first)
 
-    def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
-        job, version = reporting.job, reporting.version
+    def _report(
+        self, job: JobProcesses, version: int, begun: float, wait_s: float, reported: int
+    ) -> None:
+        """Send a report of a group that started after `begun` steps of the job."""
         group = job.group
-        known = self._reactor.state.jobs.get(job.id)
+        known = self.reactor.state.jobs.get(job.id)
         if group is None or group.version != version or known is None or known.group is None:
             return
-        now, training = self._kernel.now, job.training
+        now, training = self.kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
-            group_steps = max(1, int(training.steps - reporting.began_at))
-            self._planner.observe(self._steps(job, group, known.family, group_steps))
+            group_steps = max(1, int(training.steps - begun))
+            self.planner.observe(self._steps(job, group, known.family, group_steps))
             if reported <= 1:  # the speed has just become known
-                self._planner.ask()
+                self.planner.ask()
         if reported:
-            wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
-        self._kernel.call_at(now + wait_s, self._report, reporting, wait_s, reported + 1)
+            wait_s = min(2.0 * wait_s, max(self.longest_s, wait_s))
+        following = (job, version, begun, wait_s, reported + 1)
+        self.kernel.call_at(now + wait_s, self._report, *following)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
         training = job.training
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
-        faster = self._measured.error(job.id)  # the same error for times and speed
-        parts = self._measured.parts(job.id, training.throughput.parts, faster)
+        faster = self.measured.error(job.id)  # the same error for times and speed
         cores, sent = _usage(job)
         return StepsSeen(
             job=job.id,
@@ -174,11 +155,11 @@ class StepTelemetry:
             step=int(training.steps),
             samples_done=int(training.progress),
             samples_per_s=training.throughput.samples_per_s * faster,
-            noise_scale=first_valid_noise_scale(self._measured.noise_scale(job, scale)),
+            noise_scale=first_valid_noise_scale(self.measured.noise_scale(job, scale)),
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            step_times=None if parts is None else StepTimes(*astuple(parts)),
+            step_times=self.measured.parts(job.id, training.throughput.parts, faster),
         )
 
 

@@ -115,8 +115,8 @@ class Environment(Protocol):
     def networks(self) -> nn.Module:
         """Return new networks, whose parameters are those of the model file.
 
-        Their inputs are the stacked inputs of choices by name, of shape (B, W, ...). They return
-        the logits of the options, shape (B, W, C).
+        They map the stacked inputs of choices by name, shape (B, W, ...), to logits, shape (B, W,
+        C).
         """
         ...
 
@@ -189,7 +189,7 @@ def _padded(rows: Sequence[Sequence[npt.NDArray[Any]]], most: int) -> npt.NDArra
 
 
 def discounted(rollout: Rollout, horizon_s: float) -> tuple[FloatArray, FloatArray]:
-    """Return the reward until the next step, and the discount of all later rewards, shape (P,).
+    """Return the reward until the next step, and the discount of later rewards, shape (P,).
 
     Rewards are multiplied by exp(-t / horizon) and divided by the horizon.
     """
@@ -225,8 +225,8 @@ def compared(found: Sequence[FloatArray], rollouts: Sequence[Rollout]) -> list[F
 class ActorCriticTrainer:
     """Trainer of the networks of one environment, iteration by iteration.
 
-    All random draws of an iteration depend only on the seed and the number of the iteration. A
-    resumed training therefore ends with the same networks as an uninterrupted one.
+    All random draws of an iteration depend only on the seed and the number of the iteration, so a
+    resumed training ends with the same networks as an uninterrupted one.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
@@ -419,22 +419,14 @@ def _array(_: type, plain: Any) -> npt.NDArray[Any]:
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Write the state of a training to a file: tensors, numbers, texts, lists and dictionaries.
-
-    Raises:
-        TrainingError: if the file cannot be written.
-    """
+    """Write the state of a training to a file: tensors, numbers, texts, lists and dictionaries."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     write_whole(path, buffer.getvalue(), TrainingError)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state that `write_state` wrote; nothing is unpickled.
-
-    Raises:
-        TrainingError: if the file is missing, damaged or of another version.
-    """
+    """Read a state that `write_state` wrote; nothing is unpickled."""
     try:
         state = torch.load(path, weights_only=True)
     except FileNotFoundError:

@@ -66,7 +66,7 @@ def teacher_action(moment: DecisionInput) -> int:
     gets up to an equal share of the cluster. If no waiting job fits, the running job whose slot is
     worth least gives this slot back. If no job waits, the job to which another slot is worth most
     grows, at most to twice its size. The worth of a slot is the share of a step that it saves,
-    divided by the remaining time to the power of 0.55. Each action is one step of this plan.
+    divided by the remaining time to the power of 0.55.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)
@@ -115,10 +115,7 @@ class RecordingDrl(Drl):
         self.steps: list[Step] = []
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
-        """Pick an action, record the decision and return the action.
-
-        In the record, the action that ends a round is first, as in the outputs of the networks.
-        """
+        """Pick and record an action; the end of a round is first, as in the networks' outputs."""
         action = self._pick(moment, odds)
         inputs = {"jobs": moment.jobs, "cluster": moment.cluster}
         choice = Choice(inputs, np.roll(moment.legal, 1), (action + 1) % len(odds))
@@ -138,10 +135,7 @@ def drawn(rng: Generator) -> Pick:
 
 
 def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
-    """Return a scenario with the standard cluster and workload, but of another size and load.
-
-    `slots` is a multiple of 4. `interval_s` is the mean time between submissions in seconds.
-    """
+    """Return a scenario of another size and load; `slots` is a multiple of 4."""
     nodes = (NodeGroup(count=slots // SLOTS_PER_NODE, slots=SLOTS_PER_NODE),)
     return Scenario(jobs=jobs, interval_s=interval_s, nodes=nodes, warm_up=0.0)
 
@@ -168,10 +162,9 @@ def past(jobs: int, seed: int) -> list[PolicyEvent]:
 def episode(
     arrays: Arrays, scenario: Scenario, seed: int, pick: Pick, heard: Sequence[PolicyEvent] = ()
 ) -> tuple[list[Step], SimulationResult]:
-    """Simulate a scenario, and return the steps of the recorded policy in order, and the result.
+    """Simulate a scenario; return the policy's steps and the result.
 
-    The policy observes the events `heard` before the episode, because a long-running cluster knows
-    its jobs.
+    The policy observes the events `heard` before the episode, as in a long-running cluster.
     """
     policy = RecordingDrl(arrays, pick)
     for event in heard:
@@ -213,8 +206,7 @@ class DrlNetworks(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the logits of the end of the round, then of "more, fewer, same" for each job.
 
-        Args:
-            inputs: jobs, shape (B, W, N, JOB_INPUTS), and cluster, shape (B, W, CLUSTER_INPUTS).
+        `inputs` are jobs, shape (B, W, N, JOB_INPUTS), and cluster, shape (B, W, CLUSTER_INPUTS).
         """
         jobs, cluster = inputs["jobs"], inputs["cluster"]
         spread = cluster[..., None, :].expand(*jobs.shape[:-1], -1)
@@ -262,10 +254,7 @@ class DrlEnvironment:
         return DrlNetworks()
 
     def warm_up(self, trainer: ActorCriticTrainer, iteration: int, rng: Generator) -> float:
-        """Simulate with a growing share of the networks' actions; learn the heuristic's actions.
-
-        Return the mean loss.
-        """
+        """Learn the heuristic's actions while the networks take more and more actions."""
         recipe = self.recipe
         share = iteration / max(1, recipe.warm_iterations - 1)
         for place, slots in enumerate(recipe.sizes):
@@ -325,9 +314,8 @@ class DrlEnvironment:
         return Trained(INPUTS_VERSION, slots, cluster, arrays)
 
     def _scenario(self, slots: int, rng: Generator) -> Scenario:
-        return training_scenario(
-            slots, self.recipe.jobs, float(rng.uniform(*self.recipe.intervals_s))
-        )
+        interval_s = float(rng.uniform(*self.recipe.intervals_s))
+        return training_scenario(slots, self.recipe.jobs, interval_s)
 
     def _trace(self, place: int) -> int:
         return FIRST_TRACE + TRACES_PER_SEED * self._seed + place

@@ -1,7 +1,6 @@
 """Environment for training `harmony-drl`: gangs on Harmony's testbed.
 
-The warm-up fits the reward model to a recorded history. Rollouts use the speeds of the reward
-model, and validations use the true speeds.
+Rollouts use the speeds of the reward model, and validations use the true speeds.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ class HarmonyNetworks(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the scores of nodes, shape (B, W, M).
-
-        `inputs` are "features", shape (B, W, M, inputs), and "costs", shape (B, W, M).
-        """
+        """Return the scores of nodes, (B, W, M), from "features" (B, W, M, inputs) and "costs"."""
         scores: Tensor = self.actor(inputs["features"])[..., 0] - self.sharpness * inputs["costs"]
         return scores
 
@@ -169,11 +165,8 @@ def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Gene
     """Simulate a trace in which nodes are drawn from the policy's probabilities.
 
     A pattern places a share `explore` of the jobs. Jobs run at the speed that the reward model
-    expects; the true speeds of `bed` are not used.
-
-    The reward is the sum of normalised speeds minus the number of jobs. Paper: the sum alone. Here:
-    the number of jobs is subtracted, since the sum has this value if every active job trains alone.
-    The paper's reward, summed over time, is the total work, which no placement changes. Our reward
+    expects. The reward is the sum of normalised speeds minus the number of jobs. Paper: the sum
+    alone, which adds up to the total work over time, and no placement changes this work. Our reward
     is minus the loss of jobs by waiting and by their neighbours, and hardly depends on the
     arrivals.
     """
@@ -307,9 +300,8 @@ class HarmonyEnvironment:
         )
 
     def _mean_jct_s(self, model: TrainedModel, choose: Choose) -> float:
-        beds = [
-            self._bed(self.recipe.histories + number) for number in range(self.recipe.validations)
-        ]
+        first, many = self.recipe.histories, self.recipe.validations
+        beds = map(self._bed, range(first, first + many))
         return float(np.mean([mean_jct_s(bed, model, choose) for bed in beds]))
 
     def _bed(self, number: int) -> HarmonyTestbed:
@@ -317,10 +309,9 @@ class HarmonyEnvironment:
 
 
 def with_other_classes(arrays: Arrays, families: int) -> Arrays:
-    """Return the arrays, with mean weights for the classes that were not trained.
+    """Return the arrays, with mean weights for the classes after the first `families`.
 
-    The first `families` classes were trained. Each other class gets the mean of their weights,
-    because an unknown family is expected to behave like the mean.
+    The first classes were trained. An unknown family is expected to behave like their mean.
     """
     found = {name: value.copy() for name, value in arrays.items()}
     blocks = {

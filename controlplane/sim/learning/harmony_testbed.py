@@ -19,10 +19,10 @@ from numpy.random import Generator, default_rng
 from controlplane.policy.learned.gang_model import Candidates, Choose
 from controlplane.policy.learned.shared_nodes import SharedNodes
 from controlplane.sim.engine.oracle import demand_of_model
-from controlplane.sim.models.demands import Demand, Interference
+from controlplane.sim.models.demands import Demand
 from controlplane.sim.models.harmony import BATCHES
-from controlplane.sim.models.interference import make_interference, parse_interference
-from controlplane.sim.models.job_model import JobModel, packed
+from controlplane.sim.models.interference import make_interference
+from controlplane.sim.models.job_model import JobModel, packed, training_s
 from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
@@ -53,9 +53,8 @@ class _Running:
 class Episode:
     """Episode from the first submission until the last job ends.
 
-    As in the simulator, time advances from event to event. Paper: intervals of equal length. Here:
-    an interval ends when a job arrives, starts training or ends, because a decision is possible
-    only when jobs arrive or end.
+    Paper: intervals of equal length. Here: an interval ends when a job arrives, starts training or
+    ends, because a decision is possible only when jobs arrive or end.
     """
 
     arrivals: Sequence[Arrival]  # in order of time
@@ -73,9 +72,8 @@ class Episode:
     def run(self, place: Place) -> None:
         """Run the episode.
 
-        `place` is called for each job that fits, and puts the job's workers onto nodes. Its
-        arguments are the nodes, on which the job is registered without workers, the job, and the
-        jobs that still wait.
+        `place` puts the workers of a job that fits onto nodes. Its arguments are the nodes, on
+        which the job is registered without workers, the job, and the jobs that still wait.
         """
         self._coming.extend(self.arrivals)
         while self._coming or self._queue or self._running:
@@ -117,35 +115,24 @@ LOADS: Final = (0.8, 1.3)  # range of the factor on the usual time between submi
 LOAD_STREAM: Final = 7  # random stream of these draws
 
 
-@dataclass(slots=True)
 class HarmonyTestbed:
     """The trace of a scenario, with the true speed of its jobs under any placement."""
 
-    scenario: Scenario
-    seed: int
-    families: Sequence[str]  # index: class number
-    arrivals: tuple[Arrival, ...] = ()
-    start_s: float = 0.0
-    _jobs: dict[JobId, JobModel] = field(default_factory=dict)
-    _demands: dict[JobId, Demand] = field(default_factory=dict)
-    _shared: SharedNodes | None = None
-    _rule: Interference | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, scenario: Scenario, seed: int) -> None:
         """Draw the trace with the functions that the simulator uses."""
-        scenario, model = self.scenario, model_of(self.scenario)
-        found: list[Arrival] = []
-        for job in trace_of(scenario, self.seed).jobs:
-            truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=self.seed)
-            self._demands[JobId(job.name)] = demand_of_model(truth)
-            number = self.families.index(truth.spec.family or "")
-            work_s = _work_s(truth, job.slots, scenario.widest)
-            found.append(Arrival(job.name, job.at, number, job.slots, work_s))
+        model = model_of(scenario)
+        self.scenario = scenario
+        self.arrivals: list[Arrival] = []
+        self._jobs: dict[JobId, JobModel] = {}
+        self._shared: SharedNodes | None = None
+        for job in trace_of(scenario, seed).jobs:
+            truth = self._jobs[JobId(job.name)] = model.job_model(job, "fixed", seed=seed)
+            number = TRAINED_FAMILIES.index(truth.spec.family or "")
+            placement = packed(job.slots, scenario.widest)
+            work_s = training_s(truth, placement, truth.spec.batch_size)
+            self.arrivals.append(Arrival(job.name, job.at, number, job.slots, work_s))
             self.start_s = truth.costs.start_s
-        self.arrivals = tuple(found)
-        demands = usual_demands(scenario)
-        form = parse_interference(scenario.interference)
-        self._rule = make_interference(form, self, self.seed, demands)
+        self._rule = make_interference(scenario.interference, self, seed, usual_demands(scenario))
 
     @property
     def sizes(self) -> list[int]:
@@ -165,7 +152,7 @@ class HarmonyTestbed:
             found[name] = self._apart(job)
             if self._rule is not None:
                 at = {_node(node): on_node[node] for node in shared.jobs[name].workers}
-                found[name] *= self._rule.remaining_speed(job, at)
+                found[name] *= self._rule(job, at)
         return found
 
     def _apart(self, job: JobId) -> float:
@@ -191,7 +178,7 @@ class HarmonyTestbed:
 
     def demand(self, job: JobId) -> Demand:
         """Return the demand of the job's workers and servers."""
-        return self._demands[job]
+        return demand_of_model(self._jobs[job])
 
     def gpu(self, node: NodeId) -> str:
         """Return an empty GPU model, because all nodes are equal."""
@@ -206,16 +193,6 @@ def _node(number: int) -> NodeId:
     return NodeId(str(number))
 
 
-def _work_s(model: JobModel, slots: int, widest: int) -> float:
-    total, progress, placement = 0.0, 0.0, packed(slots, widest)
-    for epoch in range(model.epochs):
-        ends = model.epoch_ends_at(epoch)
-        rate = model.throughput(placement, model.spec.batch_size, epoch).progress_per_s
-        total += (ends - progress) / rate
-        progress = ends
-    return total
-
-
 def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
     """Draw a testbed: a trace with a random load and one of the paper's arrival patterns."""
     rng = default_rng((seed, LOAD_STREAM))
@@ -225,7 +202,7 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
         arrivals=PATTERNS[int(rng.integers(len(PATTERNS)))],
         interval_s=HARMONY.interval_s * float(rng.uniform(*LOADS)),
     )
-    return HarmonyTestbed(scenario, seed, TRAINED_FAMILIES)
+    return HarmonyTestbed(scenario, seed)
 
 
 # Columns of `gang_model.features_of`.

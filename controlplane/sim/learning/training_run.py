@@ -1,7 +1,6 @@
 """Training loop of learned policies: from the first iteration, or a saved state, to a model file.
 
-The module also contains the registry of environments, and functions for learning curves. torch is
-imported when the first trainer is made.
+torch is imported when the first trainer is made.
 """
 
 from __future__ import annotations
@@ -44,9 +43,6 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     """Draw each numeric column over the iterations in its own panel.
 
     A text column contains the names of phases; lines show where the phase changes.
-
-    Raises:
-        ResultsError: if matplotlib is missing, or the file cannot be written.
     """
     first = rows[0] if rows else {}
     columns = [name for name, value in first.items() if not isinstance(value, str)]
@@ -54,11 +50,11 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     figure = new_figure(7.2, 0.6 + 1.6 * max(1, len(columns)))
     panels = figure.subplots(max(1, len(columns)), 1, sharex=True, squeeze=False)[:, 0]
     for place, (axes, column) in enumerate(zip(panels, columns, strict=False)):
-        points = [(at, float(row[column])) for at, row in enumerate(rows, 1)]
-        seen = [(at, value) for at, value in points if not math.isnan(value)]
+        values = {at: float(row[column]) for at, row in enumerate(rows, 1)}
+        seen = {at: value for at, value in values.items() if not math.isnan(value)}
         axes.plot(
-            [at for at, _ in seen],
-            [value for _, value in seen],
+            list(seen),
+            list(seen.values()),
             color=COLOURS[place % len(COLOURS)],
             linewidth=1.3,
             marker="o" if len(seen) <= DOTS else "",
@@ -124,13 +120,10 @@ def train(
 ) -> TrainingStatus:
     """Train until the iterations or the CPU seconds are used up, then write the model.
 
-    The state is saved every half minute, and at Ctrl-C, which discards the running iteration. The
-    state's file is removed after the model is written.
-
-    Raises:
-        InterruptedTrainingError: at Ctrl-C, after the state was saved.
-        TrainingError: if there is no usable state to resume, if a saved state exists although
-            `resume` is False, or if a file cannot be written.
+    The state is saved every half minute, and at Ctrl-C, which discards the running iteration and
+    raises `InterruptedTrainingError`. The state's file is removed after the model is written.
+    `TrainingError` is raised if there is no usable state to resume, if a saved state exists
+    although `resume` is False, or if a file cannot be written.
     """
     _check_place(order, resume=resume)
     done = _restored(trainer, order) if resume else TrainingStatus()
@@ -206,11 +199,8 @@ def _write(trainer: ActorCriticTrainer, order: Order, done: TrainingStatus) -> N
         command=order.command,
         seed=order.seed,
         date=datetime.now(tz=UTC).date().isoformat(),
-        figures={
-            "iterations": float(done.iteration),
-            "cpu_s": round(done.cpu_s, 1),
-            **trained.figures,
-        },
+        figures={"iterations": float(done.iteration), "cpu_s": round(done.cpu_s, 1)}
+        | trained.figures,
     )
     write_whole(order.curve, as_csv(done.rows), TrainingError)
     write_whole(order.out, encode_model(card, trained.arrays), TrainingError)
@@ -225,11 +215,7 @@ ENVIRONMENTS: Final[Mapping[str, str]] = {  # policy -> module:class, called wit
 
 
 def make_trainer(policy: str, seed: int) -> ActorCriticTrainer:
-    """Return a new trainer of a policy.
-
-    Raises:
-        TrainingError: if no environment for training the policy exists, or torch is missing.
-    """
+    """Return a new trainer of a policy; raise `TrainingError` without environment or torch."""
     if policy not in ENVIRONMENTS:
         known = ", ".join(sorted(ENVIRONMENTS))
         raise TrainingError(f"{policy!r} is not trained beforehand", f"choose one of {known}")

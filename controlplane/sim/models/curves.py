@@ -2,11 +2,9 @@
 
 A job trains one recorded curve; an iteration is an epoch. The paper reports 160 jobs, 15 s apart,
 on 20 nodes of 32 cores, and the times to 90 and 95% loss reduction under its fair scheduler (71 and
-98 s). The paper reports neither sizes of jobs nor times of iterations. Here a job's work is random,
-with a mean that reproduces those two times under `fair` (`WORK_CORE_S`). Only the size of the
-cluster limits the cores of a job, as in the paper.
-
-A file that cannot be read or is invalid, and a job without a curve, raise `TraceError`.
+98 s), but neither sizes of jobs nor times of iterations. Here a job's work is random, with a mean
+that reproduces those two times under `fair` (`WORK_CORE_S`). Only the size of the cluster limits
+the cores of a job, as in the paper. Invalid files and unknown curves raise `TraceError`.
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
     def normalised(self, iteration: int) -> float:
         """Return the share of the loss reduction that remains: 1 at first, 0 at the smallest loss.
 
-        SLAQ, figure 4: "when a new job arrives, its initial loss is 1.0". The share is above 1 if
-        the loss exceeds the first loss. After the last iteration the share is constant.
+        SLAQ, figure 4. The share can be above 1; it is constant after the last iteration.
         """
         least = self.least
         value = self.losses[min(iteration, self.iterations)]
@@ -106,9 +103,8 @@ def decode(text: bytes, source: str) -> RecordedCurves:
     for curve in recorded.curves:
         if curve.iterations < 1 or not curve.least < curve.losses[0]:
             problem = f"{source}: curve {curve.name!r} lowers no loss"
-            raise TraceError(
-                problem, "give a loss before the first iteration, and lower ones after"
-            )
+            hint = "give a loss before the first iteration, and lower ones after"
+            raise TraceError(problem, hint)
     return recorded
 
 

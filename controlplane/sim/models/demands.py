@@ -9,7 +9,7 @@ was fitted to the results of schedulers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Protocol
@@ -107,19 +107,11 @@ def _invented_demand(name: str) -> Demand:
     )
 
 
-class Interference(Protocol):
-    """Rule of interference: how much the jobs on the same nodes slow a job down.
-
-    A job without neighbours runs at full speed, and a neighbour never speeds a job up.
-    """
-
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """Return the fraction of its full speed at which `job` runs, in (0, 1].
-
-        `at` maps each node of the job to the number of workers of every job on this node, including
-        `job`.
-        """
-        ...
+# A rule of interference returns the fraction of its full speed at which a job runs, in (0, 1]. The
+# second argument maps each node of the job to the workers of every job on this node, including the
+# job itself. A job without neighbours runs at full speed, and a neighbour never speeds a job up.
+Workers = Mapping[NodeId, Mapping[JobId, int]]
+Interference = Callable[[JobId, Workers], float]
 
 
 class TrainingJobs(Protocol):

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.demands import Demand, demand_of
-from controlplane.sim.models.interference import PER_SLOT, node_demand, stretch
+from controlplane.sim.models.interference import capacity, node_demand, stretch
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
@@ -44,13 +44,7 @@ COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s
 
 
 def workload_of(name: str) -> tuple[str, int]:
-    """Split the name of a workload into the model and the number of parameter servers.
-
-    `vgg16-2ps` has two parameter servers; `vgg16` has none and uses all-reduce.
-
-    Raises:
-        TraceError: if the model is unknown or there are more than `MAX_SERVERS` servers.
-    """
+    """Split a workload into model and parameter servers: `vgg16-2ps` has two, `vgg16` none."""
     model, servers = name, 0
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
     if found is not None:
@@ -64,9 +58,8 @@ def workload_of(name: str) -> tuple[str, int]:
 
 def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node: int) -> float:
     """Return the factor, at least 1, by which the workers of one job lengthen its steps."""
-    capacity = tuple(each * slots_per_node for each in PER_SLOT)
     asks = [node_demand(demand, placement, node) for node in placement]
-    return max(stretch(demand, own, own, (capacity[0], capacity[1], capacity[2])) for own in asks)
+    return max(stretch(demand, own, own, capacity(slots_per_node)) for own in asks)
 
 
 @dataclass(eq=False)

@@ -4,18 +4,16 @@ A rule depends on a job's neighbours (`pollux`, `pairwise`, `class`), on demands
 PCIe and network (`resources`), or on measurements (`gavel`). Gavel's `simulation_throughputs.json`
 (https://github.com/stanford-futuredata/gavel, MIT; Narayanan et al., OSDI '20) lists steps per
 second of each job alone and next to each other job, for K80, P100 and V100. Its pairs share one
-*GPU*, so that even pairs that compete for nothing else slow each other down. These are the largest
-slow-downs.
-
-An invalid option, and a file that cannot be used, raise `TraceError`.
+*GPU*, so their slow-downs are the largest. An invalid option, and a file that cannot be used, raise
+`TraceError`.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -32,6 +30,7 @@ from controlplane.sim.models.demands import (
     Demand,
     Interference,
     TrainingJobs,
+    Workers,
 )
 from schemas.ids import JobId, NodeId
 
@@ -49,10 +48,7 @@ class InterferenceSpec:
 
 
 def parse_interference(text: str) -> InterferenceSpec:
-    """Parse `none`, a kind with a share like `pairwise:0.25`, or `gavel:FILE`.
-
-    A share of 0 means `none`.
-    """
+    """Parse `none`, a kind with a share like `pairwise:0.25` (0 means `none`), or `gavel:FILE`."""
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
         return InterferenceSpec("gavel", file=rest)
@@ -148,38 +144,22 @@ def _refused(path: Path, problem: str) -> TraceError:
     return TraceError(f"interference {path}: {problem}", hint, "interference")
 
 
-@dataclass(slots=True)
-class MeasuredInterference:
-    """Interference as measured: the worst neighbour on any node of the job sets the job's speed."""
+def as_measured(pairs: Mapping[str, Pairs], jobs: TrainingJobs) -> Interference:
+    """Return the rule of measured pairs: the worst neighbour on any node sets a job's speed."""
+    usual = pairs[USUAL_GPU]
+    name = cache(lambda family: measured_name(family, usual))
 
-    pairs: Mapping[str, Pairs]
-    jobs: TrainingJobs
-    _names: dict[str, str] = field(default_factory=dict)
-
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """Return the share of its speed that a job keeps next to its worst neighbour."""
-        mine = self._name(job)
-        return min(
-            (
-                self._kept(self.jobs.gpu(node), mine, self._name(other))
-                for node, here in at.items()
-                for other in here
-                if other != job
-            ),
-            default=1.0,
-        )
-
-    def _kept(self, gpu: str, mine: str, other: str) -> float:
-        table = self.pairs.get(gpu) or self.pairs[USUAL_GPU]
-        row = table.get(mine, {})
+    def kept(gpu: str, mine: str, other: str) -> float:
+        row = (pairs.get(gpu) or usual).get(mine, {})
         return row.get(other, min(row.values(), default=1.0))
 
-    def _name(self, job: JobId) -> str:
-        family = self.jobs.family(job)
-        known = self._names.get(family)
-        if known is None:
-            known = self._names[family] = measured_name(family, self.pairs[USUAL_GPU])
-        return known
+    def remaining_speed(job: JobId, at: Workers) -> float:
+        mine = name(jobs.family(job))
+        neighbours = ((node, other) for node, here in at.items() for other in here if other != job)
+        speeds = (kept(jobs.gpu(node), mine, name(jobs.family(o))) for node, o in neighbours)
+        return min(speeds, default=1.0)
+
+    return remaining_speed
 
 
 def measured_name(family: str, known: Pairs) -> str:
@@ -203,66 +183,48 @@ LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
 BISECTION_STEPS: Final = 60  # halvings of the interval that contains a scale
 
 
-@dataclass(slots=True)
-class DistributedInterference:
-    """Pollux' rule: two jobs on several nodes each lose a fixed share if they meet on a node."""
+def of_spread_jobs(share: float, spread: Callable[[JobId], bool]) -> Interference:
+    """Return Pollux' rule: two jobs that are `spread` lose a `share` if they meet on a node."""
 
-    share: float
-    spread: Callable[[JobId], bool]  # returns True if a job is on several nodes
+    def remaining_speed(job: JobId, at: Workers) -> float:
+        others = (other for here in at.values() for other in here if other != job)
+        return 1.0 - share if spread(job) and any(map(spread, others)) else 1.0
 
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Return 1 - `share` if the job and a neighbour are on several nodes each, otherwise 1."""
-        if not self.spread(job):
-            return 1.0
-        meets = any(other != job and self.spread(other) for here in at.values() for other in here)
-        return 1.0 - self.share if meets else 1.0
+    return remaining_speed
 
 
-@dataclass(slots=True)
-class PairwiseInterference:
-    """Interference of pairs of families: the worst neighbour sets the speed of a job.
+def of_pairs(mean: float, seed: int, family: Callable[[JobId], str]) -> Interference:
+    """Return the rule of pairs of families: the worst neighbour sets the speed of a job.
 
-    Each ordered pair of families has its own loss of speed, drawn once from the seed between 0 and
-    twice the mean.
+    Each ordered pair of families has its own loss of speed, between 0 and twice the mean.
     """
 
-    mean: float
-    seed: int
-    family: Callable[[JobId], str]
-    _drawn: dict[tuple[str, str], float] = field(default_factory=dict)
+    @cache
+    def kept(mine: str, other: str) -> float:
+        rng = default_rng((seed, crc32(mine.encode()), crc32(other.encode())))
+        return 1.0 - min(0.9, float(rng.uniform(0.0, 2.0 * mean)))
 
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Return the share of its speed that a job keeps next to its worst neighbour."""
-        mine = self.family(job)
-        others = {self.family(other) for here in at.values() for other in here if other != job}
-        return min((1.0 - self._loss(mine, other) for other in others), default=1.0)
+    def remaining_speed(job: JobId, at: Workers) -> float:
+        others = {family(other) for here in at.values() for other in here if other != job}
+        return min((kept(family(job), other) for other in others), default=1.0)
 
-    def _loss(self, mine: str, other: str) -> float:
-        known = self._drawn.get((mine, other))
-        if known is None:
-            rng = default_rng((self.seed, crc32(mine.encode()), crc32(other.encode())))
-            known = self._drawn[mine, other] = min(0.9, float(rng.uniform(0.0, 2.0 * self.mean)))
-        return known
+    return remaining_speed
 
 
-@dataclass(slots=True)
-class ClassInterference:
-    """Interference of classes of jobs: a job loses speed to all neighbours on its worst node.
+def of_classes(scale: float, bound: Callable[[JobId], Bound]) -> Interference:
+    """Return the rule of classes: a job loses speed to all neighbours on its worst node.
 
     speed = exp(-scale * max over the job's nodes of the sum of LOSSES[class, neighbour's class]).
     """
 
-    bound: Callable[[JobId], Bound]
-    scale: float = 1.0
-
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Return the share of its speed that a job keeps on its worst node."""
-        mine = self.bound(job)
+    def remaining_speed(job: JobId, at: Workers) -> float:
         sums = [
-            math.fsum(LOSSES[mine, self.bound(other)] for other in here if other != job)
+            math.fsum(LOSSES[bound(job), bound(other)] for other in here if other != job)
             for here in at.values()
         ]
-        return math.exp(-self.scale * max(sums, default=0.0))
+        return math.exp(-scale * max(sums, default=0.0))
+
+    return remaining_speed
 
 
 def class_scale(share: float, bounds: Iterable[Bound]) -> float:
@@ -276,19 +238,23 @@ def class_scale(share: float, bounds: Iterable[Bound]) -> float:
     return high
 
 
-Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, sent network bytes/s
+Amounts = Sequence[float]  # cores, PCIe bytes/s, sent network bytes/s
 # A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Chosen: the servers' TCP
 # reaches about 12 Gb/s; PCIe reaches 4 GB/s, through the host's memory and back.
 PER_SLOT: Final[Amounts] = (4.0, 2.0e9, 0.75e9)
 MAX_SCALE: Final = 1e6
 
 
+def capacity(slots: int) -> Amounts:
+    """Return the resources of a node."""
+    return [each * slots for each in PER_SLOT]
+
+
 def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
     """Return the number of a job's parameter servers on each node.
 
-    Paper: servers are placed like workers. Here a cluster allocates only GPUs, and servers need
-    none. Servers are therefore distributed over the workers in rank order, which is the order of
-    `placement`.
+    Paper: servers are placed like workers. Here a cluster allocates only GPUs, which servers do not
+    need. Servers are therefore distributed over the workers in the order of `placement`.
     """
     nodes = [node for node, many in placement.items() for _ in range(many)]
     found = dict.fromkeys(placement, 0)
@@ -323,63 +289,48 @@ def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -
     return cores, here * (demand.input_bytes_per_s + through), sent
 
 
-def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts) -> float:
+def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, limits: Amounts) -> float:
     """Return the factor by which an overloaded node lengthens a job's step, at least 1.
 
     Every job gets the same share of its demand. The factor is 1 plus a sum over the resources that
     the job uses: wait x (demand / capacity - 1), where this is positive. `own` is the job's demand
-    on the node, `all_of_it` the demand of all jobs on the node.
+    on the node, `all_of_it` the demand of all jobs on the node, and `limits` the node's capacity.
     """
     return 1.0 + sum(
         wait * max(0.0, asked / available - 1.0)
-        for wait, mine, asked, available in zip(demand.waits, own, all_of_it, capacity, strict=True)
+        for wait, mine, asked, available in zip(demand.waits, own, all_of_it, limits, strict=True)
         if mine > 0.0
     )
 
 
-@dataclass(slots=True)
-class ResourceInterference:
-    """Interference by overloaded resources: the worst node sets the speed of a job.
+def of_resources(jobs: TrainingJobs, scale: float = 1.0) -> Interference:
+    """Return the rule of overloaded resources: the worst node sets the speed of a job.
 
     speed = 1 / (1 + scale (stretch with all jobs / stretch alone - 1)). The workers of one job slow
     each other down even without other jobs; their full speed includes this effect.
     """
 
-    jobs: TrainingJobs
-    scale: float = 1.0
+    def asks(job: JobId, node: NodeId) -> Amounts:
+        return node_demand(jobs.demand(job), jobs.placement(job), node)
 
-    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """Return the share of its speed that a job keeps on its worst node."""
-        return min((self._on(job, node, here) for node, here in at.items()), default=1.0)
+    def on(job: JobId, node: NodeId, here: Iterable[JobId]) -> float:
+        others = [asks(other, node) for other in here if other != job]
+        limits = capacity(jobs.slots(node))
+        return kept(jobs.demand(job), asks(job, node), others, limits, scale) if others else 1.0
 
-    def _on(self, job: JobId, node: NodeId, here: Mapping[JobId, int]) -> float:
-        demand, own = self.jobs.demand(job), self._asks(job, node)
-        others = [self._asks(other, node) for other in here if other != job]
-        if not others:
-            return 1.0
-        slots = self.jobs.slots(node)
-        capacity = (PER_SLOT[0] * slots, PER_SLOT[1] * slots, PER_SLOT[2] * slots)
-        return kept(demand, own, others, capacity, self.scale)
-
-    def _asks(self, job: JobId, node: NodeId) -> Amounts:
-        return node_demand(self.jobs.demand(job), self.jobs.placement(job), node)
+    return lambda job, at: min((on(job, node, here) for node, here in at.items()), default=1.0)
 
 
 def kept(
-    demand: Demand, own: Amounts, others: Iterable[Amounts], capacity: Amounts, scale: float
+    demand: Demand, own: Amounts, others: Iterable[Amounts], limits: Amounts, scale: float
 ) -> float:
     """Return the share of its speed that a job keeps on a node, in (0, 1].
 
     `others` are the demands of the other jobs on the node; `scale` multiplies all slow-downs.
     """
-    parts = [own, *others]
-    everything = (
-        math.fsum(part[0] for part in parts),
-        math.fsum(part[1] for part in parts),
-        math.fsum(part[2] for part in parts),
-    )
-    alone = stretch(demand, own, own, capacity)
-    more = stretch(demand, own, everything, capacity) / alone - 1.0
+    everything = [math.fsum(parts) for parts in zip(own, *others, strict=True)]
+    alone = stretch(demand, own, own, limits)
+    more = stretch(demand, own, everything, limits) / alone - 1.0
     return 1.0 / (1.0 + scale * max(0.0, more))
 
 
@@ -389,7 +340,6 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 
     A pair consists of two different models on the same servers, as in Harmony's case study 2. Each
     job has one worker on each of two nodes, and its servers if any, so that it uses the network.
-    `share` is a mean over both jobs of all pairs, in (0, 1).
 
     Raises:
         TraceError: if the demands are too small for such a slow-down.
@@ -397,10 +347,10 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
     both = {NodeId("a"): 1, NodeId("b"): 1}
     asks = [(demand, node_demand(demand, both, NodeId("a"))) for demand in demands]
     pairs = list(permutations(asks, 2))
-    capacity = (2 * PER_SLOT[0], 2 * PER_SLOT[1], 2 * PER_SLOT[2])
+    limits = capacity(2)
 
     def mean(scale: float) -> float:
-        losses = (1.0 - kept(mine, own, [its], capacity, scale) for (mine, own), (_, its) in pairs)
+        losses = (1.0 - kept(mine, own, [its], limits, scale) for (mine, own), (_, its) in pairs)
         return sum(losses) / max(1, len(pairs))
 
     most = mean(MAX_SCALE)
@@ -415,24 +365,24 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 
 
 def make_interference(
-    spec: InterferenceSpec, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
+    option: str, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
 ) -> Interference | None:
-    """Return the rule for `spec`, or None for the kind `none`.
+    """Return the rule that an option names, or None for `none`.
 
-    Only `pairwise` uses `seed`. For `class` and `resources`, the share is a mean over models with
-    these `demands`.
+    Only `pairwise` uses `seed`. Only `class` and `resources` use `demands`: their share is a mean.
     """
+    spec = parse_interference(option)
     match spec.kind:
         case "none":
             return None
         case "pollux":
-            return DistributedInterference(spec.share, lambda job: len(jobs.placement(job)) > 1)
+            return of_spread_jobs(spec.share, lambda job: len(jobs.placement(job)) > 1)
         case "pairwise":
-            return PairwiseInterference(spec.share, seed, jobs.family)
+            return of_pairs(spec.share, seed, jobs.family)
         case "class":
             scale = class_scale(spec.share, [demand.bound for demand in demands])
-            return ClassInterference(lambda job: jobs.demand(job).bound, scale)
+            return of_classes(scale, lambda job: jobs.demand(job).bound)
         case "resources":
-            return ResourceInterference(jobs, scale_for(spec.share, demands))
+            return of_resources(jobs, scale_for(spec.share, demands))
         case "gavel":
-            return MeasuredInterference(read_pairs(Path(spec.file)), jobs)
+            return as_measured(read_pairs(Path(spec.file)), jobs)

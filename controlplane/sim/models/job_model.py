@@ -1,40 +1,29 @@
-"""Interface of training models: the ground truth about jobs, which no policy may see.
-
-`EarlyStops` changes a model so that some scripts end early, as tuned or impatient jobs do.
-"""
+"""Interface of training models: the ground truth about jobs, which no policy may see."""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 from zlib import crc32
 
+from msgspec.structs import replace
 from numpy.random import default_rng
 
 from controlplane.sim.models.demands import Demand
 from controlplane.sim.results import TraceJob
+from schemas.epochs import StepTimes
 from schemas.jobs import JobSpec
 
 Placement = tuple[int, ...]  # slots on each node, in rank order
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """Division of a step into passes, as workers report it; only the last pass synchronises."""
-
-    pass_s: float  # duration of the last pass, including the synchronisation
-    sync_s: float  # part of `pass_s` in which the worker only synchronises
-    local_batch: int  # samples per pass and worker
-    passes: int  # per step and worker
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the whole step; all passes except the last have no synchronisation."""
-        return self.pass_s + (self.pass_s - self.sync_s) * (self.passes - 1)
+def seconds_of(parts: StepTimes) -> float:
+    """Return the seconds of a step; unlike `StepTimes.step_s`, exactly `pass_s` for one pass."""
+    return parts.pass_s + (parts.pass_s - parts.sync_s) * (parts.passes - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +34,15 @@ class Throughput:
     progress_per_s: float  # in samples at the first batch
     step_s: float = 0.0  # duration of a step
     extrapolated: bool = False  # True if no such group was measured
-    parts: StepParts | None = None  # parts of a step; None: not modelled
+    parts: StepTimes | None = None  # parts of a step; None: not modelled
 
     def times(self, factor: float) -> Throughput:
         """Return the throughput of a group that is `factor` times as fast; `factor` is above 0."""
         parts = self.parts
         if parts is not None:
             parts = replace(parts, pass_s=parts.pass_s / factor, sync_s=parts.sync_s / factor)
-        return Throughput(
-            self.samples_per_s * factor,
-            self.progress_per_s * factor,
-            self.step_s / factor,
-            extrapolated=self.extrapolated,
-            parts=parts,
-        )
+        speeds = (self.samples_per_s * factor, self.progress_per_s * factor, self.step_s / factor)
+        return Throughput(*speeds, self.extrapolated, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +97,7 @@ class JobModel(ABC):
 
     @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput of a group.
-
-        Raises:
-            TraceError: if the model has no data about such a group.
-        """
+        """Return the throughput of a group; raise `TraceError` if there is no data about it."""
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the progress at the end of a 0-based epoch, in samples at the first batch."""
@@ -157,15 +137,12 @@ class TrainingModel(ABC):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
-        """Return the model of a job.
+        """Return the model of a job; raise `TraceError` if its workload or numbers are invalid.
 
         Args:
             batch: "fixed" if the policy keeps the batch that the user tuned for the requested
                 slots; "elastic" if it chooses a batch, starting from one that fits one slot.
             seed: seed of all random differences between jobs.
-
-        Raises:
-            TraceError: if the workload is unknown, or its numbers are invalid.
         """
 
 
@@ -178,6 +155,19 @@ def job_spec(job: TraceJob, **fields: Any) -> JobSpec:
     """Return a job specification with a trace job's name and requested slots, and `fields`."""
     usual = {"name": job_name(job.name), "script": "train.py", "retries": 1}
     return JobSpec(**{**usual, "slots_wanted": job.slots, **fields})
+
+
+def training_s(
+    model: JobModel, placement: Placement, batch: int, epoch: int = 0, progress: float = 0.0
+) -> float:
+    """Return the seconds from a position to the end of a job; infinite for a rate of 0."""
+    total = 0.0
+    for at in range(epoch, model.epochs):
+        ends = model.epoch_ends_at(at)
+        rate = model.throughput(placement, batch, at).progress_per_s
+        total += max(0.0, ends - progress) / rate if rate > 0.0 else math.inf
+        progress = max(progress, ends)
+    return total
 
 
 @cache
@@ -194,7 +184,7 @@ class EarlyStops(TrainingModel):
     """Training model in which some jobs succeed after a part of their epochs.
 
     The part is uniform in (0, 1), rounded up to whole epochs. The statements of users do not
-    change, so a policy cannot know that a job will end early, or that it has ended early.
+    change, so a policy cannot know that a job will end early.
     """
 
     def __init__(self, model: TrainingModel, share: float) -> None:

@@ -2,9 +2,8 @@
 
 Each application has a folder with tables in the layout of Pollux' simulator (OSDI 2021).
 `placements.csv` and `scalability.csv` contain the times of a pass, and `validation-BATCH.csv`
-contains the progress of training at each global batch.
-
-Missing or damaged tables raise `TraceError`, which names the file, and the line and column if any.
+contains the progress of training at each global batch. Missing or damaged tables raise
+`TraceError`, which names the file, and the line and column if any.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,12 +25,13 @@ from controlplane.sim.models.job_model import (
     EpochMetrics,
     JobModel,
     Placement,
-    StepParts,
     Throughput,
     TrainingModel,
     job_spec,
+    seconds_of,
 )
 from controlplane.sim.results import TraceJob
+from schemas.epochs import StepTimes
 from schemas.jobs import KEEP, JobSpec, StopRule
 
 MIN_STEP_S: Final = 1e-9
@@ -59,11 +59,7 @@ def smallest_rotation(placement: Placement) -> Placement:
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
-    """Read the seconds of a pass and of its synchronisation, by placement and local batch.
-
-    Each placement is replaced by its smallest rotation. Lines with equal placement and batch are
-    averaged.
-    """
+    """Read the times of a pass by smallest rotation of the placement and by local batch."""
     seen: dict[Placement, dict[int, list[PassTimes]]] = {}
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
         digits = row.text("placement")
@@ -101,11 +97,7 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """Read the validation table of each global batch, one row per epoch.
-
-    Raises:
-        TraceError: if there is no table, or a table has fewer than `epochs` rows.
-    """
+    """Read the validation table of each global batch, one row per epoch, `epochs` at least."""
     found: dict[int, list[EpochProfile]] = {}
     for file in sorted(folder.glob("validation-*.csv")):
         number = file.stem.partition("-")[2]
@@ -134,6 +126,7 @@ EPOCHS: Final[Mapping[str, int]] = {  # number of epochs of a job, by applicatio
 }  # fmt: skip
 MAX_LOCAL_BATCH: Final = {"yolov3": 8}  # larger measured batches ran out of memory
 MAX_NODES: Final = 16  # largest number of nodes that was measured
+CEIL_TOLERANCE: Final = 1e-8
 
 
 class MeasuredApplication:
@@ -156,48 +149,48 @@ class MeasuredApplication:
         self.first_batch, self.most_batch = self.batches[0], self.batches[-1]
         tables = list(self._validation.values())
         self.ends = [min(table[epoch].progress for table in tables) for epoch in range(self.epochs)]
-        self._speeds: dict[tuple[Placement, int], tuple[float, float]] = {}
+        self._steps: dict[tuple[Placement, int], tuple[int, StepTimes]] = {}
         self._surface: Any = None
 
-    def speed(self, placement: Placement, local: int) -> tuple[float, float]:
-        """Return the seconds of a pass and of its synchronisation; `local` is the batch per slot.
+    def step(self, placement: Placement, batch: int) -> tuple[int, StepTimes]:
+        """Return the batch after division into equal passes, and the times of these passes."""
+        key = (placement, batch)
+        if key not in self._steps:
+            slots = sum(placement)
+            share = math.ceil(batch / slots - CEIL_TOLERANCE)
+            least = int(slots == 1 and batch > self.first_batch)
+            more = max(least, math.ceil(share / self.most_local - CEIL_TOLERANCE) - 1)
+            local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
+            local = max(1, min(local, self.most_batch // (slots * (more + 1))))
+            step_s, sync_s = self._pass_times(smallest_rotation(placement), local)
+            parts = StepTimes(step_s, sync_s, local, more + 1)
+            self._steps[key] = slots * local * (more + 1), parts
+        return self._steps[key]
 
-        Raises:
-            TraceError: if no measurement is near enough to interpolate.
-        """
-        key = (placement, local)
-        known = self._speeds.get(key)
-        if known is None:
-            known = self._speeds[key] = self._measured(smallest_rotation(placement), local)
-        return known
-
-    def _measured(self, placement: Placement, local: int) -> tuple[float, float]:
+    def _pass_times(self, placement: Placement, local: int) -> PassTimes:
         table = self._placements.get(placement)
         low = max(local, self.least_local)  # smaller batches are not faster
         if table is not None:
             batches = list(table)
-            if low > batches[-1]:
-                self._missing(placement, local)
-            step = np.interp(low, batches, [table[batch][0] for batch in batches])
-            sync = np.interp(low, batches, [table[batch][1] for batch in batches])
-            return float(step), float(sync)
-        point = (min(len(placement), MAX_NODES), sum(placement), low)
-        step, sync = self._interpolated()([point])[0].tolist()
+            steps_s, syncs_s = zip(*table.values(), strict=True)
+            step = float(np.interp(low, batches, steps_s, right=math.nan))
+            sync = float(np.interp(low, batches, syncs_s))
+        else:
+            point = (min(len(placement), MAX_NODES), sum(placement), low)
+            step, sync = self._interpolated()([point])[0].tolist()
         if math.isnan(step):
-            self._missing(placement, local)
+            shape = "+".join(map(str, placement))
+            problem = f"{self.name} was not measured near {shape} slots"
+            hint = "give a smaller batch, or tables with more measurements"
+            raise TraceError(f"{problem} with a local batch of {local}", hint)
         return step, sync
-
-    def _missing(self, placement: Placement, local: int) -> None:
-        shape = "+".join(str(count) for count in placement)
-        problem = f"{self.name} was not measured near {shape} slots with a local batch of {local}"
-        raise TraceError(problem, "give a smaller batch, or tables with more measurements")
 
     def _interpolated(self) -> Any:
         """Return a linear interpolator over nodes, slots and local batch; average equal points."""
         if self._surface is None:
             from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - slow to load
 
-            seen: dict[tuple[int, int, int], list[PassTimes]] = {}
+            seen: dict[Size, list[PassTimes]] = {}
             for placement, table in self._placements.items():
                 for local, times in table.items():
                     seen.setdefault((len(placement), sum(placement), local), []).append(times)
@@ -210,31 +203,21 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """Return |g|^2 and the trace of the covariance, interpolated linearly between batches.
-
-        Epochs are 0-based. An epoch after the last measured epoch has the values of the last one.
-        """
+        """Return |g|^2 and the trace of the covariance in a 0-based epoch, or in the last one."""
         one, other, share = self._between(batch, min(epoch, self.epochs - 1))
-        if share == 0.0:
-            return one.sqr, one.var
         mixed = one.sqr * (1 - share) + other.sqr * share
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
         """Return the steps until a 0-based epoch ends, interpolated linearly between batches."""
         one, other, share = self._between(batch, epoch)
-        if share == 0.0:
-            return one.iteration
         return one.iteration * (1 - share) + other.iteration * share
 
     def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
-        """Return the epoch's rows of the measured batches around `batch`, and where it lies.
-
-        The position of `batch` between the two batches is a share in [0, 1); 0 is the smaller one.
-        """
-        if batch <= self.first_batch or batch >= self.most_batch:
-            edge = self.first_batch if batch <= self.first_batch else self.most_batch
-            row = self._validation[edge][epoch]
+        """Return the rows of the measured batches around `batch`, and its place in [0, 1)."""
+        batch = min(max(batch, self.first_batch), self.most_batch)
+        if batch in self._validation:
+            row = self._validation[int(batch)][epoch]
             return row, row, 0.0
         place = bisect_left(self.batches, batch)
         low, high = self.batches[place - 1], self.batches[place]
@@ -245,7 +228,6 @@ class MeasuredApplication:
 SINGLE_SLOT: Final = frozenset({"ncf"})  # applications that run on one slot only
 MAX_PASSES: Final = 8  # largest number of passes of an elastic job on one slot
 MAX_SLOTS: Final = 64
-CEIL_TOLERANCE: Final = 1e-8
 MAX_NAME: Final = 100
 
 
@@ -256,7 +238,6 @@ class ProfiledJob(JobModel):
     app: MeasuredApplication
     spec: JobSpec
     costs: ChangeCosts
-    _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read the job's name and lengths from the application; ||D|| is for the smallest batch."""
@@ -266,27 +247,12 @@ class ProfiledJob(JobModel):
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput: the progress of a step, divided by the step's duration."""
-        key = (placement, batch)
-        known = self._steps.get(key)
-        if known is None:
-            known = self._steps[key] = self._step(placement, batch)
-        true_batch, parts = known
-        step_s = parts.step_s
+        true_batch, parts = self.app.step(placement, batch)
+        step_s = seconds_of(parts)
         sqr, var = self.app.noise(true_batch, epoch)
         gain = (var + sqr) / (var / (true_batch / self.app.first_batch) + sqr)
         progress_per_s = gain / step_s * self.app.first_batch
         return Throughput(true_batch / step_s, progress_per_s, step_s, parts=parts)
-
-    def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
-        """Return the batch after division into equal passes, and the times of these passes."""
-        app, slots = self.app, sum(placement)
-        share = math.ceil(batch / slots - CEIL_TOLERANCE)
-        least = int(slots == 1 and batch > app.first_batch)
-        more = max(least, math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1)
-        local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
-        local = max(1, min(local, app.most_batch // (slots * (more + 1))))
-        step_s, sync_s = app.speed(placement, local)
-        return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the smallest progress that any measured batch reached at the end of the epoch."""
@@ -296,8 +262,7 @@ class ProfiledJob(JobModel):
         """Return the noise scale phi, or None if |g|^2 is 0.
 
         The gain of batch B over first batch B0 is B / B0 (phi + B0) / (phi + B). The noise scale
-        belongs to the requested batch. The throughput uses the batch after division into passes,
-        which can be a few samples larger.
+        belongs to the requested batch, not to the batch after division into passes.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None
@@ -308,10 +273,7 @@ class ProfiledJob(JobModel):
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the number of steps until the last epoch starts, at least 1.
-
-        The published simulator uses the same rule.
-        """
+        """Return the steps until the last epoch starts, at least 1, as published."""
         last = self.epochs - 1
         if epoch >= last:
             return 1.0
@@ -328,8 +290,7 @@ class ProfilesModel(TrainingModel):
         """Select the folder; the tables of an application are read when its first job needs them.
 
         `folder` contains a folder for each application, or a folder `traces` that contains these.
-        If `stated`, users state the epochs of their jobs. If `whole_seconds`, epochs end at whole
-        seconds.
+        If `stated`, users state the epochs of their jobs.
         """
         if not folder.is_dir():
             hint = "give the one that has a folder for each application"
@@ -366,11 +327,8 @@ def _elastic_sizes(app: MeasuredApplication, job: TraceJob) -> dict[str, Any]:
     if app.name in SINGLE_SLOT:
         first, local, slots, wanted = most, most, (1, 1), 1
     else:
-        first, local, slots = (
-            app.first_batch,
-            min(most, app.most_local * MAX_PASSES),
-            (1, MAX_SLOTS),
-        )
+        first, slots = app.first_batch, (1, MAX_SLOTS)
+        local = min(most, app.most_local * MAX_PASSES)
     return {
         "batch_size": first, "max_batch_size": most, "max_local_batch": local, "slots": slots,
         "slots_wanted": wanted,

@@ -2,7 +2,7 @@
 
 A recording has the speeds of whole epochs on one group, by family. Speeds are used as measured,
 interpolated linearly between measurements, and extrapolated beyond them by the rules of
-`recording.StepTimes`. Results show the extrapolated share. The progress per sample at a batch
+`recording.FamilyStepTimes`. Results show the extrapolated share. The progress per sample at a batch
 follows from the noise scales that the workers reported.
 """
 
@@ -28,7 +28,13 @@ from controlplane.sim.models.job_model import (
     Throughput,
     TrainingModel,
 )
-from controlplane.sim.models.recording import ChangeTimes, Family, Recording, StepTimes, Submission
+from controlplane.sim.models.recording import (
+    ChangeTimes,
+    Family,
+    FamilyStepTimes,
+    Recording,
+    Submission,
+)
 from controlplane.sim.results import TraceJob
 from schemas.jobs import StopRule
 
@@ -55,19 +61,13 @@ class ProgressCurve:
 class ReportedCurves:
     """Reported loss and noise scale of a job over its progress.
 
-    A job without a noise scale has the mean of its family. If no job of the family reported a noise
-    scale, every sample makes the same progress at any batch.
+    A job without a noise scale has the mean of its family, or the same progress at any batch.
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
-        """Map the job's epochs to its progress.
-
-        `usual` is the mean logarithm of the family's noise scales, or None if none was reported.
-        """
+        """Map epochs to progress; `usual` is the mean log of the family's noise scales, or None."""
         self.first = job.spec.batch_size
-        epochs = sorted(
-            {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
-        )
+        epochs = [epoch for _, epoch in sorted({e.number: e for e in job.epochs}.items())]
         measured = [epoch for epoch in epochs if epoch.noise_scale]
         by_number = ProgressCurve(
             [float(epoch.number) for epoch in measured],
@@ -85,11 +85,12 @@ class ReportedCurves:
         self.noise = ProgressCurve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
         if not known and usual is not None:
             self.noise = ProgressCurve([1.0], [usual])
-        losses = [(end, e.train_loss) for end, e in zip(ends, epochs, strict=True)]
-        losses_known = [(end, loss) for end, loss in losses if loss is not None]
-        self.loss = ProgressCurve(
-            [end for end, _ in losses_known], [loss for _, loss in losses_known]
-        )
+        losses = {
+            end: epoch.train_loss
+            for end, epoch in zip(ends, epochs, strict=True)
+            if epoch.train_loss is not None
+        }
+        self.loss = ProgressCurve(list(losses), list(losses.values()))
 
 
 def efficiency(batch: int, first: int, phi: float) -> float:
@@ -108,19 +109,18 @@ class RecordedModel(TrainingModel):
         """Index the recording.
 
         `costs` apply to changes that the recording did not measure. If `stated`, the work of a job
-        is known if its user or script stated it; otherwise no job's work is known.
+        is known if its user or script stated it.
         """
         self._jobs = {job.name: job for job in recording.jobs}
         self._families = {family.name: family for family in recording.families}
         self._took = recording.took
         self._given = costs
         self._stated = stated
-        self._step_times: dict[str, StepTimes] = {}
+        self._step_times: dict[str, FamilyStepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
-            noise.setdefault(job.family, []).extend(
-                e.noise_scale for e in job.epochs if e.noise_scale
-            )
+            scales = [epoch.noise_scale for epoch in job.epochs if epoch.noise_scale]
+            noise.setdefault(job.family, []).extend(scales)
         self._noise = {
             name: float(np.mean(np.log(values))) for name, values in noise.items() if values
         }
@@ -128,11 +128,7 @@ class RecordedModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> RecordedJob:
-        """Return the model of a job; neither the seed nor the kind of batch has an effect.
-
-        Raises:
-            TraceError: if the job is not in the recording, or its speed is unknown.
-        """
+        """Return the model of a job; neither the seed nor the kind of batch has an effect."""
         found = self._jobs.get(job.workload)
         if found is None:
             problem = f"job {job.name}: {job.workload[:60]!r} is not a job of the recording"
@@ -143,7 +139,7 @@ class RecordedModel(TrainingModel):
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
             raise TraceError(problem, hint, "family")
         if family.name not in self._step_times:
-            self._step_times[family.name] = StepTimes(family)
+            self._step_times[family.name] = FamilyStepTimes(family)
         return RecordedJob(
             found,
             step_times=self._step_times[family.name],
@@ -165,7 +161,7 @@ class RecordedJob(JobModel):
         self,
         job: Submission,
         *,
-        step_times: StepTimes,
+        step_times: FamilyStepTimes,
         curves: ReportedCurves,
         samples: float,
         costs: ChangeCosts,
@@ -174,9 +170,6 @@ class RecordedJob(JobModel):
         """Compute the job's work in samples at its first batch.
 
         `samples` is the number of samples until the end of the job at the recorded batches.
-
-        Raises:
-            TraceError: if the job has more epochs than a simulation can process.
         """
         self._step_times = step_times
         self._slowdown = step_times.slowdown(job)
@@ -187,9 +180,8 @@ class RecordedJob(JobModel):
         epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
         if epochs > MAX_EPOCHS:
             problem = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
-            raise TraceError(
-                problem, f"correct its samples: at most {MAX_EPOCHS} epochs", "samples"
-            )
+            hint = f"correct its samples: at most {MAX_EPOCHS} epochs"
+            raise TraceError(problem, hint, "samples")
         self.epochs = epochs
         self._phi: dict[int, float | None] = {}
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
@@ -201,10 +193,9 @@ class RecordedJob(JobModel):
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the measured, interpolated or extrapolated throughput in an epoch."""
         key = (placement, batch, epoch)
-        known = self._throughputs.get(key)
-        if known is None:
-            known = self._throughputs[key] = self._throughput(placement, batch, epoch)
-        return known
+        if key not in self._throughputs:
+            self._throughputs[key] = self._throughput(placement, batch, epoch)
+        return self._throughputs[key]
 
     def _throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         step = self._step_times.step(placement, batch)
@@ -213,9 +204,7 @@ class RecordedJob(JobModel):
         useful = 1.0 if phi is None else efficiency(batch, self._curves.first, phi)
         progress_per_s = self._training_share * useful * speed
         parts = self._step_times.parts(placement, batch, step_s)
-        return Throughput(
-            speed, progress_per_s, step_s, extrapolated=step.extrapolated, parts=parts
-        )
+        return Throughput(speed, progress_per_s, step_s, step.extrapolated, parts)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Return the progress after `epoch` + 1 passes at the first batch, up to the total work."""
@@ -248,9 +237,8 @@ class RecordedJob(JobModel):
 def _training_share(job: Submission) -> float:
     """Return the share of an epoch's time that training takes, in (0, 1].
 
-    Scripts use the rest of the time between epochs, for example for evaluation. In a simulated
-    cluster an epoch is the progress of one pass at the first batch, so simulated journals show such
-    a rest too.
+    Scripts use the rest of the time between epochs, for example for evaluation. Simulated journals
+    show such a rest too, because their epochs are a progress, not a pass.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)
@@ -261,13 +249,11 @@ def _training_share(job: Submission) -> float:
 def _samples(job: Submission, family: Family) -> float:
     """Return the samples that a job would have processed without cancellation or the window's end.
 
-    Work that was not stated is estimated as in a live cluster: as much as the job's relatives
-    processed, otherwise twice as much as the job had processed. A cancelled job ends earlier,
-    unless the other policy is faster.
+    Work that was not stated is estimated as in a live cluster. A cancelled job ends earlier.
     """
-    if job.ended in {"succeeded", "failed"}:
-        return float(job.samples)
     done = float(job.samples)
+    if job.ended in {"succeeded", "failed"}:
+        return done
     left = remaining_samples(done, job.stated_samples, family.finished, family.furthest)
     return max(done + left, float(job.epoch_samples))
 
@@ -283,10 +269,9 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
 def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
     """Return the costs measured for the family, else those of the cluster, else the given costs.
 
-    A measured change without new workers has two parts: the members agree on a step, then the group
-    changes. Training pauses only in the second part, so the measured time is an upper limit of
-    the pause. A change with new workers ends with the same two parts, so its time is an upper limit
-    too.
+    In a measured change without new workers, the members first agree on a step, then training
+    pauses while the group changes. A change with new workers ends with the same two parts. Both
+    measured times are therefore upper limits of the pause.
     """
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
     join_s = _first_known(own.join_s, cluster.join_s, math.inf)

@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import scipy
 import sklearn
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import datasets
 from sklearn.cluster import KMeans
@@ -33,10 +32,10 @@ from sklearn.metrics import log_loss
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import LabelBinarizer, StandardScaler
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.curves import Convergence, LossCurve, RecordedCurves
 
-FloatArray = NDArray[np.float64]
 ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
 
 
@@ -111,10 +110,7 @@ def descend(
 
 
 def minimise(objective: Objective, iterations: int) -> list[float]:
-    """Return the losses of L-BFGS from zero weights until convergence or `iterations` iterations.
-
-    The first loss is the loss before the first iteration.
-    """
+    """Return the losses of L-BFGS from zero weights, before and after each iteration."""
 
     def flat(weights: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = objective.value_and_gradient(weights.reshape(objective.shape))
@@ -140,8 +136,8 @@ def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
     """Return features with a column of ones, shape (n, d + 1), and targets, shape (n,) or (n, k).
 
     `data` is the part of a scikit-learn name after `load_`, or a full name that starts with
-    `make_`. With `scaled` "standard", features have mean 0 and deviation 1. With "largest", the
-    absolute values of a feature are at most 1 and features keep different spreads.
+    `make_`. Standard features have mean 0 and deviation 1. "largest" limits their absolute values
+    to 1.
     """
     made: dict[str, dict[str, Any]] = {
         "make_regression": {"n_samples": 1000, "n_features": 40, "n_targets": 1,
@@ -180,11 +176,7 @@ def outputs(targets: FloatArray) -> FloatArray:
 
 @cache
 def words(data: str) -> Any:
-    """Return the counts of words in documents, shape (documents, words), dense or sparse.
-
-    For "digits", a document is an image and its words are pixels. For other names, documents are
-    the topics of Python's help.
-    """
+    """Return the counts of words in documents, or of "digits", whose words are pixels."""
     if data == "digits":
         return datasets.load_digits().data[:150]
     count = CountVectorizer(stop_words="english", min_df=2, max_features=1500)
@@ -361,15 +353,12 @@ def record(
 ) -> RecordedCurves:
     """Run the trainings and return their losses, rounded to `DIGITS` significant digits.
 
-    Losses depend on the versions of the libraries.
+    Losses depend on the versions of the libraries. An unknown family raises `TraceError`.
 
     Args:
         date: today, ISO 8601.
         families: families to train; empty: all.
         done: called with the name of each finished training.
-
-    Raises:
-        TraceError: if a family is unknown.
     """
     if unknown := [name for name in families if name not in FAMILIES]:
         problem = f"family {unknown[0][:60]!r} of trainings is unknown"

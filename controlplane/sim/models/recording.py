@@ -4,13 +4,11 @@ No formula is fitted to step times. Policies fit a formula to their observations
 truth of the same form would make their forecasts exact. Between two measurements a step time is
 interpolated linearly. Beyond all measurements it is extrapolated, and marked as such: it grows as a
 power of the local batch and of the slots. The exponent is that of the two nearest measurements,
-limited to the range from 0 (constant) to 1 (proportional). With a single measurement a published
-exponent is used (`BATCH_POWER`, `SLOTS_POWER`). If only groups across nodes were measured, a group
-within one node is as fast as a group of the same size across nodes, and vice versa.
+limited to the range from 0 to 1. With a single measurement a published exponent is used. If only
+groups across nodes were measured, a group within one node is as fast as a group of the same size
+across nodes, and vice versa.
 
 The file of a recording has JSON lines: a header, then families, then jobs.
-
-`write_whole` writes any file atomically.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import math
 import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 
@@ -28,8 +26,9 @@ import msgspec
 import numpy as np
 
 from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
-from controlplane.sim.models.job_model import Placement, StepParts
+from controlplane.sim.models.job_model import Placement
 from controlplane.sim.results import Trace, TraceJob
+from schemas.epochs import StepTimes
 from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec, problems
@@ -117,8 +116,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     def as_trace(self) -> Trace:
         """Return the submissions as a trace; the workload of a job is its own name.
 
-        If a user cancelled the job, the trace cancels it after the same time. If the job failed, it
-        fails in the trace at the end of the work that it had done.
+        A job that was cancelled is cancelled after the same time. A job that failed fails at the
+        end of the work that it had done.
         """
         return Trace(name=self.name, jobs=tuple(_trace_job(job) for job in self.jobs))
 
@@ -160,25 +159,20 @@ class _Size(NamedTuple):
     batch: int  # global, samples per step
 
 
-class _Line:
-    """Step times of groups of one size, by local batch."""
-
-    def __init__(self, points: Mapping[float, float]) -> None:
-        self._locals = sorted(points)
-        self._seconds = [points[local] for local in self._locals]
-
-    def at(self, local: float) -> StepTime:
-        """Return the interpolated step time at a local batch; beyond all points, extrapolate."""
-        least, most = self._locals[0], self._locals[-1]
-        if least <= local <= most:
-            seconds = float(np.interp(local, self._locals, self._seconds))
-            return StepTime(seconds, extrapolated=False)
-        edge = slice(0, 2) if local < least else slice(-2, None)
-        points = list(zip(self._locals[edge], self._seconds[edge], strict=True))
-        return StepTime(_extrapolate(points, local, BATCH_POWER), extrapolated=True)
+Kind = TypeVar("Kind")
+_Line = Sequence[tuple[float, float]]  # local batch and seconds of a step, in increasing order
 
 
-class StepTimes:
+def _at(line: _Line, local: float) -> StepTime:
+    """Return the interpolated step time at a local batch; beyond all points, extrapolate."""
+    if line[0][0] <= local <= line[-1][0]:
+        locals_, seconds = zip(*line, strict=True)
+        return StepTime(float(np.interp(local, locals_, seconds)), extrapolated=False)
+    edge = line[:2] if local < line[0][0] else line[-2:]
+    return StepTime(_extrapolate(edge, local, BATCH_POWER), extrapolated=True)
+
+
+class FamilyStepTimes:
     """Step times of one family, for any group and batch."""
 
     def __init__(self, family: Family) -> None:
@@ -187,33 +181,17 @@ class StepTimes:
         for speed in family.speeds:
             size = _Size(speed.nodes, speed.slots, speed.batch)
             seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
-        self._known: dict[tuple[Placement, int], StepTime] = {}
         self._reduction_times = _reduction_times(family.speeds)
-        sizes = list(seen)
-        self._exact = {
-            shape: _line(seen, [size for size in sizes if size[:2] == shape])
-            for shape in {size[:2] for size in sizes}
-        }
-        near = [size for size in sizes if size.nodes == 1]
-        far = [size for size in sizes if size.nodes > 1]
-        self._near, self._far = (
-            {
-                slots: _line(seen, [size for size in kind if size.slots == slots])
-                for slots in {size.slots for size in kind}
-            }
-            for kind in (near, far)
-        )
+        self._exact = _lines(seen, lambda size: (size.nodes, size.slots))
+        near = {size: times for size, times in seen.items() if size.nodes == 1}
+        far = {size: times for size, times in seen.items() if size.nodes > 1}
+        self._near, self._far = (_lines(kind, lambda size: size.slots) for kind in (near, far))
 
     def step(self, placement: Placement, batch: int) -> StepTime:
         """Return the step time of a group at a global batch."""
-        key = (placement, batch)
-        known = self._known.get(key)
-        if known is None:
-            size = _Size(len(placement), sum(placement), batch)
-            known = self._known[key] = self._step(size)
-        return known
+        return self._step(_Size(len(placement), sum(placement), batch))
 
-    def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
+    def parts(self, placement: Placement, batch: int, step_s: float) -> StepTimes | None:
         """Return the parts of a step of `step_s` seconds, or None if no such group has them."""
         size = _Size(len(placement), sum(placement), batch)
         sync_s, passes = self._reduction_times.get(size, (0.0, 0))
@@ -221,13 +199,10 @@ class StepTimes:
             return None
         sync_s = min(sync_s, step_s)
         share = -(-batch // size.slots)
-        return StepParts((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
+        return StepTimes((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
-        """Return the ratio of a job's step times to those of its family, or 1 without epochs.
-
-        With few measured epochs the factor is closer to 1.
-        """
+        """Return the ratio of a job's step times to its family's; closer to 1 for few epochs."""
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:
             return 1.0
@@ -240,7 +215,7 @@ class StepTimes:
         local = size.batch / size.slots
         exact = self._exact.get((size.nodes, size.slots))
         if exact is not None:
-            found = exact.at(local)
+            found = _at(exact, local)
         else:
             same, other = self._near, self._far
             if size.nodes > 1:
@@ -264,39 +239,41 @@ def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, i
     }
 
 
-def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Line:
-    """Return the step times of `sizes` by local batch, averaged over all measurements."""
-    found: dict[float, list[float]] = {}
-    for size in sizes:
-        found.setdefault(size.batch / size.slots, []).extend(seen[size])
-    return _Line({local: float(np.mean(times)) for local, times in found.items()})
+def _lines(
+    seen: Mapping[_Size, Sequence[float]], kind_of: Callable[[_Size], Kind]
+) -> dict[Kind, _Line]:
+    """Return the step times of each kind of size by local batch, averaged over measurements."""
+    found: dict[Kind, dict[float, list[float]]] = {}
+    for size, times in seen.items():
+        line = found.setdefault(kind_of(size), {})
+        line.setdefault(size.batch / size.slots, []).extend(times)
+    return {
+        kind: [(local, float(np.mean(times))) for local, times in sorted(line.items())]
+        for kind, line in found.items()
+    }
 
 
 def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepTime:
-    """Return the step time on `slots` slots from the nearest measured sizes in `lines`.
-
-    Between two measured sizes it is interpolated, beyond them it is extrapolated.
-    """
+    """Return the step time between or beyond the nearest measured sizes in `lines`."""
     sizes = sorted(lines)
     place = bisect_left(sizes, slots)
     if place < len(sizes) and sizes[place] == slots:
-        return lines[slots].at(local)
+        return _at(lines[slots], local)
     if 0 < place < len(sizes):
         low, high = sizes[place - 1], sizes[place]
-        one, other = lines[low].at(local), lines[high].at(local)
+        one, other = _at(lines[low], local), _at(lines[high], local)
         share = (slots - low) / (high - low)
         seconds = one.seconds * (1.0 - share) + other.seconds * share
         return StepTime(seconds, one.extrapolated or other.extrapolated)
     pair = sizes[:2] if place == 0 else sizes[-2:]
-    points = [(float(size), lines[size].at(local).seconds) for size in pair]
+    points = [(float(size), _at(lines[size], local).seconds) for size in pair]
     return StepTime(_extrapolate(points, float(slots), SLOTS_POWER), extrapolated=True)
 
 
 def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: float) -> float:
-    """Return the value at `target` beyond one or two points, by the power of the line through them.
+    """Return the value at `target`, by the power of the line through one or two points.
 
-    Points are (batch or slots, seconds), in increasing order. For a single point the power is
-    `usual`.
+    Points are (batch or slots, seconds), in increasing order. A single point has power `usual`.
     """
     (low, one), (high, other) = points[0], points[-1]
     power = usual
@@ -307,13 +284,7 @@ def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: fl
 
 
 def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
-    """Write a file atomically: write a temporary file to the disk, then rename it.
-
-    Text is written as UTF-8.
-
-    Raises:
-        OnesError: of class `refusal`, if the file cannot be written.
-    """
+    """Write a file atomically; text is UTF-8. Raise `refusal` if the file cannot be written."""
     beside = ""
     try:
         data = content.encode() if isinstance(content, str) else content
@@ -372,11 +343,7 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read the recording that `write_recording` wrote.
-
-    Raises:
-        TraceError: if the file cannot be read, or is not a valid recording of this version.
-    """
+    """Read the recording that `write_recording` wrote; raise `TraceError` if this is impossible."""
     lines = _Lines(path)
     first = lines.read()
     found = lines.decode(first, _Kind, NO_RECORDING)

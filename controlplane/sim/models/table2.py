@@ -1,72 +1,42 @@
-"""Model of the jobs in the paper's Table 2: 50 named workloads and their training.
-
-It models step times, the value of samples at larger batches, lost epochs, and reported metrics.
-"""
+"""Model of the jobs in the paper's Table 2: 50 named workloads and their training."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Final, Literal
 from zlib import crc32
 
 import numpy as np
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
+from controlplane.prediction import FloatArray
 from controlplane.sim.cluster import TraceError
+from controlplane.sim.models import table2_constants as constants
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
     JobModel,
     Placement,
-    StepParts,
     Throughput,
     TrainingModel,
     job_spec,
     packed,
+    seconds_of,
 )
-from controlplane.sim.models.table2_constants import (
-    ABOVE_TARGET,
-    COLD_START_S,
-    EPOCHS_SPREAD,
-    ERRATIC_SPREAD,
-    GPUS_PER_NODE,
-    JUMP_EPOCHS,
-    LOSS_LEFT,
-    LOSS_SPREAD,
-    MAX_SLOTS,
-    NETWORK_BYTES_PER_S,
-    NETWORK_HOP_S,
-    NODE_BYTES_PER_S,
-    NODE_HOP_S,
-    NOISE_SPREAD,
-    PLATEAU,
-    PREPARE_S,
-    RESTART_S,
-    ROWS,
-    SAFE_JUMP,
-    SIZES,
-    SPIKE,
-    SPIKES,
-    SWITCH_S,
-    Row,
-)
+from controlplane.sim.models.table2_constants import ROWS, Row
 from controlplane.sim.results import TraceJob
+from schemas.epochs import StepTimes
 from schemas.jobs import JobSpec, StopRule
 
-FloatArray = NDArray[np.float64]
 MARGIN = 1e-4  # smallest distance between an accuracy and its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """Return the noise scale phi, in samples, after a share of the epochs to the target.
-
-    It grows geometrically up to a share of 1 and is constant afterwards.
-    """
+    """Return the noise scale phi in samples; it grows geometrically up to a `share` of 1."""
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
@@ -74,8 +44,7 @@ def noise_scale(row: Row, share: float) -> float:
 def efficiency(row: Row, batch: int, phi: float) -> float:
     """Return the progress per sample relative to the first batch: (phi + m0) / (phi + m).
 
-    McCandlish et al. 2018, and Pollux section 3.1. The global batch m, the first batch m0 and the
-    noise scale phi are in samples.
+    McCandlish et al. 2018, and Pollux section 3.1, with the global batch m and the first batch m0.
     """
     return (phi + row.first) / (phi + batch)
 
@@ -83,15 +52,13 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
 def lost_epochs(before: int, batch: int) -> float:
     """Return the number of epochs that an increase of the global batch loses.
 
-    The number is 0 for decreases and for increases up to a doubling. ONES section 3.3.2 and figure
-    13: after an abrupt increase the loss needs many epochs to recover; after gradual increases
-    (figure 14) it needs none. A smaller batch lowers the learning rate too and loses nothing.
-    Paper: no formula. Here: each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if
-    the job had no batch yet.
+    ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
+    recover; after gradual increases (figure 14) it needs none. Paper: no formula. Here: each
+    doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if the job had no batch yet.
     """
-    if before <= 0 or batch <= SAFE_JUMP * before:
+    if before <= 0 or batch <= constants.SAFE_JUMP * before:
         return 0.0
-    return JUMP_EPOCHS * math.log2(batch / (SAFE_JUMP * before))
+    return constants.JUMP_EPOCHS * math.log2(batch / (constants.SAFE_JUMP * before))
 
 
 def reports(
@@ -101,19 +68,18 @@ def reports(
 
     The accuracy exceeds its target in exactly the epochs after `to_target`. The loss after epoch k
     is 1 / (b0 k + b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus,
-    spikes and more noise, because many curves are not smooth (ONES section 2.1). `phi` is the noise
-    scale of each running epoch in samples; it has one element more than there are epochs.
+    spikes and more noise (ONES section 2.1). `phi` has the noise scale of each running epoch, and
+    one more.
     """
     done = np.arange(len(phi), dtype=np.float64)
-    measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
+    measured = np.exp(constants.NOISE_SPREAD * rng.standard_normal(done.size))
     scales = np.array([phi[0], *phi[:-1]]) * measured
     losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
+    columns = (values.tolist() for values in (losses, accuracies, scales))
     return tuple(
         EpochMetrics(loss, {"accuracy": accuracy}, scale)
-        for loss, accuracy, scale in zip(
-            losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
-        )
+        for loss, accuracy, scale in zip(*columns, strict=True)
     )
 
 
@@ -121,13 +87,13 @@ def _losses(
     row: Row, done: FloatArray, to_target: int, rng: Generator, *, erratic: bool
 ) -> FloatArray:
     noise = rng.standard_normal(done.size)
-    spiking = rng.random(done.size) < SPIKES
-    height = rng.uniform(*SPIKE, done.size)
+    spiking = rng.random(done.size) < constants.SPIKES
+    height = rng.uniform(*constants.SPIKE, done.size)
     if erratic:
-        done = done // PLATEAU * PLATEAU
+        done = done // constants.PLATEAU * constants.PLATEAU
     above = math.log(row.classes) - row.floor
-    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * done / to_target)
-    curve *= np.exp((ERRATIC_SPREAD if erratic else LOSS_SPREAD) * noise)
+    curve: FloatArray = row.floor + above / (1 + (1 / constants.LOSS_LEFT - 1) * done / to_target)
+    curve *= np.exp((constants.ERRATIC_SPREAD if erratic else constants.LOSS_SPREAD) * noise)
     if erratic:
         curve[spiking] *= height[spiking]
     return curve
@@ -138,14 +104,9 @@ def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> F
     rate = 3 / to_target  # 5% (e^-3) of the way remains at the target
     way = -np.expm1(-rate * done) / -np.expm1(-3.0)
     curve = guess + (row.target - guess) * way + 0.01 * rng.standard_normal(done.size)
-    limits = (row.target + MARGIN, 1.0), (0.0, row.target - MARGIN)
-    return np.array(
-        [
-            min(max(value, low), high)
-            for epoch, value in enumerate(curve.tolist())
-            for low, high in [limits[epoch <= to_target]]
-        ]
-    )
+    low = np.where(done > to_target, row.target + MARGIN, 0.0)
+    high = np.where(done > to_target, 1.0, row.target - MARGIN)
+    return np.asarray(np.clip(curve, low, high))
 
 
 def model_bytes(row: Row) -> float:
@@ -154,19 +115,16 @@ def model_bytes(row: Row) -> float:
 
 
 def sync_s(row: Row, placement: Placement) -> float:
-    """Return the seconds of a ring all-reduce: 2 (c - 1) steps, each with 1/c of the gradients.
-
-    Args:
-        placement: slots on each node; c in total.
-    """
+    """Return the seconds of a ring all-reduce: 2 (c - 1) steps, each with 1/c of the gradients."""
     workers = sum(placement)
     apart = sum(slots > 0 for slots in placement) > 1
-    hop_s = NETWORK_HOP_S if apart else NODE_HOP_S
-    bytes_per_s = NETWORK_BYTES_PER_S if apart else NODE_BYTES_PER_S
+    hop_s = constants.NETWORK_HOP_S if apart else constants.NODE_HOP_S
+    bytes_per_s = constants.NETWORK_BYTES_PER_S if apart else constants.NODE_BYTES_PER_S
     return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
 
 
-def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
+@lru_cache(maxsize=100_000)
+def step_parts(row: Row, placement: Placement, batch: int) -> StepTimes:
     """Return the passes of a step with a global batch that is divided evenly between the workers.
 
     If the local batch does not fit the memory, a step takes several passes. Only the last pass
@@ -177,12 +135,12 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
     passes = math.ceil(local / row.memory)
     compute_s = row.fixed_ms / 1000 + local / passes / row.peak
     pass_s = math.hypot(compute_s, sync_s(row, placement))
-    return StepParts(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
+    return StepTimes(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
 
 
 def step_s(row: Row, placement: Placement, batch: int) -> float:
     """Return the seconds of a step with a global batch, divided evenly between the workers."""
-    return step_parts(row, placement, batch).step_s
+    return seconds_of(step_parts(row, placement, batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +153,16 @@ class Workload:
     samples: int  # ||D||
 
 
-def _named(application: str, row: Row, samples: int) -> Workload:
-    return Workload(f"{application}-{samples / 1000:g}k", application, row, samples)
-
-
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    workload.name: workload
+    name: Workload(name, application, row, samples)
     for application, row in ROWS.items()
-    for samples in SIZES[application.partition("-")[2]]
-    for workload in [_named(application, row, samples)]
+    for samples in constants.SIZES[application.partition("-")[2]]
+    for name in [f"{application}-{samples / 1000:g}k"]
 }
 
 
 def workload_of(name: str) -> Workload:
-    """Return the workload with a name like `resnet18-cifar10-20k`.
-
-    Raises:
-        TraceError: if there is no such workload; suggests similar names.
-    """
+    """Return the workload with a name like `resnet18-cifar10-20k`, or raise `TraceError`."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
@@ -228,12 +178,12 @@ def duration_s(name: str, slots: int) -> float:
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
-    seconds_per_sample = step_s(row, packed(slots, GPUS_PER_NODE), batch) / batch
+    seconds_per_sample = step_s(row, packed(slots, constants.GPUS_PER_NODE), batch) / batch
     return sum(
         workload.samples
         * seconds_per_sample
         / efficiency(row, batch, noise_scale(row, epoch / row.epochs))
-        for epoch in range(row.epochs + ABOVE_TARGET)
+        for epoch in range(row.epochs + constants.ABOVE_TARGET)
     )
 
 
@@ -243,7 +193,6 @@ def closest(gpu_seconds: float, slots: int) -> str:
 
 
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
-Steps = dict[tuple[Placement, int], StepParts]  # key: placement and global batch
 
 
 @dataclass(eq=False)
@@ -252,8 +201,6 @@ class Table2Model(TrainingModel):
 
     stated: bool = False  # True: users state epochs; False: a target accuracy
     erratic: bool = False  # True: losses have plateaus, spikes and more noise
-    # Application -> (placement, global batch) -> parts of a step. All jobs share this cache.
-    steps: dict[str, Steps] = field(default_factory=lambda: {name: {} for name in ROWS})
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
@@ -296,18 +243,17 @@ class Table2Job(JobModel):
         """Draw the job's number of epochs and noise from `seed` and the job's name."""
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
-        usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
+        usual = row.epochs * math.exp(constants.EPOCHS_SPREAD * rng.standard_normal())
         if job.samples is not None:  # recorded work includes the epochs above the target
-            usual = job.samples / workload.samples - ABOVE_TARGET
+            usual = job.samples / workload.samples - constants.ABOVE_TARGET
         self._to_target = max(1, round(usual))
         self.application, self.epoch_samples = workload.application, workload.samples
         self._row = row
-        self.epochs = self._to_target + ABOVE_TARGET
+        self.epochs = self._to_target + constants.ABOVE_TARGET
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=model.erratic)
-        self._steps = model.steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
+        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=constants.ABOVE_TARGET)
         if model.stated:
             stop = StopRule(epochs=self.epochs)
         if model.stated and job.utility is not None:  # a stated deadline implies a known length
@@ -318,32 +264,24 @@ class Table2Job(JobModel):
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group; the noise scale is constant within an epoch."""
         key = (placement, batch, epoch)
-        known = self._throughputs.get(key)
-        if known is not None:
-            return known
-        parts = self._step_parts(placement, batch)
-        took_s = parts.step_s
-        useful = efficiency(self._row, batch, self._true_scale(epoch))
-        throughput = Throughput(batch / took_s, useful * batch / took_s, took_s, parts=parts)
-        self._throughputs[key] = throughput
-        return throughput
+        if key not in self._throughputs:
+            parts = step_parts(self._row, placement, batch)
+            took_s = seconds_of(parts)
+            useful = efficiency(self._row, batch, self._true_scale(epoch))
+            found = Throughput(batch / took_s, useful * batch / took_s, took_s, parts=parts)
+            self._throughputs[key] = found
+        return self._throughputs[key]
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Return the progress lost at a jump of the batch, which can exceed the job's progress."""
         return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale measured in the running epoch, with its error of measurement.
-
-        It does not depend on the batch. The throughput uses the true noise scale.
-        """
+        """Return the noise scale measured in the running epoch; speeds use the true one."""
         return self.epoch_metrics(epoch + 1, batch).noise_scale
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return the report after `epoch` epochs; repeated calls return the same report.
-
-        The noise scale in the report is that of the finished epoch, with an error of measurement.
-        """
+        """Return the report after `epoch` epochs, with the noise scale of the finished epoch."""
         return self._reports[min(epoch, self.epochs)]
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
@@ -356,28 +294,20 @@ class Table2Job(JobModel):
     def _true_scale(self, epoch: int) -> float:
         return self._phi[min(epoch, self.epochs)]
 
-    def _step_parts(self, placement: Placement, batch: int) -> StepParts:
-        key = (placement, batch)
-        if key not in self._steps:
-            self._steps[key] = step_parts(self._row, placement, batch)
-        return self._steps[key]
-
 
 def costs_of(row: Row) -> ChangeCosts:
     """Return the costs of changes; a start from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
-    quick, slow = RESTART_S
-    return ChangeCosts(
-        start_s=COLD_START_S,
-        restart_s=quick + (slow - quick) * share,
-        prepare_s=PREPARE_S,
-        switch_s=SWITCH_S,
-    )
+    quick, slow = constants.RESTART_S
+    return replace(TYPICAL_COSTS, restart_s=quick + (slow - quick) * share)
 
 
 TYPICAL_COSTS: Final = ChangeCosts(
-    start_s=COLD_START_S, restart_s=sum(RESTART_S) / 2.0, prepare_s=PREPARE_S, switch_s=SWITCH_S
+    start_s=constants.COLD_START_S,
+    restart_s=sum(constants.RESTART_S) / 2.0,
+    prepare_s=constants.PREPARE_S,
+    switch_s=constants.SWITCH_S,
 )
 
 
@@ -395,6 +325,6 @@ def _spec(
         batch_size=first,
         max_batch_size=most,
         max_local_batch=max(first, row.memory),  # a batch beyond the memory takes several passes
-        slots=(1, max(MAX_SLOTS, job.slots)),
+        slots=(1, max(constants.MAX_SLOTS, job.slots)),
         stop=stop,
     )

@@ -1,18 +1,15 @@
 """Generators of traces: Table 2's workloads, recorded loss curves, Harmony's testbed, utilities.
 
-Every arrival process has the mean time between jobs as an argument, so that processes can be
-compared at the same load. It returns increasing times in seconds, shape (jobs,). The quantiles are
-those of Microsoft's Philly trace, 82,247 completed jobs of September to December 2017:
-https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
+Arrival processes return increasing times in seconds, shape (jobs,), for a mean time between jobs.
+The quantiles are those of Microsoft's Philly trace, 82,247 completed jobs of September to December
+2017: https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
 Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads*, USENIX ATC '19. Numbers have four
 significant digits.
 
-Equal arguments produce equal traces. Each property has its own random stream, so that a trace with
-crashes differs from the same trace without crashes only in the crashes. Arguments of all
-generators: `arrivals` is a key of `PROCESSES`. `crash_share` is the share of jobs whose scripts
-fail once, and `cancel_share` the share of jobs that their users cancel. `most_slots` is the size of
-the cluster, and no job requests more. Generators raise `TraceError` if a number is out of range or
-a name is unknown.
+Each property has its own random stream, so that a trace with crashes differs from the same trace
+without crashes only in the crashes. In all generators, `arrivals` is a key of `PROCESSES`,
+`crash_share` is the share of jobs whose scripts fail once, `cancel_share` the share of jobs that
+their users cancel, and `most_slots` the size of the cluster.
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
-from controlplane.sim.cluster import TraceError
+from controlplane.prediction import FloatArray
 from controlplane.sim.models.curves import WORK_CORE_S, LossCurve
 from controlplane.sim.models.demands import demand_of
 from controlplane.sim.models.harmony import BATCHES, JOB_S
@@ -34,8 +30,6 @@ from controlplane.sim.models.table2_constants import CRASHES, PATIENCE, USER_SHA
 from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import Utility
-
-FloatArray = NDArray[np.float64]
 
 # --- distributions of a real cluster
 
@@ -73,7 +67,7 @@ MAX_GAP_QUANTILE: Final = 0.999  # longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int) -> FloatArray:
-    """Draw the GPU times of `n` jobs in seconds, by inverse transform with geometric interpolation.
+    """Draw GPU times in seconds, by inverse transform with geometric interpolation.
 
     Their mean is 44,200 s, 3% above the trace's mean, because the table has little detail about the
     longest jobs.
@@ -85,8 +79,7 @@ def sample_gaps(rng: Generator, n: int) -> FloatArray:
     """Draw `n` independent times between submissions, in seconds.
 
     In the Philly trace busy hours follow busy hours; independent times lose this property. Gaps
-    above the 99.9% quantile (38 minutes; the longest is three days) are not drawn, because they are
-    holes in the trace.
+    above the 99.9% quantile (38 minutes) are not drawn, because they are holes in the trace.
     """
     return _gaps_at(rng.uniform(0.0, MAX_GAP_QUANTILE, n))
 
@@ -131,9 +124,8 @@ def bursts(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 def google(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     """Return times of bursts under a changing load, like those in Google's cluster trace.
 
-    Harmony uses the arrivals of that trace, scaled down; this generator is our own. Users submit
-    groups with a geometric size of `GOOGLE_GROUP_JOBS` on average. A new log-normal rate applies to
-    each stretch of about twenty jobs.
+    Harmony scales that trace down; this generator is our own. Users submit groups with a geometric
+    size of `GOOGLE_GROUP_JOBS` on average. A log-normal rate applies to about twenty jobs.
     """
     sizes = rng.geometric(1.0 / GOOGLE_GROUP_JOBS, jobs)
     sigma = np.sqrt(np.log1p(GOOGLE_SPREAD**2))
@@ -155,28 +147,6 @@ PROCESSES: Final[Mapping[str, Arrivals]] = {
 }  # fmt: skip
 
 
-def arrival_times(
-    rng: Generator, jobs: int, process: str, mean_s: float, shares: Sequence[float] = ()
-) -> list[float]:
-    """Return the times of a process, after a check of the arguments.
-
-    Raises:
-        TraceError: if a number or share is out of its range, or the process is unknown.
-    """
-    if jobs < 1:
-        raise TraceError(f"{jobs} jobs are too few", "give at least 1", "jobs")
-    if process not in PROCESSES:
-        problem = f"unknown arrival process {process!r}"
-        raise TraceError(problem, f"choose from {', '.join(PROCESSES)}", "arrivals")
-    if not 0.0 < mean_s < float("inf"):
-        problem = f"{mean_s} s between submissions are impossible"
-        raise TraceError(problem, "give a positive number", "mean_interval_s")
-    for share in shares:
-        if not 0.0 <= share <= 1.0:
-            raise TraceError(f"{share} is not a share of the jobs", "give 0 to 1", "share")
-    return [float(at) for at in PROCESSES[process](rng, jobs, mean_s)]
-
-
 # --- traces
 
 
@@ -195,30 +165,26 @@ def generate(
 
     ONES, appendix: GPU times are drawn from Microsoft's trace, and each is replaced by the workload
     with the closest GPU time. The paper does not specify how many GPUs its jobs request. Here this
-    number is drawn first, and workloads are compared on as many GPUs. With mix "uniform" all
-    workloads are equally frequent.
+    number is drawn first. With mix "uniform" all workloads are equally frequent.
     """
     rngs = [default_rng((seed, number)) for number in range(5)]
-    times = arrival_times(rngs[0], jobs, arrivals, mean_interval_s, (crash_share, cancel_share))
+    times = PROCESSES[arrivals](rngs[0], jobs, mean_interval_s)
     drawn = rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)
     slots = [min(int(many), most_slots or int(many)) for many in drawn]
     if mix == "uniform":
         names = [str(name) for name in rngs[2].choice(tuple(WORKLOADS), size=jobs)]
     else:
         names = [closest(float(s), n) for s, n in zip(sample(rngs[2], jobs), slots, strict=True)]
-    fates = _fates(rngs[3], rngs[4], jobs, crash_share, cancel_share)
-    return _trace(
-        f"table2-{mix}-{jobs}-{seed}",
-        times,
-        (
-            {"workload": name, "slots": many, "own_s": duration_s(name, many)}
-            for name, many in zip(names, slots, strict=True)
-        ),
-        fates,
+    drawn_jobs = (
+        (duration_s(name, many), {"workload": name, "slots": many})
+        for name, many in zip(names, slots, strict=True)
     )
+    fates = _fates(rngs[3], rngs[4], jobs, crash_share, cancel_share)
+    return _trace(f"table2-{mix}-{jobs}-{seed}", times, drawn_jobs, fates)
 
 
-Fate = tuple[float | None, float | None]  # share of the work at a crash; patience in `own_s`
+Job = tuple[float, dict[str, Any]]  # seconds alone; other fields
+Fate = tuple[float | None, float | None]  # share of the work at a crash; patience in times alone
 
 
 def _fates(
@@ -238,24 +204,21 @@ def shares(
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
 
 
-def _trace(
-    name: str, times: Sequence[float], jobs: Iterable[dict[str, Any]], fates: Sequence[Fate]
-) -> Trace:
-    """Return a trace of jobs with the fields in `jobs`; their `own_s` is the unit of patience."""
-    found = []
-    for number, (at, job, (crash, patience)) in enumerate(zip(times, jobs, fates, strict=True), 1):
-        own_s = job.pop("own_s")
-        cancelled_after_s = None if patience is None else patience * own_s
-        found.append(
+def _trace(name: str, times: FloatArray, jobs: Iterable[Job], fates: Sequence[Fate]) -> Trace:
+    drawn = zip(times.tolist(), jobs, fates, strict=True)
+    return Trace(
+        name=name,
+        jobs=tuple(
             TraceJob(
                 name=f"job-{number:04d}",
                 at=Seconds(at),
                 crashes_at=crash,
-                cancelled_after_s=cancelled_after_s,
-                **job,
+                cancelled_after_s=None if patience is None else patience * own_s,
+                **fields,
             )
-        )
-    return Trace(name=name, jobs=tuple(found))
+            for number, (at, (own_s, fields), (crash, patience)) in enumerate(drawn, 1)
+        ),
+    )
 
 
 USER_CORES: Final = (16, 32, 64)  # sizes that users request, for policies of fixed sizes; chosen
@@ -284,23 +247,17 @@ def generate_curves(
     for curve in curves:
         families.setdefault(curve.family, []).append(curve.name)
     rngs = [default_rng((seed, number)) for number in range(5)]
-    times = arrival_times(rngs[0], jobs, arrivals, mean_interval_s)
+    times = PROCESSES[arrivals](rngs[0], jobs, mean_interval_s)
     drawn = rngs[1].random((jobs, 2)).tolist()
     sizes = rngs[2].choice(USER_CORES, size=jobs).tolist()
     most = most_slots or max(USER_CORES)
-    return _trace(
-        f"curves-{jobs}-{seed}",
-        times,
-        (
-            {
-                "workload": _pick(_pick(list(families.values()), one), other),
-                "slots": min(size, most),
-                "own_s": work_core_s / size,
-            }
-            for (one, other), size in zip(drawn, sizes, strict=True)
-        ),
-        _fates(rngs[3], rngs[4], jobs, crash_share, cancel_share),
+    names = (_pick(_pick(list(families.values()), one), other) for one, other in drawn)
+    drawn_jobs = (
+        (work_core_s / size, {"workload": name, "slots": min(size, most)})
+        for name, size in zip(names, sizes, strict=True)
     )
+    fates = _fates(rngs[3], rngs[4], jobs, crash_share, cancel_share)
+    return _trace(f"curves-{jobs}-{seed}", times, drawn_jobs, fates)
 
 
 def _pick(options: list[Any], share: float) -> Any:
@@ -333,29 +290,27 @@ def generate_harmony(
     a job alone, in seconds.
     """
     rngs = [default_rng((seed, number)) for number in range(7)]
-    times = arrival_times(rngs[0], jobs, arrivals, mean_interval_s)
+    times = PROCESSES[arrivals](rngs[0], jobs, mean_interval_s)
     models = [str(name) for name in rngs[1].choice(tuple(BATCHES), size=jobs)]
     most = min(MAX_WORKERS, most_slots or MAX_WORKERS)
     workers = rngs[2].integers(1, most + 1, size=jobs).tolist()
     drawn = rngs[3].integers(1, MAX_WORKERS + 1, size=jobs)
     servers = np.where(rngs[3].random(jobs) < SERVED_SHARES[exchange], drawn, 0).tolist()
     lengths = job_s * rngs[4].lognormal(-(SPREAD**2) / 2.0, SPREAD, size=jobs)  # mean: job_s
-    return _trace(
-        f"harmony-{exchange}-{jobs}-{seed}",
-        times,
+    columns = (models, workers, servers, lengths.tolist())
+    drawn_jobs = (
         (
+            length,
             {
                 "workload": f"{model}-{served}ps" if served else model,
                 "slots": many,
                 "samples": round(length * BATCHES[model] * many / demand_of(model).step_s),
-                "own_s": length,
-            }
-            for model, many, served, length in zip(
-                models, workers, servers, lengths.tolist(), strict=True
-            )
-        ),
-        _fates(rngs[5], rngs[6], jobs, crash_share, cancel_share),
+            },
+        )
+        for model, many, served, length in zip(*columns, strict=True)
     )
+    fates = _fates(rngs[5], rngs[6], jobs, crash_share, cancel_share)
+    return _trace(f"harmony-{exchange}-{jobs}-{seed}", times, drawn_jobs, fates)
 
 
 VALUES: Final = (1.0, 100.0)  # range of theta_1, the value of a job
@@ -371,9 +326,9 @@ def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) 
 
     OASiS (Bao et al., INFOCOM '18, section VI): values are uniform in [1, 100]. 10% of the jobs are
     insensitive to time, 55% are sensitive with decays in [0.01, 1] per time slot, and 35% are
-    critical with decays in [4, 6]. Paper: deadlines are 1 to 15 time slots for all jobs. Here:
-    deadlines are 1.5 to 6 times the job's time alone on the slots that its user requests (`own_s`,
-    seconds), and a time slot is an eighth of the deadline, because jobs run from a minute to a day.
+    critical with decays in [4, 6]. Paper: deadlines are 1 to 15 time slots. Here: deadlines are 1.5
+    to 6 times the job's time alone on the requested slots (`own_s`, seconds), and a time slot is an
+    eighth of the deadline, because jobs run from a minute to a day.
     """
     rng = default_rng((seed, STREAM))
     jobs = []

@@ -49,9 +49,8 @@ Slots = dict[NodeId, int]  # number of slots of each present node
 def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
     """Return the jobs of a journal, their history, and the cluster when it had most slots.
 
-    If the oldest inputs were deleted, the replay starts from the oldest saved state. The file is
-    opened read-only. A transaction that a crash interrupted was never reported as durable and is
-    ignored.
+    The file is opened read-only. If the oldest inputs were deleted, the replay starts from the
+    oldest saved state.
 
     Returns:
         Jobs, their histories, slots by node, and the number of past jobs whose rows are damaged.
@@ -140,13 +139,10 @@ UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it wa
 def recording_from_journal(journal: Path) -> Recording:
     """Return a recording of the jobs in a journal, with all measurements of their behaviour.
 
-    The journal is only read; its controller may be running. A recording contains no environments,
-    arguments, paths, scripts or names of users; users have numbers. It omits resizes and pauses by
-    operators, and failures of scripts that succeeded when retried. It has no GPU models of nodes,
-    because no measurement names its GPU.
-
-    Raises:
-        TraceError: if this release cannot read the journal, or no job can be replayed.
+    The controller of the journal may be running. A recording contains no environments, arguments,
+    paths, scripts or names of users; users have numbers. It omits resizes and pauses by operators,
+    and failures of scripts that succeeded when retried. It has no GPU models of nodes, because no
+    measurement names its GPU.
     """
     jobs, histories, slots, damaged = replay_journal(journal)
     if not jobs:
@@ -244,7 +240,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
     for info in history.epochs:
         if info.epoch < 1 or info.global_batch < 1:
             continue
-        speed = _speed(info) if _measured(info) else None
+        speed = _speed(info)
         lasted_s = None
         if speed is not None and before is not None and info.epoch == before.epoch + 1:
             # A group that restarted from the end of the previous epoch paused in between.
@@ -279,7 +275,10 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
     return Family(
         name=name,
         speeds=tuple(
-            _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
+            speed
+            for job in jobs
+            for speed in map(_speed, histories.of(job.job).epochs)
+            if speed is not None
         ),
         epoch_samples=max(job.progress.epoch_length for job in jobs),
         took=_change_times(histories.of(job.job) for job in jobs),
@@ -288,12 +287,12 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
     )
 
 
-def _measured(info: EpochInfo) -> bool:
-    fast = _positive(info.samples_per_s) is not None
-    return info.whole and info.slots > 0 and info.nodes > 0 and info.global_batch > 0 and fast
-
-
-def _speed(info: EpochInfo) -> EpochSpeed:
+def _speed(info: EpochInfo) -> EpochSpeed | None:
+    """Return the speed of a whole epoch that one group trained, or None if it was not measured."""
+    if not info.whole or min(info.slots, info.nodes, info.global_batch) <= 0:
+        return None
+    if _positive(info.samples_per_s) is None:
+        return None
     times = info.step_times
     return EpochSpeed(
         info.nodes,

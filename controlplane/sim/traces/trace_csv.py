@@ -1,20 +1,19 @@
 """Files of traces: our own CSV layout, and importers of other projects' traces.
 
 Our columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
-*Pollux* (OSDI '21) have the same columns and can be read unchanged. Optional columns are
+*Pollux* (OSDI '21) have the same columns. Optional columns are
 `user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell means the
 default value.
 
 No foreign trace has enough data to train the same jobs. The workload of an imported job is
 therefore `gpu-time:SECONDS`, its slots times its duration. The model replaces it by the workload
 with the closest GPU time, as the ONES paper does with Microsoft's trace. Names of models are not
-used: a `vgg19` or `LM` in these traces trains other data for another number of steps, so the GPU
-time says more than the name. Batch sizes are those of the chosen workload.
+used: a `vgg19` or `LM` in these traces trains other data for another number of steps.
 
-The durations of Gavel's jobs follow from the speeds of Gavel's workloads. The speeds of single,
-consolidated jobs on V100 are from `simulation_throughputs.json` of
-https://github.com/stanford-futuredata/gavel (MIT), with four significant digits; Narayanan et al.,
-*Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
+The durations of Gavel's jobs follow from the speeds of single, consolidated jobs on V100 in
+`simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), with four
+significant digits; Narayanan et al., *Heterogeneity-Aware Cluster Scheduling Policies for Deep
+Learning Workloads*, OSDI '20.
 
 A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
@@ -28,11 +27,12 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
 from controlplane.sim.models.recording import write_whole
+from controlplane.sim.models.table2 import GPU_TIME
 from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import MAX_UTILITY, Utility
@@ -47,13 +47,8 @@ MIN_SHARE: Final = 1e-9  # smallest share of a job's work before and after a cra
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace, sorted by time; simultaneous jobs stay in the file's order.
-
-    The name of the trace is the file name without its suffix.
-    """
-    return build_trace(
-        path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
-    )
+    """Read a trace, sorted by time; its name is the file name without the suffix."""
+    return build_trace(path.stem, path, map(_job, with_header(path, REQUIRED, OPTIONAL)))
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -67,9 +62,8 @@ def write_trace(trace: Trace, path: Path) -> None:
         csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
         if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
             problem = f"{path}:{line}: job {job.name!r} would not be read back equal"
-            raise TraceError(
-                problem, "leave out blanks around names, and fractions of whole numbers"
-            )
+            hint = "leave out blanks around names, and fractions of whole numbers"
+            raise TraceError(problem, hint)
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
     write_whole(path, text.getvalue(), TraceError)
@@ -170,7 +164,6 @@ STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 Layout = Literal["pollux", "gavel", "tiresias", "philly"]
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its duration only
 
 TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 TIRESIAS_OPTIONAL: Final = ("iterations", "model_name", "interval")
@@ -197,16 +190,9 @@ TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
     """Read the jobs of a foreign trace, except jobs that need more than `most_slots` slots."""
-    if layout not in get_args(Layout):
-        hint = f"choose one of {', '.join(get_args(Layout))}"
-        raise TraceError(f"unknown layout {layout!r}", hint, "layout")
     jobs = _JOBS[layout](path)
     fitting = (job for job in jobs if most_slots is None or job.slots <= most_slots)
     return build_trace(path.stem, path, fitting)
-
-
-def _pollux(path: Path) -> Iterator[TraceJob]:
-    yield from read_trace(path).jobs
 
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:
@@ -274,8 +260,8 @@ def _parse_time(row: CsvRow) -> dt.datetime:
         raise row.error("timestamp", f"{said!r} is not a time", hint) from None
 
 
-_JOBS: Final[Mapping[Layout, Callable[[Path], Iterator[TraceJob]]]] = {
-    "pollux": _pollux,
+_JOBS: Final[Mapping[Layout, Callable[[Path], Iterable[TraceJob]]]] = {
+    "pollux": lambda path: read_trace(path).jobs,
     "gavel": _gavel,
     "tiresias": _tiresias,
     "philly": _philly,

@@ -10,8 +10,6 @@ from typing import Final
 
 from controlplane.sim.analysis.bounds import least_flow
 
-MAX_JOBS: Final = 5
-MAX_SLOTS: Final = 4
 MARGIN: Final = 1e-9  # of a completion time, below which two schedules are as good
 
 
@@ -26,37 +24,18 @@ def brute_force(
     4 jobs, some seconds for most instances of 5.
 
     Args:
-        release: seconds, one for each of at most `MAX_JOBS` jobs.
+        release: seconds, one for each job.
         work: of each job, in what its speeds count in a second.
-        speeds: of each job on 0, 1, 2 ... slots; on more slots than it has entries, the last.
-        slots: of the cluster, at most `MAX_SLOTS`.
-
-    Returns:
-        Seconds; 0 without jobs.
-
-    Raises:
-        ValueError: if the instance is larger, or a job could never end.
+        speeds: of each job on 0, 1, 2 ... slots.
+        slots: of the cluster.
     """
-    if len(work) > MAX_JOBS or not 1 <= slots <= MAX_SLOTS:
-        raise ValueError(f"too large to try everything: {len(work)} jobs, {slots} slots")
-    if not len(release) == len(work) == len(speeds):
-        raise ValueError("release, work and speeds must be of the same jobs")
-    if not len(work):
-        return 0.0
     order = sorted(range(len(work)), key=lambda job: release[job])
     search = _Search(
         release=tuple(float(release[job]) for job in order),
-        speeds=tuple(_speeds_on(speeds[job], slots) for job in order),
+        speeds=tuple(tuple(speeds[job]) for job in order),
         slots=slots,
     )
     return search.best(tuple(float(work[job]) for job in order)) / len(work)
-
-
-def _speeds_on(speeds: Sequence[float], slots: int) -> tuple[float, ...]:
-    found = tuple(float(speeds[min(slot, len(speeds) - 1)]) for slot in range(1, slots + 1))
-    if not max(found, default=0.0) > 0.0:
-        raise ValueError("a job that never progresses never ends")
-    return (0.0, *found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from controlplane.sim.traces.generators import (
     GPU_TIME_S,
     PROCESSES,
     SHARES,
-    arrival_times,
     bursts,
     generate,
     google,
@@ -44,33 +43,18 @@ from schemas.ids import Seconds
 def test_times_grow_and_depend_on_the_seed(
     process: str, seed: int, jobs: int, mean_s: float
 ) -> None:
-    found = arrival_times(default_rng(seed), jobs, process, mean_s)
+    found = PROCESSES[process](default_rng(seed), jobs, mean_s)
 
     assert len(found) == jobs
     assert (np.diff(found, prepend=0.0) >= -1e-6 * mean_s).all()
-    assert found == arrival_times(default_rng(seed), jobs, process, mean_s)
+    assert (found == PROCESSES[process](default_rng(seed), jobs, mean_s)).all()
 
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_a_process_has_the_given_mean_interval(process: str) -> None:
-    found = arrival_times(default_rng(1), 100_000, process, 30.0)
+    found = PROCESSES[process](default_rng(1), 100_000, 30.0)
 
     assert found[-1] / 100_000 == pytest.approx(30.0, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "process", "mean_s", "field"),
-    [
-        (0, "poisson", 30.0, "jobs"), (3, "poisson", 0.0, "mean_interval_s"),
-        (3, "philly", np.nan, "mean_interval_s"), (3, "google", np.inf, "mean_interval_s"),
-        (3, "never", 30.0, "arrivals"),
-    ],
-)  # fmt: skip
-def test_impossible_numbers_are_refused(jobs: int, process: str, mean_s: float, field: str) -> None:
-    with pytest.raises(TraceError) as refused:
-        arrival_times(default_rng(0), jobs, process, mean_s)
-
-    assert (refused.value.field, bool(refused.value.hint)) == (field, True)
 
 
 def test_jobs_of_google_arrive_in_groups_of_three_on_average() -> None:

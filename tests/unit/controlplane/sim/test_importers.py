@@ -114,11 +114,6 @@ def test_a_malformed_line_is_named(tmp_path: Path, layout: Layout, content: str,
     assert str(caught.value).startswith(f"{path}{said}")
 
 
-def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="choose one of pollux, gavel, tiresias, philly"):
-        import_trace(tmp_path, "helios")  # type: ignore[arg-type] # as a user may write it
-
-
 LINES = st.text(st.sampled_from("0123456789.,-:\t ex\n\"'naif\0é"), max_size=80)
 
 

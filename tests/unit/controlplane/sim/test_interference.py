@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of
 from controlplane.sim.models.interference import (
-    DistributedInterference,
     InterferenceSpec,
-    PairwiseInterference,
-    ResourceInterference,
     make_interference,
     measured_name,
     node_demand,
+    of_pairs,
+    of_resources,
+    of_spread_jobs,
     parse_interference,
     read_pairs,
     scale_for,
@@ -128,16 +128,13 @@ def crowds(draw: st.DrawFn) -> tuple[On, ToyJobs]:
 def speed_shares(rule: Interference, on: On) -> dict[JobId, float]:
     jobs = dict.fromkeys(job for here in on.values() for job in here)
     return {
-        job: rule.remaining_speed(job, {node: here for node, here in on.items() if job in here})
-        for job in jobs
+        job: rule(job, {node: here for node, here in on.items() if job in here}) for job in jobs
     }
 
 
 def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:
     forms = ("pollux:0.3", "pairwise:0.3", "class:0.3", "resources:0.3", f"gavel:{pairs}")
-    made = [
-        make_interference(parse_interference(form), jobs, 1, all_of(*SIX, "bert")) for form in forms
-    ]
+    made = [make_interference(form, jobs, 1, all_of(*SIX, "bert")) for form in forms]
     return [rule for rule in made if rule is not None]
 
 
@@ -156,10 +153,10 @@ def test_a_lonely_job_keeps_its_speed_and_another_neighbour_never_adds_to_it(
             its = {node: here for node, here in on.items() if job in here}
             assert 0.0 < share <= 1.0
             alone = {node: {job: here[job]} for node, here in its.items()}
-            assert rule.remaining_speed(job, alone) == 1.0
+            assert rule(job, alone) == 1.0
             for gone in {other for here in its.values() for other in here} - {job}:
                 fewer = {n: {k: v for k, v in h.items() if k != gone} for n, h in its.items()}
-                assert rule.remaining_speed(job, fewer) >= share
+                assert rule(job, fewer) >= share
 
 
 @pytest.mark.parametrize("kind", ["class", "resources"])
@@ -170,9 +167,9 @@ def test_random_pairs_of_the_models_lose_the_given_share(kind: str) -> None:
     losses = []
     for mine, other in permutations(SIX, 2):
         jobs = ToyJobs(on, {A: mine, B: other}, servers=2)
-        rule = make_interference(parse_interference(f"{kind}:0.3"), jobs, 1, demands)
+        rule = make_interference(f"{kind}:0.3", jobs, 1, demands)
         assert rule is not None
-        losses.append(1.0 - rule.remaining_speed(A, on))
+        losses.append(1.0 - rule(A, on))
 
     assert sum(losses) / len(losses) == pytest.approx(0.3, abs=1e-6)
 
@@ -181,38 +178,38 @@ def test_random_pairs_of_the_models_lose_the_given_share(kind: str) -> None:
 
 
 def test_spread_jobs_slow_each_other_down_once_and_jobs_on_one_node_never() -> None:
-    rule = DistributedInterference(0.25, SPREAD.__contains__)
+    rule = of_spread_jobs(0.25, SPREAD.__contains__)
 
-    for at, share in (({N0: [A, B], N1: [A, B]}, 0.75), ({N0: [A], N1: [A, B]}, 0.75),
-                      ({N0: [A, C], N1: [A]}, 1.0)):  # fmt: skip
-        assert rule.remaining_speed(A, at) == share
-    assert rule.remaining_speed(C, {N0: [A, B, C]}) == 1.0
+    for at, share in (({N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}, 0.75), ({N0: {A: 1}, N1: {A: 1, B: 1}}, 0.75),
+                      ({N0: {A: 1, C: 1}, N1: {A: 1}}, 1.0)):  # fmt: skip
+        assert rule(A, at) == share
+    assert rule(C, {N0: {A: 1, B: 1, C: 1}}) == 1.0
 
 
-def pairwise(mean: float = 0.3, seed: int = 1) -> PairwiseInterference:
-    return PairwiseInterference(mean, seed, lambda name: str(name)[0])
+def pairwise(mean: float = 0.3, seed: int = 1) -> Interference:
+    return of_pairs(mean, seed, lambda name: str(name)[0])
 
 
 def test_the_worst_neighbour_counts_and_a_pair_of_families_has_one_loss() -> None:
     rule, late = pairwise(), pairwise()
-    one, other = rule.remaining_speed(A, {N0: [A, B]}), rule.remaining_speed(A, {N0: [A, C]})
-    late.remaining_speed(C, {N0: [A, B, C]})
+    one, other = rule(A, {N0: {A: 1, B: 1}}), rule(A, {N0: {A: 1, C: 1}})
+    late(C, {N0: {A: 1, B: 1, C: 1}})
 
-    assert rule.remaining_speed(A, {N0: [A, B], N1: [A, C]}) == min(one, other)
-    assert late.remaining_speed(A, {N0: [B, A]}) == one
-    assert one != rule.remaining_speed(B, {N0: [A, B]})
-    assert one != pairwise(seed=2).remaining_speed(A, {N0: [A, B]})
+    assert rule(A, {N0: {A: 1, B: 1}, N1: {A: 1, C: 1}}) == min(one, other)
+    assert late(A, {N0: {B: 1, A: 1}}) == one
+    assert one != rule(B, {N0: {A: 1, B: 1}})
+    assert one != pairwise(seed=2)(A, {N0: {A: 1, B: 1}})
 
 
 @given(st.floats(0.0, 0.99), st.integers(0, 99))
 def test_a_job_keeps_a_share_of_its_speed(mean: float, seed: int) -> None:
-    kept = pairwise(mean, seed).remaining_speed(A, {N0: [A, B, C]})
+    kept = pairwise(mean, seed)(A, {N0: {A: 1, B: 1, C: 1}})
 
     assert max(0.1, 1.0 - 2.0 * mean) - 1e-9 <= kept <= 1.0
 
 
 def test_losses_have_the_given_mean() -> None:
-    kept = [pairwise(0.25, seed).remaining_speed(A, {N0: [A, B]}) for seed in range(400)]
+    kept = [pairwise(0.25, seed)(A, {N0: {A: 1, B: 1}}) for seed in range(400)]
 
     assert 1.0 - sum(kept) / len(kept) == pytest.approx(0.25, abs=0.03)
 
@@ -223,15 +220,15 @@ def test_losses_have_the_given_mean() -> None:
 def test_classes_slow_down_their_like_most_and_every_neighbour_counts() -> None:
     families = {A: "vgg16", B: "wlm", C: "resnext110"}
     jobs = ToyJobs({}, families)
-    rule = make_interference(InterferenceSpec("class", 0.3), jobs, 1, all_of(*SIX))
+    rule = make_interference("class:0.3", jobs, 1, all_of(*SIX))
     assert rule is not None
 
-    like = rule.remaining_speed(A, {N0: {A: 1, B: 1}})
-    unlike = rule.remaining_speed(A, {N0: {A: 1, C: 1}})
+    like = rule(A, {N0: {A: 1, B: 1}})
+    unlike = rule(A, {N0: {A: 1, C: 1}})
 
     assert like < unlike < 1.0
-    assert rule.remaining_speed(A, {N0: {A: 1, B: 1, C: 1}}) == pytest.approx(like * unlike)
-    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1, C: 1}}) == like
+    assert rule(A, {N0: {A: 1, B: 1, C: 1}}) == pytest.approx(like * unlike)
+    assert rule(A, {N0: {A: 1, B: 1}, N1: {A: 1, C: 1}}) == like
 
 
 # --- resources
@@ -266,16 +263,16 @@ def test_a_job_waits_for_its_share_of_a_resource_that_is_asked_for_too_often() -
     on: On = {N0: {A: 1, B: 1}}
     jobs = ToyJobs(on, alike=busy)
 
-    assert ResourceInterference(jobs).remaining_speed(A, on) == pytest.approx(1 / 1.25)
-    assert ResourceInterference(jobs, 2.0).remaining_speed(A, on) == pytest.approx(1 / 1.5)
+    assert of_resources(jobs)(A, on) == pytest.approx(1 / 1.25)
+    assert of_resources(jobs, 2.0)(A, on) == pytest.approx(1 / 1.5)
 
 
 def test_a_job_that_does_not_use_the_network_does_not_wait_for_it() -> None:
     on: On = {N0: {A: 1, B: 1, C: 1}, N1: {B: 1, C: 1}}
     modest = replace(PLAIN, cores=1.0, input_bytes_per_s=0.0)
-    rule = ResourceInterference(ToyJobs(on, alike=modest))
+    rule = of_resources(ToyJobs(on, alike=modest))
 
-    assert (rule.remaining_speed(A, {N0: on[N0]}), rule.remaining_speed(B, on) < 1.0) == (1.0, True)
+    assert (rule(A, {N0: on[N0]}), rule(B, on) < 1.0) == (1.0, True)
 
 
 def test_an_unreachable_share_is_refused() -> None:
@@ -326,12 +323,12 @@ def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit(gavel_file: P
 
 def test_the_worst_measured_neighbour_counts_on_gpus_of_that_type(gavel_file: Path) -> None:
     jobs = ToyJobs({}, {A: "A3C", B: "wlm", C: "nobody-knows"}, gpus={N1: "k80"})
-    rule = make_interference(InterferenceSpec("gavel", file=str(gavel_file)), jobs, 1, ())
+    rule = make_interference(f"gavel:{gavel_file}", jobs, 1, ())
     assert rule is not None
 
-    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1}}) == 0.5
-    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}) == 0.25
-    assert rule.remaining_speed(A, {N0: {A: 1, C: 1}}) == 1.0  # as A3C beside A3C
+    assert rule(A, {N0: {A: 1, B: 1}, N1: {A: 1}}) == 0.5
+    assert rule(A, {N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}) == 0.25
+    assert rule(A, {N0: {A: 1, C: 1}}) == 1.0  # as A3C beside A3C
 
 
 def test_families_find_the_nearest_measured_job() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.policy.api import EpochSeen, StepsSeen
 from controlplane.sim.engine.event_queue import SimOptions
 from controlplane.sim.engine.telemetry import MeasuredFigures
-from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario, costs_of
+from schemas.epochs import StepTimes
 from tests.support.simulations import (
     RATE,
     S0,
@@ -77,15 +77,15 @@ def test_errors_of_a_job_do_not_depend_on_other_jobs() -> None:
 
 def test_waits_for_reductions_have_errors_of_their_own_and_are_never_longer_than_a_pass() -> None:
     """Else the share of a step in which a worker waits would be known exactly."""
-    figures, true = MeasuredFigures(SimOptions(Scenario(noise=0.5))), StepParts(1.0, 0.9, 8, 2)
+    figures, true = MeasuredFigures(SimOptions(Scenario(noise=0.5))), StepTimes(1.0, 0.9, 8, 2)
 
     told = [figures.parts(A, true, faster=2.0) for _ in range(20)]
 
     waits = {each.sync_s for each in told if each is not None}
     assert len(waits) > 5
     assert max(waits) == 0.5
-    assert {replace(each, sync_s=0.0) for each in told if each} == {StepParts(0.5, 0.0, 8, 2)}
-    assert figures.parts(A, replace(true, sync_s=0.0), faster=2.0) == StepParts(0.5, 0.0, 8, 2)
+    assert {replace(each, sync_s=0.0) for each in told if each} == {StepTimes(0.5, 0.0, 8, 2)}
+    assert figures.parts(A, replace(true, sync_s=0.0), faster=2.0) == StepTimes(0.5, 0.0, 8, 2)
     assert figures.parts(A, None, faster=2.0) is None
 
 

@@ -16,12 +16,12 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     JobModel,
-    StepParts,
     Throughput,
     TrainingModel,
 )
 from controlplane.sim.models.profiles import ProfilesModel, smallest_rotation
 from controlplane.sim.results import TraceJob
+from schemas.epochs import StepTimes
 from schemas.ids import Seconds
 from schemas.jobs import StopRule
 
@@ -63,7 +63,7 @@ def test_the_first_batch_on_one_slot_is_as_measured(tmp_path: Path) -> None:
     job_model = job_model_of(write(tmp_path))
 
     assert job_model.throughput((1,), 8, 0) == Throughput(
-        samples_per_s=8.0, progress_per_s=8.0, step_s=1.0, parts=StepParts(1.0, 0.0, 8, 1)
+        samples_per_s=8.0, progress_per_s=8.0, step_s=1.0, parts=StepTimes(1.0, 0.0, 8, 1)
     )
     assert (job_model.application, job_model.epochs, job_model.epoch_samples, job_model.costs) == (
         "bert", 2, 800, COSTS,
@@ -80,7 +80,7 @@ def test_a_larger_batch_is_worth_less_for_each_sample(tmp_path: Path) -> None:
         pytest.approx(16 / 1.2),  # type: ignore[arg-type] # approx compares
         pytest.approx(gain * 8 / 1.2),  # type: ignore[arg-type]
         1.2,
-        parts=StepParts(1.2, 0.2, 8, 1),
+        parts=StepTimes(1.2, 0.2, 8, 1),
     )
 
 
@@ -89,7 +89,7 @@ def test_a_batch_above_the_local_limit_takes_two_passes(tmp_path: Path) -> None:
 
     throughput = job_model.throughput((1,), 16, 0)
     assert (throughput.step_s, throughput.samples_per_s) == (2.0, 8.0)
-    assert throughput.parts == StepParts(pass_s=1.0, sync_s=0.0, local_batch=8, passes=2)
+    assert throughput.parts == StepTimes(pass_s=1.0, sync_s=0.0, local_batch=8, passes=2)
     assert job_model.throughput((2,), 8, 0).step_s == 1.2  # smaller local batches take no less
 
 

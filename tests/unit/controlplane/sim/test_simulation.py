@@ -14,10 +14,11 @@ from controlplane.policy.registry import POLICIES
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.simulation import Simulation
-from controlplane.sim.models.demands import DEMANDS
-from controlplane.sim.models.interference import DistributedInterference, PairwiseInterference
+from controlplane.sim.models.demands import DEMANDS, Interference, Workers
+from controlplane.sim.models.interference import of_spread_jobs
 from controlplane.sim.results import TraceJob
 from controlplane.sim.scenario import Scenario
+from schemas.ids import JobId
 from schemas.wire.agent import (
     EpochReported,
     GroupFormed,
@@ -183,11 +184,20 @@ def test_a_change_in_rounds_stalls_from_the_plan_on() -> None:
 # --- neighbours and kinds of GPUs
 
 
+def half_beside(*slowed: JobId) -> Interference:
+    """The jobs `slowed` have half of their speed beside any neighbour."""
+
+    def remaining_speed(job: JobId, at: Workers) -> float:
+        return 0.5 if job in slowed and any(len(here) > 1 for here in at.values()) else 1.0
+
+    return remaining_speed
+
+
 def test_jobs_slow_down_beside_a_neighbour_and_recover_without_it() -> None:
     placed = {A: {S0: 32, T0: 32}, B: {S1: 32, T1: 32}}
 
-    def halved(simulation: Simulation) -> DistributedInterference:
-        return DistributedInterference(0.5, lambda name: len(simulation.jobs[name].placement()) > 1)
+    def halved(simulation: Simulation) -> Interference:
+        return of_spread_jobs(0.5, lambda name: len(simulation.jobs[name].placement()) > 1)
 
     run = simulated_run(
         ScriptedPolicy((0, placed)), job("a"), job("b", 5.0), nodes=TWO_NODES,
@@ -202,11 +212,9 @@ def test_a_job_recovers_when_its_neighbour_moves_away() -> None:
     """B is on A's node up to 12.0, where it moves to the other one without a stop."""
     together, apart = {A: {S0: 64}, B: {S1: 64}}, {A: {S0: 64}, B: {T0: 64}}
 
-    halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.5})
-
     run = simulated_run(
         ScriptedPolicy((0, together), (12.0, apart)), job("a"), job("b"), nodes=TWO_NODES,
-        model=ToyModel(costs=FREE), interference=lambda _: halved,
+        model=ToyModel(costs=FREE), interference=lambda _: half_beside(A, B),
     ).run()  # fmt: skip
 
     assert run.times(EpochReported, A) == [16.0, 26.0, 36.0, 46.0]
@@ -277,11 +285,10 @@ def test_telemetry_has_the_noise_scale_of_the_running_epoch() -> None:
 
 def test_telemetry_reports_usage_at_the_reduced_speed() -> None:
     script = ScriptedPolicy((0, {A: {S0: 32, T0: 32}, B: {S1: 64}}))
-    halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.0})
     simulated_run(
         script, job("a", workload="vgg16"), job("b", workload="ctc"), nodes=TWO_NODES,
         model=ToyModel(costs=FREE, epoch_samples=1000), telemetry_s=100.0,
-        interference=lambda _: halved,
+        interference=lambda _: half_beside(A),
     ).run(100.0)  # fmt: skip
 
     vgg16, ctc = DEMANDS["vgg16"], DEMANDS["ctc"]

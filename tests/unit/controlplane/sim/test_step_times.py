@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.models.recording import (
     BATCH_POWER,
     SLOTS_POWER,
     EpochSpeed,
     Family,
+    FamilyStepTimes,
     StepTime,
-    StepTimes,
 )
 from controlplane.sim.traces.trace_csv import STEPS_PER_S
+from schemas.epochs import StepTimes
 
 
 def measured(nodes: int, slots: int, local: int, step_s: float) -> EpochSpeed:
@@ -26,8 +26,8 @@ def measured(nodes: int, slots: int, local: int, step_s: float) -> EpochSpeed:
     return EpochSpeed(nodes, slots, batch, batch / step_s)
 
 
-def family(*speeds: EpochSpeed) -> StepTimes:
-    return StepTimes(Family(name="m", speeds=speeds, epoch_samples=1000))
+def family(*speeds: EpochSpeed) -> FamilyStepTimes:
+    return FamilyStepTimes(Family(name="m", speeds=speeds, epoch_samples=1000))
 
 
 def about(seconds: float, *, extrapolated: bool) -> tuple[object, bool]:
@@ -38,8 +38,8 @@ def test_a_step_divides_as_reported_at_its_size() -> None:
     told = [EpochSpeed(1, 2, 128, 64.0, sync_s=sync_s, passes=2) for sync_s in (0.25, 0.75)]
     step_times = family(*told, EpochSpeed(1, 4, 128, 100.0))
 
-    assert step_times.parts((2,), 128, 2.0) == StepParts(1.25, 0.5, 32, 2)
-    assert step_times.parts((2,), 128, 0.25) == StepParts(0.25, 0.25, 32, 2)
+    assert step_times.parts((2,), 128, 2.0) == StepTimes(1.25, 0.5, 32, 2)
+    assert step_times.parts((2,), 128, 0.25) == StepTimes(0.25, 0.25, 32, 2)
     assert [
         step_times.parts(*group, 2.0) for group in [((2,), 64), ((4,), 128), ((1, 1), 128)]
     ] == [None] * 3

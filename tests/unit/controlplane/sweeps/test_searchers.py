@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.sweeps.configurations import stream
 from controlplane.sweeps.search import epochs_of_new, expected_epochs, next_decisions
-from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, failed, with_score
+from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
 from schemas.sweeps import (
     Asha,
     Grid,
@@ -152,7 +153,7 @@ def test_asha_promotes_before_all_trials_arrived_and_in_order() -> None:
     assert next_decisions(spec, after) == [Grant(n, 2) for n in (1, 2, 3, 4)]
     others = [Grant(n, 2) for n in (1, 3, 4)]
     assert next_decisions(spec, trials, {2}) == others, "nobody waits for one that is paused"
-    ended = [*trials[:2], failed(trials[2]), *trials[3:]]
+    ended = [*trials[:2], replace(trials[2], ended="failed"), *trials[3:]]
     assert next_decisions(spec, ended) == others, "nor for one that failed"
 
 

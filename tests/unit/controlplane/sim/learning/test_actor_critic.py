@@ -58,7 +58,7 @@ def untrained() -> TrainedModel:
 
 
 def test_jobs_end_in_the_environment_when_they_end_in_the_simulator() -> None:
-    model, bed = untrained(), HarmonyTestbed(CROWDED, 7, TRAINED_FAMILIES)
+    model, bed = untrained(), HarmonyTestbed(CROWDED, 7)
     policy = HarmonyDrl(HarmonyDrlOptions(learn=False, backfill=False), model)
 
     result = simulate("harmony-drl", CROWDED, 7, made=policy)
@@ -83,7 +83,7 @@ def test_a_resumed_training_continues_with_equal_numbers() -> None:
 
 
 def test_before_any_training_the_actor_is_the_greedy_choice() -> None:
-    bed, model = HarmonyTestbed(CROWDED, 8, TRAINED_FAMILIES), untrained()
+    bed, model = HarmonyTestbed(CROWDED, 8), untrained()
 
     greedy = mean_jct_s(bed, model, lambda among: int(np.argmin(among.costs)))
 
