@@ -47,6 +47,7 @@ from controlplane.service.settings import (
     Store,
 )
 from controlplane.service.uploads import SnapshotStore
+from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
@@ -123,6 +124,7 @@ class Controller:
     _log_relay: LogRelay
     _node_sessions: NodeSessions
     _request_server: RequestServer
+    _webhooks: Webhooks
 
     def __init__(self, settings: ControllerSettings, home: Path) -> None:
         self._settings = settings
@@ -192,6 +194,15 @@ class Controller:
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
             audit=self._audit,
+        )
+        self._webhooks = Webhooks(
+            self._settings.webhooks,
+            home=self._home,
+            state=self._folder,
+            journal=self._commit_loop.reactor.state.journal,
+            reader=self._commit_loop.reader,
+            feed=self._feed,
+            owner_of=self._owners.of,
         )
         self._log_relay = LogRelay(
             shippers=await self._bind("ROUTER", listen.shippers),
@@ -347,6 +358,7 @@ class Controller:
             "shippers": self._log_relay.serve_shippers,
             "followers": self._log_relay.serve_followers,
             "requests": self._request_server.serve,
+            "webhooks": self._webhooks.run,
             "watchdog": watchdog,
         }
         is_fatal = lambda: self._commit_loop.is_torn  # noqa: E731

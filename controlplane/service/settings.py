@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -90,6 +90,23 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # size of the journal file
 
 
+Notified = Literal[
+    "job.succeeded", "job.failed", "job.cancelled", "job.rejected", "node.lost", "node.unhealthy",
+    "controller.stalled",
+]  # fmt: skip
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+    """Receiver of events by HTTP."""
+
+    EXAMPLES: ClassVar = {"name": '"chat"', "url": '"https://chat.example.org/hooks/ones"'}
+
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")]
+    url: Annotated[str, msgspec.Meta(pattern="^https?://[^ ]+$")]
+    events: tuple[Notified, ...] = ("job.succeeded", "job.failed", "job.cancelled", "job.rejected")
+    secret: str = ""  # file with the secret that signs requests, relative to the settings file
+
+
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the controller's TOML file."""
 
@@ -102,6 +119,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: Store = Store()
     limits: Limits = Limits()
     journal: JournalSettings = JournalSettings()
+    webhooks: tuple[Webhook, ...] = ()
 
 
 def load(path: Path) -> ControllerSettings:

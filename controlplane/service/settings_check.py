@@ -8,6 +8,7 @@ from typing import Any
 from controlplane.policy.registry import check_for_cluster, check_options
 from controlplane.service.keys import FILE, KeyFile
 from controlplane.service.settings import ControllerSettings, Listen
+from controlplane.service.webhooks import check_webhooks
 from schemas.errors import SettingsError
 from schemas.host.checks import Findings, check_file
 from schemas.transport.keys import load_authorised, load_keys
@@ -34,6 +35,7 @@ def check(path: Path) -> list[SettingsError]:
     keys = KeyFile(home / settings.state / FILE)
     findings.attempt("state", keys.read)
     findings.folder("state", home / settings.state)
+    findings.attempt("webhooks", lambda: check_webhooks(settings.webhooks, home))
     findings.pid_file(settings.pid_file)
     _check_ports(findings, settings.listen)
     return findings.found
