@@ -27,7 +27,7 @@ from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
-    split,
+    with_batch,
 )
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.observed_families import FamilyRecord
@@ -234,9 +234,9 @@ class Goodput(ImmediatePolicy):
         match event:
             case EpochSeen():
                 if event.whole:
-                    self._take(event)
+                    self._speed(event.job, event.family).observe_speed(event)
             case StepsSeen():
-                self._take(event)
+                self._speed(event.job, event.family).observe_speed(event)
                 self._observe_noise(event.job, event.noise_scale)
             case JobEnded():
                 self._histories.pop(event.job, None)
@@ -284,13 +284,6 @@ class Goodput(ImmediatePolicy):
 
     # --- measurements
 
-    def _take(self, event: EpochSeen | StepsSeen) -> None:
-        rate = event.samples_per_s
-        if math.isfinite(rate) and rate > 0 and event.slots and event.global_batch:
-            local = max(1, round(event.global_batch / event.slots))
-            family = self._speed(event.job, event.family)
-            family.add(event.nodes, event.slots, local, event.global_batch / rate)
-
     def _speed(self, job: JobId, family: str) -> FamilyRecord:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
         return self._speeds.setdefault(key, FamilyRecord())
@@ -324,17 +317,11 @@ class Goodput(ImmediatePolicy):
 
     def _round(self, partition: Partition) -> dict[JobId, _Target]:
         jobs = sorted(reschedulable(partition), key=lambda job: job.submitted_at)
-        widest = self._clusters.of(partition.view).widest
-        all_bounds = [self._bounds(job, partition, widest) for job in jobs]
-        tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
-        value = [
-            self._value(job, bounds, table, partition.now)
-            for job, bounds, table in zip(jobs, all_bounds, tables, strict=True)
-        ]
-        sizes = best_sizes(value, partition.room)
+        known = [(job, *self._known(job, partition)) for job in jobs]
+        sizes = best_sizes([self._value(*each, partition.now) for each in known], partition.room)
         return {
-            job.job: self._target(job, table, bounds, size, partition.now)
-            for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
+            each[0].job: self._target(*each, size, partition.now)
+            for each, size in zip(known, sizes, strict=True)
         }
 
     def _slots_of_targets(self) -> dict[JobId, int]:
@@ -342,35 +329,31 @@ class Goodput(ImmediatePolicy):
 
     def _fill(self, partition: Partition) -> None:
         """Start waiting jobs on idle slots between rounds, as Pollux' scheduler also does."""
-        widest = self._clusters.of(partition.view).widest
-
-        def known(job: JobView) -> tuple[JobBounds, GoodputTable]:
-            bounds = self._bounds(job, partition, widest)
-            return bounds, self._table(job, bounds)
 
         def fewest(job: JobView) -> int:
-            table = known(job)[1]
+            table = self._known(job, partition)[1]
             return max(job.least, table.fewest) if table.batches.any() else 0
 
         filled = fill_idle_slots(partition, self._slots_of_targets(), fewest)
         for name, size in filled.items():
             job = partition.view.jobs[name]
-            bounds, table = known(job)
-            self._targets[name] = self._target(job, table, bounds, size, partition.now)
+            bounds, table = self._known(job, partition)
+            self._targets[name] = self._target(job, bounds, table, size, partition.now)
 
-    def _bounds(self, job: JobView, partition: Partition, widest: int) -> JobBounds:
-        """Return a job's bounds: at most `growth` times its most slots so far (section 4.2.1)."""
+    def _known(self, job: JobView, partition: Partition) -> tuple[JobBounds, GoodputTable]:
+        """Return bounds and table: at most `growth` times the most slots so far (section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
         most = min(job.most, len(partition.view.slots), job.batch_limit, first)
-        return JobBounds(
+        bounds = JobBounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
             local_limit=job.local_limit,
             most=max(1, most, len(job.running_on)),
-            widest=widest,
+            widest=self._clusters.of(partition.view).widest,
         )
+        return bounds, self._table(job, bounds)
 
     def _table(self, job: JobView, bounds: JobBounds) -> GoodputTable:
         """Return the cached table of a job; compute it again if its inputs have changed."""
@@ -418,7 +401,7 @@ class Goodput(ImmediatePolicy):
         return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
 
     def _target(
-        self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
+        self, job: JobView, bounds: JobBounds, table: GoodputTable, size: int, now: Seconds
     ) -> _Target:
         """Return the target at this size; keep the batch if another batch gains too little."""
         if not size:
@@ -443,12 +426,9 @@ class Goodput(ImmediatePolicy):
 
     def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
         target = self._targets.get(job.job)
-        stays = job.running_on.keys() == set(slots)
         if target is None or target.slots != len(slots):
             return dict(job.running_on)
-        if stays and target.batch == sum(job.running_on.values()):
-            return dict(job.running_on)
-        return split(target.batch, slots)
+        return with_batch(job, target.batch, slots)
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)

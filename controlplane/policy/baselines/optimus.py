@@ -20,15 +20,9 @@ from controlplane.policy.api import (
     PolicyEvent,
 )
 from controlplane.policy.options import OptimusOptions
-from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
-from controlplane.policy.placement.slot_partition import (
-    Partition,
-    compose_plan,
-    partition_of,
-    useful_slots,
-)
+from controlplane.policy.placement.slot_partition import Partition, partition_of, useful_slots
 from controlplane.policy.search.observed_jobs import ObservedJobs
 from controlplane.prediction.lengths import LossCurve, fit_loss
 from schemas.errors import SettingsError
@@ -135,15 +129,8 @@ class Optimus(ImmediatePolicy):
         elif self.options.starts == "at-once":
             self._targets |= fill_idle_slots(partition, self._targets)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
-        ascending = sorted(sizes.items(), key=lambda entry: entry[1])
-        placed = self._placer.place(partition, dict(ascending))
-        return compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            self._why,
-            restart=self._placer.restarts(partition, placed),
-            wake_at=self._rounds.next_at(partition),
-        )
+        ascending = dict(sorted(sizes.items(), key=lambda entry: entry[1]))
+        return self._placer.plan(partition, ascending, self._why, self._rounds.next_at(partition))
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)

@@ -13,13 +13,7 @@ from typing import Annotated, Final
 
 import numpy as np
 
-from controlplane.policy.api import (
-    ClusterView,
-    ImmediatePolicy,
-    JobView,
-    Plan,
-    PolicyEvent,
-)
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.learned.model_file import (
     LearnedModel,
     dense_net,
@@ -28,12 +22,11 @@ from controlplane.policy.learned.model_file import (
     softmax,
 )
 from controlplane.policy.options import MIN_ROUND_S, Count, Options, Within
-from controlplane.policy.placement.free_slots import Moves, with_user_batches
+from controlplane.policy.placement.free_slots import Moves
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.sizes import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     partition_of,
     slots_in_words,
     useful_slots,
@@ -334,15 +327,9 @@ class Drl(ImmediatePolicy):
             self._decide(partition)
             self._rounds.begin(now)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
-        placed = self._placer.place(partition, sizes)
         more_to_do = self._changed or self._decided_for != view.jobs.keys()
-        return compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            self._why,
-            restart=self._placer.restarts(partition, placed),
-            wake_at=self._rounds.next_at(partition) if more_to_do else None,
-        )
+        wake_at = self._rounds.next_at(partition) if more_to_do else None
+        return self._placer.plan(partition, sizes, self._why, wake_at)
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
         """Return the index of the most probable action; among equal ones, the first.

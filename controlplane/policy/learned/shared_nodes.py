@@ -122,9 +122,7 @@ class PlacedJob:
 class Row(NamedTuple):
     """Job on one of its nodes."""
 
-    name: str
     job: PlacedJob
-    workers: int  # workers of the job on the node
     node: int
     added: int = 0  # new workers on this node, of the job that is being placed
 
@@ -152,7 +150,7 @@ class SharedNodes:
     def look(self, name: str) -> NodeNeighbours:
         """Return a row for each node of a job, with its neighbours; the job must have a worker."""
         job = self.jobs[name]
-        return self._look([Row(name, job, workers, node) for node, workers in job.workers.items()])
+        return self._look([Row(job, node) for node in job.workers])
 
     def losses(self) -> dict[str, float]:
         """Return the share of its speed that each job is expected to lose, by name."""
@@ -205,7 +203,7 @@ class SharedNodes:
         own, neighbours = np.zeros(len(nodes)), np.zeros(len(nodes))
         after: list[dict[str, dict[int, float]]] = [{} for _ in at]  # changed logs by candidate
         for row, place, log in zip(rows, at, logs, strict=True):
-            after[place].setdefault(row.name, {})[row.node] = log
+            after[place].setdefault(row.job.name, {})[row.node] = log
         for place, node in enumerate(nodes.tolist()):
             for other, changed in after[place].items():
                 one = self.jobs[other]
@@ -228,12 +226,8 @@ class SharedNodes:
         becomes_spread = len(job.workers) == 1 and node not in job.workers
         rows: list[Row] = []
         for where, added in ((node, 1), *((one, 0) for one in job.workers if becomes_spread)):
-            rows.append(Row(job.name, job, job.workers.get(where, 0) + added, where, added))
-            rows += [
-                Row(name, other, other.workers[where], where, added)
-                for name, other in self._here[where].items()
-                if other is not job
-            ]
+            others = [one for one in self._here[where].values() if one is not job]
+            rows += [Row(one, where, added) for one in (job, *others)]
         return rows
 
     def _spread_log(self, job: PlacedJob) -> float:
@@ -247,11 +241,7 @@ class SharedNodes:
 
     def predict(self, nodes: Iterable[int]) -> None:
         """Update the expected costs that the jobs on these nodes cause each other."""
-        rows = [
-            Row(name, job, job.workers[node], node)
-            for node in nodes
-            for name, job in self._here[node].items()
-        ]
+        rows = [Row(job, node) for node in nodes for job in self._here[node].values()]
         if rows:
             logs = self.model.beside(self._look(rows)).tolist()
             for row, log in zip(rows, logs, strict=True):
@@ -260,7 +250,9 @@ class SharedNodes:
     def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> NodeNeighbours:
         """Return these rows with their neighbours, after adding the `added` workers of `extra`."""
         number = np.array([row.job.number for row in rows])
-        mine = np.array([float(row.workers) for row in rows])
+        mine = np.array([
+            float(row.job.workers.get(row.node, 0) + row.added * (row.job is extra)) for row in rows
+        ])  # fmt: skip
         node = np.array([row.node for row in rows])
         spread = np.array([row.job.spread for row in rows], dtype=np.float64)
         counts, spread_counts = self._counts[node], self._spread[node]

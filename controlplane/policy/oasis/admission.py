@@ -9,9 +9,11 @@ import datetime as dt
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.oasis.job_estimates import OasisEstimates
@@ -21,7 +23,6 @@ from controlplane.policy.oasis.job_plans import (
     PriceBounds,
     Schedule,
     SlotPrices,
-    Work,
     grid_of,
     in_time,
     most_worth,
@@ -89,14 +90,7 @@ def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
 
     The deadline is unchanged. At least one of `plans` must have a finite cost.
     """
-    shares = np.array(
-        [
-            Utility(value=1.0, deadline_s=utility.deadline_s, decay=utility.decay).at(
-                float(end) - now
-            )
-            for end in plans.ends
-        ]
-    )
+    shares = plans.worth(replace(utility, value=1.0), now)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         needed = np.where(np.isfinite(plans.cost), plans.cost / shares, np.inf)
     return float(np.nanmin(needed)) * 1.001
@@ -208,19 +202,20 @@ class Admissions:
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
         """Return the rest of a schedule up to the job's end, or None if the job would not end."""
-        work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
-        if work is None:
+        left, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
+        if left is None:
             return None
-        left, runs = work.samples, work.running
+        runs = bool(job.running_on)
         rates: dict[tuple[int, int], float] = {}
         for interval, spread in enumerate(rest.spreads, start=rest.first):
             slots = sum(many for _, many in spread)
             if slots:
                 lasts = grid.left_s if interval == grid.first else grid.interval_s
-                trains_s = lasts if runs else max(0.0, lasts - work.start_s)
+                trains_s = lasts if runs else max(0.0, lasts - self._options.start_s)
                 size = (slots, len(spread))
                 if size not in rates:
-                    rates[size] = float(work.rates((slots,), (len(spread),))[0])
+                    rate = self._estimates.samples_per_s(job, (slots,), (len(spread),))
+                    rates[size] = float(rate[0])
                 left -= rates[size] * trains_s
             runs = bool(slots)
             if left <= 0.0:
@@ -327,19 +322,16 @@ class Admissions:
     def _plans(
         self, job: JobView, grid: IntervalGrid, used: IntArray, by: float | None = None
     ) -> JobPlans | None:
-        work = self._work(job, grid)
-        if work is None:
+        samples = self._work(job, grid)
+        if samples is None:
             return None
-        low, high = self._bounds.now()
-        return plans_of(job, work, grid, SlotPrices(used, grid.capacities, low, high), by=by)
+        prices = SlotPrices(used, grid.capacity, *self._bounds.now())
+        rates = partial(self._estimates.samples_per_s, job)
+        return plans_of(job, samples, rates, grid, prices, start_s=self._options.start_s, by=by)
 
-    def _work(self, job: JobView, grid: IntervalGrid) -> Work | None:
+    def _work(self, job: JobView, grid: IntervalGrid) -> float | None:
+        """Return the remaining samples, at least 1; None if work or speed of the job is unknown."""
         remaining = self._estimates.remaining(job, grid.now)
         if remaining is None or not self._estimates.knows_speed(job):
             return None
-        return Work(
-            samples=max(remaining, 1.0),
-            rates=lambda slots, nodes: self._estimates.samples_per_s(job, slots, nodes),
-            running=bool(job.running_on),
-            start_s=self._options.start_s,
-        )
+        return max(remaining, 1.0)

@@ -19,10 +19,7 @@ def used(problem: Problem, levels: IntArray) -> int:
 
 
 def filled(
-    problem: Problem,
-    levels: IntArray,
-    noise: FloatArray | None = None,
-    capacity: int | None = None,
+    problem: Problem, levels: IntArray, noise: FloatArray | None = None, capacity: int | None = None
 ) -> IntArray:
     """Return `levels` after giving the remaining slots to the jobs with the most value per slot.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -106,7 +106,7 @@ class Estimates:
         self._families = FamilyHistories()
         self._slowdowns = LearnedSlowdowns(self._families)
         self._placement = PlacementIndex()
-        self._histories: dict[JobId, OnesJobHistory] = {}
+        self._histories: defaultdict[JobId, OnesJobHistory] = defaultdict(OnesJobHistory)
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
         self._caps = BatchCaps()
@@ -137,15 +137,14 @@ class Estimates:
                 if event.correction is not None:  # the family's predictions change
                     self.family(event.family).model = None
             case PlanTaken(waiting=waiting, slots=slots):
-                for name in waiting:
-                    history = self._histories.get(name)
-                    if history is not None:
-                        history.limit = resumed(history.limit, history.bounds)
-                        history.edition += 1
-                for name, placed in slots.items():
-                    history = self._histories.get(name)
-                    if history is not None and history.view is not None:
-                        history.move = Migration.between(history.view.running_on, placed)
+                for name in self._histories.keys() & waiting:
+                    history = self._histories[name]
+                    history.limit = resumed(history.limit, history.bounds)
+                    history.edition += 1
+                for name in self._histories.keys() & slots:
+                    history = self._histories[name]
+                    if history.view is not None:
+                        history.move = Migration.between(history.view.running_on, slots[name])
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen) -> None:
@@ -153,7 +152,7 @@ class Estimates:
 
         Neighbours may have changed during an epoch, whereas telemetry covers only a moment.
         """
-        history = self._history(event.job)
+        history = self._histories[event.job]
         history.edition += 1
         if event.whole:
             history.limit = max(history.limit, event.global_batch)
@@ -170,7 +169,7 @@ class Estimates:
         The speed is used only if all of it was measured in this group. The first report of a group
         may cover time before all members had joined.
         """
-        history = self._history(event.job)
+        history = self._histories[event.job]
         history.edition += 1
         family, speed = self.family(event.family), event.samples_per_s
         family.reached = max(family.reached, event.samples_done)
@@ -228,7 +227,7 @@ class Estimates:
         self._caps.expire(now)
         self._families.priors.types = self._placement.types
         for job in view.jobs.values():
-            history = self._history(job.job)
+            history = self._histories[job.job]
             if history.view is not job:
                 before = (history.limit, history.returned_at)
                 history.follow(job, now, contended=contended)
@@ -239,9 +238,7 @@ class Estimates:
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
         """Return the version of a job's estimates, or None if no version covers all inputs."""
         history, options = self._histories.get(job.job), self._options
-        if history is None or job.job in self._caps:
-            return None
-        if not self.lengths.is_settled(job):
+        if history is None or job.job in self._caps or not self.lengths.is_settled(job):
             return None
         family = self.family(job.family)
         own = history.last_noise is not None
@@ -263,7 +260,7 @@ class Estimates:
         The check is ten times faster than `version`. `now` must not be before the time at which the
         version was made.
         """
-        history, family = self._histories.get(job.job), self._families.of(job.family)
+        history, family = self._histories.get(job.job), self._families[job.family]
         return (
             history is not None
             and history.edition == version.edition
@@ -279,7 +276,7 @@ class Estimates:
 
     def family(self, name: str) -> FamilyRecord:
         """Return the record of a family; all jobs without a family share the record of ""."""
-        return self._families.of(name)
+        return self._families[name]
 
     def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
         """Return the factor of the speed at each size, shape (L,); nan up to the measured sizes."""
@@ -306,14 +303,6 @@ class Estimates:
         measured = bool(self.family(job.family).means)
         return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
-    def gated(self, job: JobView, now: Seconds) -> bool:
-        """True until a job has finished an epoch or a report interval since its last move.
-
-        In the paper the schedule changes when *all* running jobs have finished an epoch. Here each
-        job waits for itself alone, because one slow epoch would hold up all other jobs.
-        """
-        return now < self.gate(job)
-
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """Return (progress now / progress before, slots before) if the last growth lost progress.
 
@@ -338,7 +327,11 @@ class Estimates:
         return move.new_slots if move is not None and half_way else None
 
     def gate(self, job: JobView) -> Seconds:
-        """Return when a gated job may be moved again if it finishes no epoch earlier."""
+        """Return when a job may be moved again if it finishes no epoch earlier.
+
+        In the paper the schedule changes when *all* running jobs have finished an epoch. Here each
+        job waits for itself alone, because one slow epoch would hold up all other jobs.
+        """
         options = self._options
         moved_at = job.placed_at if options.rebatch else job.moved_at
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
@@ -392,12 +385,6 @@ class Estimates:
         Return None if neighbours are not considered, or if no neighbour slows a job down.
         """
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
-
-    def _history(self, name: JobId) -> OnesJobHistory:
-        found = self._histories.get(name)
-        if found is None:
-            found = self._histories[name] = OnesJobHistory()
-        return found
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ Predictions are kept until their jobs have finished, and are then compared with 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
@@ -345,7 +345,7 @@ class JobLengths:
 
     def __init__(self, model: LengthModelName) -> None:
         self._model = MODELS[model]()
-        self._families: dict[str, FamilyLengths] = {}
+        self.families: defaultdict[str, FamilyLengths] = defaultdict(FamilyLengths)
         self._own = JobEvidence()
         self.calibration = LengthCalibration()
         self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
@@ -355,14 +355,14 @@ class JobLengths:
         """Learn from an epoch, telemetry or the end of a job; ignore other events."""
         match event:
             case EpochSeen():
-                family = self.family(event.family)
+                family = self.families[event.family]
                 self._own.epoch(event)
                 self._model.epoch(event, family)
                 family.progressed(event.job, event.samples_done)
             case StepsSeen():
-                self.family(event.family).progressed(event.job, event.samples_done)
+                self.families[event.family].progressed(event.job, event.samples_done)
             case JobEnded():
-                family, total = self.family(event.family), event.samples_done
+                family, total = self.families[event.family], event.samples_done
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
@@ -379,19 +379,12 @@ class JobLengths:
         self._model.forget(there)
         self.calibration.forget(there)
         self._cache = {job: cached for job, cached in self._cache.items() if job in there}
-        for family in self._families.values():
+        for family in self.families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
-
-    def family(self, name: str) -> FamilyLengths:
-        """Return the lengths of a family; a new family has none."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = FamilyLengths()
-        return found
 
     def _left(self, job: JobView) -> WorkLeft | None:
         """Return the remaining work of a job, or None if nothing is known."""
-        family = self.family(job.family)
+        family = self.families[job.family]
         if job.epoch_samples:
             family.epoch_samples = job.epoch_samples
         done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
@@ -418,7 +411,7 @@ class JobLengths:
         """True if, until some job ends, the remaining work depends only on the job's progress."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
-        return type(self._model) is ResidualLife and bool(self.family(job.family).finished)
+        return type(self._model) is ResidualLife and bool(self.families[job.family].finished)
 
     def informed(self, job: JobId) -> bool:
         """True if the last prediction for a job is based on more than the job's age."""

@@ -257,7 +257,7 @@ class JobRowBuilder:
         losing = estimates.growth_loss(job) if job.running_on else None
         moves_to = estimates.moves_to(job) if job.running_on else None
         settles = losing is None and moves_to is None
-        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
+        gated = bool(job.running_on) and settles and supply.now < estimates.gate(job)
         limit, warm = estimates.limit(job), estimates.warm(job)
         samples = estimates.lengths.remaining(job)
         size = len(job.running_on)

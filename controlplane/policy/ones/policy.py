@@ -26,7 +26,13 @@ from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.ones.start_forecast import StartForecasts
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.placement.slot_partition import backs_off, split, too_large
+from controlplane.policy.placement.slot_partition import (
+    backs_off,
+    slots_in_words,
+    split,
+    too_large,
+    with_batch,
+)
 from controlplane.policy.search.search_loop import SearchPolicy
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
@@ -85,13 +91,13 @@ class PlanReasons:
         numbers, recipients = self._numbers(row), self._recipients(row)
         was, now = len(job_row.now), len(placed)
         if not now:
-            text = f"paused: {recipients or 'other jobs'} can use its {_slots(was)} better"
+            text = f"paused: {recipients or 'other jobs'} can use its {slots_in_words(was)} better"
             return Reason("pause", text, numbers)
         if not was:
             return _start(job_row, numbers, now)
         speedup, batch = _speedup(numbers), int(numbers["batch_then"])
         same_batch = batch == numbers["batch_now"]
-        to = _slots(now) if same_batch else f"{_slots(now)} and batch {batch}"
+        to = slots_in_words(now) if same_batch else f"{slots_in_words(now)} and batch {batch}"
         if now > was:
             return Reason("grow", f"grows to {to} ({speedup}): {self._sources(row)}", numbers)
         if now < was:
@@ -102,7 +108,8 @@ class PlanReasons:
                 said = f"{job_row.growth_loss:.2f} x the progress of before"
                 text = f"undoes its growth, which made {said}; goes on with {to}"
             elif recipients:
-                text = f"gives {_slots(was - now)} to {recipients}, goes on with {to} ({speedup})"
+                given = slots_in_words(was - now)
+                text = f"gives {given} to {recipients}, goes on with {to} ({speedup})"
             else:
                 text = f"is better off with {to} ({speedup})"
             return Reason("shrink", text, numbers)
@@ -116,7 +123,7 @@ class PlanReasons:
         """Return why a job has no slots."""
         need = int(self._problem.job_rows[row].table.sizes[0])
         numbers = self._numbers(row) | {"needs": float(need)}
-        text = f"waits for {_slots(need)}"
+        text = f"waits for {slots_in_words(need)}"
         if self._problem.capacity < need:
             text = f"{text}, only {self._problem.capacity} available"
             return Reason("waits", text, numbers)
@@ -232,13 +239,9 @@ def _speedup(numbers: Mapping[str, float]) -> str:
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
     if job_row.job.epoch or job_row.job.samples_done:
-        return Reason("resume", f"goes on, on {_slots(size)}", numbers)
+        return Reason("resume", f"goes on, on {slots_in_words(size)}", numbers)
     warm_up = ", to warm up" if size == job_row.job.least else ""
-    return Reason("start", f"starts on {_slots(size)}{warm_up}", numbers)
-
-
-def _slots(many: int) -> str:
-    return f"{many} slot{'s' * (many != 1)}"
+    return Reason("start", f"starts on {slots_in_words(size)}{warm_up}", numbers)
 
 
 def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
@@ -364,9 +367,5 @@ def _local_batches(
     level = int(best.levels[row])
     if not level:
         return {}
-    batch = int(job_row.table.batches[level - 1])
     slots = [problem.slots[place] for place in places]
-    present = dict(job_row.job.running_on)
-    if set(slots) == set(present) and batch == sum(present.values()):
-        return present
-    return split(batch, slots)
+    return with_batch(job_row.job, int(job_row.table.batches[level - 1]), slots)

@@ -173,7 +173,6 @@ class Problem:
     The *level* of a job is 0 if it waits, else 1 + the index of a size in its table.
     """
 
-    version: int
     job_rows: tuple[JobRow, ...]
     kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
     cluster: ClusterIndex
@@ -183,7 +182,6 @@ class Problem:
     spans: IntArray  # shape (J, 1 + L), nodes that the value at each level assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), present levels
-    weight: FloatArray  # shape (J,)
     move_factor: FloatArray  # shape (J,), share of a job's speed-up left after a move
     free_to_move: BoolArray  # shape (J,), True for running jobs that may be moved
     backing_off: dict[JobId, Seconds]  # when waiting jobs may be retried

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.policy.api import (
-    ClusterView,
-    JobEnded,
-    JobView,
-    PolicyEvent,
-    SlotView,
-    StepsSeen,
-)
+from controlplane.policy.api import ClusterView, JobEnded, JobView, PolicyEvent, SlotView, StepsSeen
 from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
@@ -55,7 +48,7 @@ class LearnedSlowdowns:
             return None
         self._update_priors()
         rows = {
-            name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
+            name: np.array(self._families[name].costs(types)) for name in dict.fromkeys(families)
         }
         found = np.array([rows[name] - rows[name].min() for name in families])
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
@@ -77,7 +70,7 @@ class LearnedSlowdowns:
         found = np.zeros((2 * len(families), 2 * len(families)))
         classes = [(name, several) for name in families for several in (False, True)]
         for one, (name, own) in enumerate(classes):
-            known = self._families.of(name).parts.colocations
+            known = self._families[name].parts.colocations
             for other, (neighbour, its) in enumerate(classes):
                 common = self._families.priors.colocations.get((own, "", its), 0.0)
                 found[one, other] = known.get((own, neighbour, its), common)
@@ -85,7 +78,7 @@ class LearnedSlowdowns:
 
     def _update_priors(self) -> None:
         """Recompute the means over families, which serve as priors, if a family has changed."""
-        families = self._families.all()
+        families = self._families.values()
         editions = sum(family.edition for family in families)
         if editions == self._prior_edition:
             return
@@ -110,7 +103,7 @@ class LearnedSlowdowns:
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _update_scaling(self, families: Sequence[FamilyRecord]) -> None:
+    def _update_scaling(self, families: Collection[FamilyRecord]) -> None:
         """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
@@ -245,15 +238,11 @@ class PlacementIndex:
         found = self._seen(job)
         if found is None or self._view is None:
             return []
-        nodes = self._nodes_of(found)
-        crowd = self._jobs_by_node()
-        others = dict.fromkeys(name for node in nodes for name in crowd.get(node, ()))
-        classes: dict[Colocation, None] = {}
-        for name in others:
-            if name != job:
-                other = self._view.jobs[name]
-                classes[len(nodes) > 1, other.family, len(self._nodes_of(other)) > 1] = None
-        return sorted(classes)
+        nodes, crowd = self._nodes_of(found), self._jobs_by_node()
+        names = {name for node in nodes for name in crowd.get(node, ())} - {job}
+        others = [self._view.jobs[name] for name in names]
+        spreads = len(nodes) > 1
+        return sorted({(spreads, one.family, len(self._nodes_of(one)) > 1) for one in others})
 
     def is_changing(self, job: JobId) -> bool:
         """True if the job is changing, and so does not train on the slots of the view yet."""
@@ -295,13 +284,9 @@ def stretches(view: ClusterView) -> dict[NodeId, float]:
 
     A slot that is not usable is busy.
     """
-    slots: Counter[NodeId] = Counter()
-    busy: Counter[NodeId] = Counter()
-    cores: dict[NodeId, int] = {}
-    for slot in view.slots:
-        slots[slot.node] += 1
-        busy[slot.node] += not slot.usable
-        cores[slot.node] = slot.cores
+    slots = Counter(slot.node for slot in view.slots)
+    busy = Counter(slot.node for slot in view.slots if not slot.usable)
+    cores = {slot.node: slot.cores for slot in view.slots}
     return {
         node: stretch(busy[node], cores[node])
         for node, many in slots.items()

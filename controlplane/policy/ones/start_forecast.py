@@ -109,9 +109,7 @@ class StartForecasts:
             forecast = _Pending(now, rolled_s, float(length_s[row]), middle)
             self._pending.setdefault(job.job, forecast)
             found[job.job] = StartForecast(
-                at=Seconds(now + middle),
-                earliest=Seconds(now + low),
-                latest=Seconds(now + high),
+                at=Seconds(now + middle), earliest=Seconds(now + low), latest=Seconds(now + high)
             )
         return found
 

@@ -29,7 +29,6 @@ IDLE: Final = -1
 class PaperProblem:
     """Constants of the search for one view: J jobs, G slots, sizes up to C."""
 
-    version: int
     jobs: tuple[JobView, ...]  # jobs that may be changed or started, in order of arrival
     slots: tuple[SlotId, ...]  # slots in play, node by node
     nodes: IntArray  # shape (G,), number of each slot's node
@@ -168,7 +167,6 @@ class ProblemBuilder:
         rows = [self._row(job, len(columns), cluster.widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
         return PaperProblem(
-            version=view.version,
             jobs=jobs,
             slots=tuple(columns),
             nodes=cluster.node_of[[cluster.place_of[slot] for slot in columns]],

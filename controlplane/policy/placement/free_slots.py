@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
-from controlplane.policy.api import JobView, PolicyEvent
-from controlplane.policy.placement.slot_partition import Partition, split
+from controlplane.policy.api import JobView, Plan, PolicyEvent
+from controlplane.policy.placement.slot_partition import Partition, Why, compose_plan, split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
@@ -175,6 +175,18 @@ class Placer:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Ignore the event; a subclass may learn from it."""
+
+    def plan(
+        self,
+        partition: Partition,
+        sizes: Mapping[JobId, int],
+        why: Why,
+        wake_at: Seconds | None = None,
+    ) -> Plan:
+        """Return the plan that places jobs of these `sizes` with their users' batches."""
+        placed = self.place(partition, sizes)
+        batches, restart = with_user_batches(partition, placed), self.restarts(partition, placed)
+        return compose_plan(partition, batches, why, restart=restart, wake_at=wake_at)
 
     def place(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()

@@ -159,8 +159,7 @@ class NeighbourCosts:
             self._fit_stale()
         found = self._costs.get((family, other))
         if found is None:
-            known = self._families.get(family)
-            found = known.parts.colocations.get(other) if known is not None else None
+            found = self._parts(family).colocations.get(other)
             found = self._prior_cost(family, other) if found is None else found
             found = 0.0 if found < NOISE_LOG else found
             self._costs[family, other] = found
@@ -181,28 +180,24 @@ class NeighbourCosts:
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
         """Return the seconds of a step without neighbours, on one node, or None if not measured."""
         self._fit_stale()
-        known = self._families.get(family)
-        base = known.parts.base.get((slots, local_batch)) if known is not None else None
+        base = self._parts(family).base.get((slots, local_batch))
         return None if base is None else math.exp(base)
 
-    def learnt(self) -> dict[str, Mapping[NeighbourClass, float]]:
-        """Return theta of every measured pair, by family."""
-        self._fit_stale()
-        return {name: known.parts.colocations for name, known in self._families.items()}
-
     # --- the model
+
+    def _parts(self, family: str) -> Parts:
+        known = self._families.get(family)
+        return NO_PARTS if known is None else known.parts
 
     def _prior_cost(self, family: str, other: NeighbourClass) -> float:
         if isinstance(other, OwnWorkers):
             return self._mean(
                 self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
             )
-        known = self._families.get(family)
-        mine = known.parts.colocations if known is not None else {}
+        mine = self._parts(family).colocations
         suffers = [cost for one, cost in mine.items() if not isinstance(one, OwnWorkers)]
         hurts = self._hurts.get(other, ())
-        both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
-        return sum(both) / len(both)
+        return (self._mean(suffers, self._prior) + self._mean(hurts, self._prior)) / 2.0
 
     @staticmethod
     def _mean(seen: Iterable[float], prior: float) -> float:
@@ -467,10 +462,7 @@ class InterferenceFreeSlots:
     """The free slots by node, and the workers of all jobs placed so far."""
 
     def __init__(
-        self,
-        partition: Partition,
-        placed: Mapping[JobId, Sequence[SlotId]],
-        shares: SpeedShares,
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]], shares: SpeedShares
     ) -> None:
         self._free = partition.free  # reduced as slots are assigned
         self._shares = shares

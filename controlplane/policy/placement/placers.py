@@ -5,7 +5,7 @@ The module of a placer is imported when the placer is made.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,5 +176,4 @@ def make_placer(name: PlacerName, moves: Moves = "elastic") -> Placer:
 
 
 def _load(location: str) -> Any:
-    module, _, name = location.partition(":")
-    return getattr(importlib.import_module(f"controlplane.policy.placement.{module}"), name)
+    return pkgutil.resolve_name(f"controlplane.policy.placement.{location}")

@@ -15,10 +15,9 @@ from statistics import fmean
 from typing import Final, Literal
 
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.placement.free_slots import Placer, with_user_batches
+from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     gang_size,
     slots_in_words,
     useful_slots,
@@ -102,8 +101,7 @@ def gang_plan(
         text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
         return text, {**numbers, "needs": float(needs), "left": float(left)}
 
-    placed = with_user_batches(partition, placer.place(partition, sizes))
-    return compose_plan(partition, placed, why, wake_at=wake_at)
+    return placer.plan(partition, sizes, why, wake_at)
 
 
 class RoundRobin:
@@ -135,17 +133,15 @@ class RoundRobin:
         )
         if not self._quantum_s:
             return by_arrival
-        in_quantum, over_quantum, waiting = [], [], []
-        for job in by_arrival:
+
+        def turn(job: JobView) -> tuple[int, float]:
+            """Return first jobs within their quantum, then waiting jobs, then the others."""
             runs, since = self._stays[job.job]
             if not runs:
-                waiting.append(job)
-            elif partition.now < since + self._quantum_s:
-                in_quantum.append(job)
-            else:
-                over_quantum.append(job)
-        waiting.sort(key=lambda job: self._stays[job.job][1])
-        return [*in_quantum, *waiting, *over_quantum]
+                return 1, since
+            return (0 if partition.now < since + self._quantum_s else 2), 0.0
+
+        return sorted(by_arrival, key=turn)
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
         """Return when the first turn of a job in `served` ends, or None if no job waits."""

@@ -35,6 +35,13 @@ def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
 
+def with_batch(job: JobView, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
+    """Return local batches of `slots`; they stay the same if slots and global batch do."""
+    if job.running_on.keys() == set(slots) and batch == sum(job.running_on.values()):
+        return dict(job.running_on)
+    return split(batch, slots)
+
+
 def backs_off(until: Seconds, now: Seconds) -> Reason:
     """Return the reason for a job that failed or was lost and must not be tried before `until`."""
     wait_s = until - now

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ from schemas.ids import JobId, NodeId, Seconds
 USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUsage:
+class WorkerUsage(NamedTuple):
     """The mean resource usage of one worker."""
 
     cores: float = 0.0
@@ -73,10 +71,8 @@ class WorkerUsages:
         known = self._jobs.get(job) or self._families.get(family)
         if known is not None or not self._families:
             return known or UNKNOWN
-        many, all_ = len(self._families), self._families.values()
-        return WorkerUsage(
-            sum(one.cores for one in all_) / many, sum(one.bytes_per_s for one in all_) / many
-        )
+        columns = zip(*self._families.values(), strict=True)
+        return WorkerUsage(*(sum(column) / len(column) for column in columns))
 
     def total(
         self, workers: Iterable[tuple[JobId, int]], view: ClusterView | None
@@ -91,10 +87,8 @@ class WorkerUsages:
 def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
     if known is None:
         return seen
-    return WorkerUsage(
-        USAGE_MEMORY * known.cores + (1.0 - USAGE_MEMORY) * seen.cores,
-        USAGE_MEMORY * known.bytes_per_s + (1.0 - USAGE_MEMORY) * seen.bytes_per_s,
-    )
+    both = zip(known, seen, strict=True)
+    return WorkerUsage(*(USAGE_MEMORY * old + (1.0 - USAGE_MEMORY) * new for old, new in both))
 
 
 SETTLED_S: Final = 30.0  # wait after a change of neighbours: newcomers may still be starting

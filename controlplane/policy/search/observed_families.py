@@ -10,6 +10,7 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
+from controlplane.policy.api import EpochSeen, StepsSeen
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.step_times import MAX_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.throughput import (
@@ -97,6 +98,16 @@ class FamilyRecord:
     def means(self) -> dict[Place, MeanStepTime]:
         """Mean step times by place."""
         return self.step_times.means
+
+    def observe_speed(self, event: EpochSeen | StepsSeen, stretch: float = 1.0) -> None:
+        """Record the step time of a report, divided by the slow-down `stretch`.
+
+        Ignore an implausible speed.
+        """
+        rate, slots = event.samples_per_s, event.slots
+        if math.isfinite(rate) and rate > 0 and slots and event.global_batch:
+            local = max(1, round(event.global_batch / slots))
+            self.add(event.nodes, slots, local, event.global_batch / rate / stretch)
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
         """Record the noise scale phi (samples) after `epoch` epochs; ignore implausible values."""
@@ -222,20 +233,14 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
     return found
 
 
-class FamilyHistories:
-    """The records of all families, with the priors that they share."""
+class FamilyHistories(dict[str, FamilyRecord]):
+    """The records of families by name, with the priors that they share."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.priors = Priors()
-        self._families: dict[str, FamilyRecord] = {}
 
-    def of(self, name: str) -> FamilyRecord:
-        """Return the record of a family; create an empty one if there is none."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = FamilyRecord(priors=self.priors)
+    def __missing__(self, name: str) -> FamilyRecord:
+        """Add the empty record of a new family."""
+        found = self[name] = FamilyRecord(priors=self.priors)
         return found
-
-    def all(self) -> list[FamilyRecord]:
-        """Return all records in the order of their creation."""
-        return list(self._families.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heappop, heappush, nlargest
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,12 +24,10 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.options import SlaqOptions
-from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.sizes import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     partition_of,
     slots_in_words,
     useful_slots,
@@ -90,11 +88,8 @@ class _Exchange:
         ]
         self._takers: list[tuple[float, int, int]] = []  # (minus the gain, row, size)
         self._givers: list[tuple[float, int, int]] = []  # (loss, row, size)
-        for row, size in enumerate(self.sizes):
-            self._takers += self._as_taker(row, size)
-            self._givers += self._as_giver(row, size)
-        heapify(self._takers)
-        heapify(self._givers)
+        for row in range(len(bounds)):
+            self._push(row)
 
     def taker(self) -> tuple[float, int]:
         """Return the largest gain from one more slot, and its row; (0, -1) if there is none."""
@@ -107,21 +102,15 @@ class _Exchange:
 
     def change(self, row: int, by: int) -> None:
         """Add `by` slots (1 or -1) to the job in `row`."""
-        size = self.sizes[row] = self.sizes[row] + by
-        for entry in self._as_taker(row, size):
-            heappush(self._takers, entry)
-        for entry in self._as_giver(row, size):
-            heappush(self._givers, entry)
+        self.sizes[row] += by
+        self._push(row)
 
-    def _as_taker(self, row: int, size: int) -> list[tuple[float, int, int]]:
-        if size >= self._bounds[row][1]:
-            return []
-        return [(-self._gains.step(row, size), row, size)]
-
-    def _as_giver(self, row: int, size: int) -> list[tuple[float, int, int]]:
-        if size <= self._bounds[row][0]:
-            return []
-        return [(self._gains.step(row, size - 1), row, size)]
+    def _push(self, row: int) -> None:
+        size, (least, most) = self.sizes[row], self._bounds[row]
+        if size < most:
+            heappush(self._takers, (-self._gains.step(row, size), row, size))
+        if size > least:
+            heappush(self._givers, (self._gains.step(row, size - 1), row, size))
 
     def _first(self, heap: list[tuple[float, int, int]]) -> tuple[float, int]:
         """Return the value and row of the first entry that is not outdated."""
@@ -205,7 +194,7 @@ def decide(
     without = observed.no_curve(served)
     shared = [job for job in served if job.job in without]
     curved = [job for job in served if job.job not in without]
-    gains = SizeGains(observed.outlook(curved, partition.now), options)
+    gains = observed.gains(curved, partition.now)
     room = partition.room - sum(equal[job.job] for job in shared)
     spare = room - sum(job.least for job in curved)
     ahead = _newcomer_slots(
@@ -309,14 +298,9 @@ class Slaq(ImmediatePolicy):
         decision = decide(
             self._round_robin.queue(partition), partition, self._observed, self.options
         )
-        placed = self._placer.place(partition, decision.sizes)
-        turn_ends = self._round_robin.next_at(partition, decision.sizes)
-        next_epoch = Seconds(now + self.options.interval_s) if view.jobs else None
-        wakes = [at for at in (turn_ends, next_epoch) if at is not None]
-        plan = compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            decision.why,
-            wake_at=min(wakes, default=None),
-        )
+        wake_at = self._round_robin.next_at(partition, decision.sizes)
+        if view.jobs:
+            next_epoch = Seconds(now + self.options.interval_s)
+            wake_at = next_epoch if wake_at is None else min(wake_at, next_epoch)
+        plan = self._placer.plan(partition, decision.sizes, decision.why, wake_at)
         return replace(plan, predicted_loss=decision.forecast.losses())

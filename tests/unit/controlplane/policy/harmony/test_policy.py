@@ -202,7 +202,7 @@ def test_costs_are_learnt_from_telemetry_beside_settled_neighbours() -> None:
     policy.plan(view, NOW)
     for at in (NOW, Seconds(NOW + 1.0)):
         policy.observe(steps("meek-2"), at)
-    assert policy.costs.learnt() == {}  # they have just met
+    assert policy.costs.step_s("meek", 1, 16) is None  # they have just met
 
     policy.observe(steps("meek-2", SPEED / 2), SOON)
     alone = cluster(job("meek-2", on(0, 1)), version=2)
@@ -224,13 +224,13 @@ def test_reports_during_changes_are_not_used() -> None:
     policy.observe(steps("meek-2"), SOON)
     policy.observe(steps("meek-2"), SOON)
 
-    assert policy.costs.learnt() == {}
+    assert policy.costs.step_s("meek", 1, 16) is None
 
 
 @pytest.mark.parametrize("speed", [float("nan"), -1.0, 1e300])
 def test_an_implausible_speed_is_dropped_and_named_in_reasons(speed: float) -> None:
     policy = learnt()
-    before = policy.costs.learnt()
+    before = policy.costs.cost("meek", "loud")
     policy.plan(cluster(job("meek-2", on(0))), NOW)
     for at in (SOON, Seconds(SOON + 1.0)):
         policy.observe(steps("meek-2", speed), at)
@@ -238,7 +238,7 @@ def test_an_implausible_speed_is_dropped_and_named_in_reasons(speed: float) -> N
     plan = policy.plan(cluster(job("meek-3"), version=2), SOON)
 
     said = f"its family reported {speed:g} samples/s, which is implausible and ignored"
-    assert policy.costs.learnt() == before
+    assert policy.costs.cost("meek", "loud") == before
     assert plan.reasons[JobId("meek-3")].text == f"starts on 1 slot: has its node to itself; {said}"
 
 

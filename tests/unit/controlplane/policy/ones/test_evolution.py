@@ -239,7 +239,7 @@ def test_a_climb_keeps_only_the_best_for_the_next_view(seed: int) -> None:
     alone.population = alone.population[:1]
 
     for search in (many, alone):
-        search.update(replace(problem, version=2))
+        search.update(replace(problem))
         search.evolve(default_rng(seed + 1))
 
     assert keys(alone) == keys(many)
@@ -505,6 +505,6 @@ def test_the_best_sizes_are_refreshed_for_the_next_view() -> None:
         by_sizes = at_once(problem, refreshed(problem, best.levels))  # places are found anew
         if by_sizes > before + 1e-9:
             found += 1
-            search.update(replace(problem, version=2))
+            search.update(replace(problem))
             assert fitness(search) >= by_sizes - 1e-9
     assert found

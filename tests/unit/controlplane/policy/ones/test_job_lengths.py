@@ -204,7 +204,7 @@ def test_inactive_jobs_are_forgotten(model: LengthModelName) -> None:
 
     lengths.forget({A})
 
-    assert lengths.family("u/f").at_work == {A: 300}
+    assert lengths.families["u/f"].at_work == {A: 300}
 
 
 # --- families without a past

@@ -160,7 +160,7 @@ BATCH = 32
 
 def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyRecord:
     """A family that was measured on 1, 2, ... slots, with the same batch on each."""
-    family = families.of(name)
+    family = families[name]
     for slots, step_s in enumerate(steps, 1):
         family.add(1, slots, BATCH, step_s)
     family.speed_model(BATCH)
