@@ -151,8 +151,18 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
     """Return the sizes after giving the remaining slots to the jobs that gain most."""
     left = room - sum(sizes)
-    heap = [(-gain, row, more) for row in range(len(sizes))
-            for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
+
+    def next_gain(row: int) -> tuple[float, int, int]:
+        """Return minus the greatest gain per further slot, the row, and the number of slots."""
+        size = sizes[row]
+        further = table[row, size + 1 : size + 1 + left]
+        if not len(further):
+            return 0.0, row, 0
+        gains = (further - table[row, size]) / np.arange(1, len(further) + 1)
+        best = int(gains.argmax())
+        return -float(gains[best]), row, best + 1
+
+    heap = [next_gain(row) for row in range(len(sizes))]
     heapify(heap)
     while left and heap:
         loss, row, more = heappop(heap)
@@ -161,19 +171,8 @@ def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
         if more <= left:
             sizes[row] += more
             left -= more
-        gain, more = _next_gain(table[row], sizes[row], left)
-        heappush(heap, (-gain, row, more))
+        heappush(heap, next_gain(row))
     return sizes
-
-
-def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
-    """Return the greatest gain per slot of up to `left` further slots, and their number."""
-    further = values[size + 1 : size + 1 + left]
-    if not len(further):
-        return 0.0, 0
-    gains = (further - values[size]) / np.arange(1, len(further) + 1)
-    best = int(gains.argmax())
-    return float(gains[best]), best + 1
 
 
 def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
@@ -245,10 +244,7 @@ class Goodput(ImmediatePolicy):
                 self._noise_scales.pop(event.job, None)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return sizes and batches of the last round, as far as there is room for them now.
-
-        If a new round is due, start it first.
-        """
+        """Return the sizes of the last or a new round, as far as there is room for them now."""
         partition = partition_of(view, now)
         self._follow(view)
         if self._rounds.is_due(partition, self._targets):
@@ -270,17 +266,16 @@ class Goodput(ImmediatePolicy):
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
         """Return the running jobs that may move as a whole to fewer nodes.
 
-        The number of nodes matters to a job's goodput as its size does. A job whose batch is too
-        small for its old and new slots together is left out, because it could not move.
+        A job cannot move if its batch is too small for its old and new slots together.
         """
-        packed = set()
-        for job in partition.running:
-            size, have = sizes.get(job.job, 0), len(job.running_on)
-            target = self._targets.get(job.job)
-            moves = size > have or (target is not None and target.packed and size == have)
-            if moves and size + have <= job.batch_limit:
-                packed.add(job.job)
-        return packed
+        held = [(job, len(job.running_on), sizes.get(job.job, 0)) for job in partition.running]
+        packed = {name for name, target in self._targets.items() if target.packed}
+        return {
+            job.job
+            for job, have, size in held
+            if size > have or (size == have and job.job in packed)
+            if size + have <= job.batch_limit
+        }
 
     # --- measurements
 

@@ -1,8 +1,4 @@
-"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
-
-The module also searches for the migration that gains most, formulates the reasons for a job's
-place, and has an oracle that replaces the learnt costs in simulations.
-"""
+"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least."""
 
 from __future__ import annotations
 
@@ -316,8 +312,7 @@ class Harmony(ImmediatePolicy):
     ) -> dict[JobId, list[SlotId]]:
         """Return the slots that half-moved jobs keep, which are the better of the two places.
 
-        To move, a job first grows to its old and new places and continues to train. This is the
-        second half of the move.
+        To move, a job first grows to its old and new places and continues to train.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
@@ -351,10 +346,7 @@ class Harmony(ImmediatePolicy):
         ).best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds for the stated remaining work, or infinity if unknown.
-
-        A waiting job is assumed to be as fast as its family.
-        """
+        """Return the seconds for the stated remaining work, or infinity if unknown."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -398,10 +390,7 @@ def _slots_of(
     slots: Mapping[JobId, Sequence[SlotId]],
     free: Mapping[NodeId, Sequence[SlotId]],
 ) -> dict[JobId, list[SlotId]]:
-    """Return slots for these layouts.
-
-    Each job's own slots are used first, then free slots and slots that the other job leaves.
-    """
+    """Return slots for these layouts: own slots first, then slots that are free or given up."""
     kept = {name: _first_slots(slots[name], layout) for name, layout in layouts.items()}
     spare = {node: list(left) for node, left in free.items()}
     for name, own in kept.items():

@@ -102,10 +102,7 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
 
 
 def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
-    """Return the network's inputs for the cluster, shape (CLUSTER_INPUTS,).
-
-    `sizes` has shape (N,), and `jobs` are the `job_inputs`.
-    """
+    """Return the inputs for the cluster, shape (CLUSTER_INPUTS,), from `sizes` and `job_inputs`."""
     waits = sizes == 0
     waiting, running = int(waits.sum()), int((~waits).sum())
     free = table.room - int(sizes.sum())
@@ -240,16 +237,14 @@ class DecisionRound:
         row, kind = divmod(action, ACTIONS)
         if row == len(self.sizes):
             self._ended = True
-        elif kind == SAME:
-            self._settled[row] = True
-        else:
-            self.sizes[row] = self._changed_size(row, kind)
-
-    def _changed_size(self, row: int, kind: int) -> int:
+            return
         size, least = int(self.sizes[row]), int(self._table.least[row])
-        if kind == MORE:
-            return size + 1 if size else least
-        return size - 1 if size > least else 0
+        if kind == SAME:
+            self._settled[row] = True
+        elif kind == MORE:
+            self.sizes[row] = size + 1 if size else least
+        else:
+            self.sizes[row] = size - 1 if size > least else 0
 
 
 # --- the policy
@@ -317,10 +312,7 @@ class Drl(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes of the last round, as far as there is room for them now.
-
-        If a new round is due, start it first.
-        """
+        """Return the sizes of the last or a new round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._range_note = training_range_note(self._trained_on, len(view.slots))
@@ -400,10 +392,7 @@ def job_table(
     targets: Mapping[JobId, int],
     most: Count | None,
 ) -> JobTable:
-    """Return the table of the N jobs that may change in a round.
-
-    The last `targets` of jobs whose slots are being freed stay reserved.
-    """
+    """Return the table of the N jobs that may change; leaving jobs keep their `targets`."""
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]
     return JobTable(

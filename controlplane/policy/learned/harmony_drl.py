@@ -1,8 +1,4 @@
-"""Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
-
-The module also converts views for the networks, formulates the reasons for a job's place, and
-trains the reward model online on the speeds that jobs report beside their neighbours.
-"""
+"""Policy `harmony-drl`: a network places gangs where jobs disturb each other least."""
 
 from __future__ import annotations
 
@@ -164,8 +160,7 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
 def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
-    `inputs` have shape (rows, in). `slopes` are the derivatives of the loss with respect to the
-    outputs, shape (rows, out).
+    `inputs` have shape (rows, in); `slopes`, the derivatives of the loss by output, (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:
@@ -366,10 +361,7 @@ class HarmonyDrl(ImmediatePolicy):
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the time for the stated remaining work, or infinity if unknown.
-
-        The speed is the job's present speed, else the speed that similar jobs have alone.
-        """
+        """Return the seconds for the stated remaining work, or infinity if unknown."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0

@@ -1,7 +1,4 @@
-"""The placed workers by node, and the speed that jobs are expected to lose to each other there.
-
-`RewardModel` predicts how fast jobs train in their places. It is trained by supervised learning.
-"""
+"""The placed workers by node, and the speed that jobs are expected to lose to each other there."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ class RewardModel:
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """Return the cost for a job of being on several nodes, as a logarithm, or 0 on one node.
+        """Return the cost for a job of being on several nodes, as a logarithm; 0 on one node.
 
         A negative value is a speed-up, because the job's workers have more of each node.
         """
@@ -88,8 +85,7 @@ def spread_inputs(
 ) -> FloatArray:
     """Return the inputs of `spread_net` for P jobs on several nodes, shape (P, classes + 3).
 
-    `number` is the class of each job, and `size` its number of workers. For one job, all three may
-    be plain numbers.
+    `number` is the class of each job, and `size` its number of workers.
     """
     number, size, nodes = np.atleast_1d(number, size, nodes)
     inputs = np.zeros((len(number), classes + 3))
@@ -164,10 +160,7 @@ class SharedNodes:
         return job
 
     def put(self, name: str, node: int, workers: int = 1, *, predict: bool = True) -> None:
-        """Place workers of a job on a node.
-
-        With `predict` False, the caller must update the expected costs later.
-        """
+        """Place workers on a node; with `predict` False, the caller updates costs later."""
         job = self.jobs[name]
         self._count(job, -1.0)
         job.workers[node] = job.workers.get(node, 0) + workers

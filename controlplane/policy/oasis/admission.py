@@ -1,7 +1,4 @@
-"""Admission of jobs with schedules and promises, and the revision of promises that slip.
-
-The module also formulates why a job is rejected, with a deadline or value that would be admitted.
-"""
+"""Admission of jobs with schedules and promises, and the revision of promises that slip."""
 
 from __future__ import annotations
 
@@ -86,10 +83,7 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 
 
 def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
-    """Return the least value with which the job would be admitted if it were submitted now.
-
-    The deadline is unchanged. At least one of `plans` must have a finite cost.
-    """
+    """Return the least value with which the job would be admitted if it were submitted now."""
     shares = plans.worth(replace(utility, value=1.0), now)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         needed = np.where(np.isfinite(plans.cost), plans.cost / shares, np.inf)
@@ -151,10 +145,7 @@ class Admissions:
         self._tried.pop(job, None)
 
     def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
-        """Check schedules against the current state, then decide about new jobs by arrival.
-
-        At most `at_most` new decisions are made.
-        """
+        """Check schedules, then make up to `at_most` decisions about new jobs, by arrival."""
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
         decided = Decisions()
@@ -294,10 +285,7 @@ class Admissions:
         decided.numbers[job.job] = {"cost": float(plans.cost[last])}
 
     def _have_measured(self, job: JobView, decided: Decisions) -> None:
-        """Select the job to run for measurements first.
-
-        If its speed is unknown, select only one job of the family at a time.
-        """
+        """Have the job measured first; if its speed is unknown, only one job of its family."""
         knows_speed = self._estimates.knows_speed(job)
         if knows_speed and not job.undecided:
             decided.unplanned[job.job] = UNKNOWN_LENGTH

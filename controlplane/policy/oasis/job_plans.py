@@ -1,8 +1,4 @@
-"""The plans of one job for every completion time, at the prices of slots by interval.
-
-`cheapest_schedules` is the dual subproblem: it finds the job's cheapest schedule for every
-completion time. `IntervalGrid` describes the slots that schedules can reserve.
-"""
+"""The plans of one job for every completion time, at the prices of slots by interval."""
 
 from __future__ import annotations
 
@@ -80,17 +76,11 @@ class SlotPrices:
     high: float
 
     def on_one_node(self, slots: int) -> FloatArray:
-        """Return the cost of `slots` on the cheapest node with enough room, in each interval.
-
-        The cost is value per second, shape (intervals,), and is infinite if no node has room.
-        """
+        """Return the price/s of `slots` on the cheapest node, (intervals,); infinite: no room."""
         return np.asarray(self._of_each_node(self.used, slots).min(axis=1))
 
     def on_any(self, slots: int) -> FloatArray:
-        """Return the cost of the cheapest `slots` on any nodes, in each interval.
-
-        The cost is value per second, shape (intervals,), and infinite if too few slots are free.
-        """
+        """Return the price/s of the cheapest `slots`, (intervals,); infinite: no room."""
         costs, free = self._by_level()
         before = np.cumsum(free, axis=1) - free
         taken = np.clip(slots - before, 0, free)
@@ -149,10 +139,7 @@ class Schedule:
         return sum(slots for _, slots in self.spreads[place])
 
     def next_size(self, interval: int) -> int:
-        """Return the number of slots in the first interval with slots, from `interval` on.
-
-        Return 0 if there is none.
-        """
+        """Return the slots of the first interval with slots, from `interval` on; 0: none."""
         later = range(max(interval, self.first), self.end)
         return next((size for at in later if (size := self.size(at))), 0)
 
@@ -194,7 +181,7 @@ class IntervalGrid:
     def take(self, used: IntArray, schedule: Schedule) -> bool:
         """Add a schedule to `used` if all of it fits; otherwise add nothing and return False.
 
-        A schedule with a node that is gone does not fit. Intervals beyond the horizon are ignored.
+        Intervals beyond the horizon are ignored.
         """
         number = {node: place for place, node in enumerate(self.nodes)}
         added = self.nothing_used()
@@ -211,10 +198,9 @@ class IntervalGrid:
 
 
 def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> IntervalGrid:
-    """Return the grid of a view.
+    """Return the grid of the slots that are free, being left, or held by jobs in the view.
 
-    On nodes that are up, the grid has the slots that are free, being left, or held by jobs in the
-    view. Other slots belong to jobs that an operator holds.
+    Other slots belong to jobs that an operator holds.
     """
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     capacity: dict[NodeId, int] = {}
@@ -246,10 +232,7 @@ class CheapestSchedules:
     _fresh: IntArray  # the same if it starts
 
     def options(self, last: int) -> list[int]:
-        """Return the options of the cheapest schedule that is done in interval `last`.
-
-        There is one option for each interval up to `last`. It is `IDLE` if the job has no slots.
-        """
+        """Return the cheapest schedule that is done in interval `last`: an option per interval."""
         units, runs = self._option.shape[1] - 1, True
         found: list[int] = []
         for interval in range(last, -1, -1):
@@ -407,7 +390,7 @@ def _no_better_end(
 ) -> Callable[[int, float], bool]:
     """Return a test that is True if no later completion time can be better.
 
-    Worth falls with time, and `floor` is a lower bound of the cost.
+    Worth falls with time, and no schedule costs less than `floor`.
     """
     utility = job.utility or Utility(value=1.0)
     best = -math.inf  # best worth minus cost so far

@@ -1,7 +1,4 @@
-"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end.
-
-`sizes_now` turns schedules into current sizes, and assigns slots that would otherwise be idle.
-"""
+"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end."""
 
 from __future__ import annotations
 
@@ -194,11 +191,9 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return the promised end of each job.
+        """Return each job's promised end: its first promise, or its expected end if that is later.
 
-        The promised end is the job's first promise or its expected end, whichever is later. If this
-        end differs by less than an interval from the previous one (`expected_at`), the previous end
-        is returned.
+        An end that differs by less than an interval from the previous one (`expected_at`) stays.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

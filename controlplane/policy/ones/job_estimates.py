@@ -1,7 +1,4 @@
-"""The estimates of jobs and families, updated by policy events and views.
-
-`GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
-"""
+"""The estimates of jobs and families, updated by policy events and views."""
 
 from __future__ import annotations
 
@@ -69,8 +66,7 @@ class GainCorrections:
     ) -> FloatArray:
         """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
 
-        A size needs a correction if it has more slots or spans more nodes than all of the family's
-        `measured` (nodes, slots) pairs. Size k has `slots[k]` slots on `nodes[k]` nodes.
+        A size needs one if its slots or its nodes exceed all `measured` (nodes, slots) pairs.
         """
         seen = list(measured)
         if not seen:
@@ -84,10 +80,7 @@ OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
 class EstimateVersion(NamedTuple):
-    """Version of all inputs of a job's estimates.
-
-    Of the family's data it contains only the part that affects this job.
-    """
+    """Version of all inputs of a job's estimates."""
 
     edition: int
     family_edition: int
@@ -164,10 +157,9 @@ class Estimates:
             self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
-        """Record telemetry by the worker's clock, because delayed reports arrive all at once.
+        """Record telemetry; use its speed if all of it was measured in this group.
 
-        The speed is used only if all of it was measured in this group. The first report of a group
-        may cover time before all members had joined.
+        The first report of a group may cover time before all members had joined.
         """
         history = self._histories[event.job]
         history.edition += 1
@@ -255,11 +247,7 @@ class Estimates:
         )
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
-        """True if the job's estimates still have this version.
-
-        The check is ten times faster than `version`. `now` must not be before the time at which the
-        version was made.
-        """
+        """True if the job's estimates still have this version; ten times faster than `version`."""
         history, family = self._histories.get(job.job), self._families[job.family]
         return (
             history is not None
@@ -294,10 +282,7 @@ class Estimates:
         return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
-        """True if a job may have more than its least slots.
-
-        This needs a finished epoch, or the warm-up steps and a measured speed of the family.
-        """
+        """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
         measured = bool(self.family(job.family).means)
@@ -307,7 +292,6 @@ class Estimates:
         """Return (progress now / progress before, slots before) if the last growth lost progress.
 
         A move to more nodes is treated as growth too; the number of slots before is then the same.
-        Return None if the job did not grow, if nothing was lost, or if too little was measured.
         """
         history = self._histories.get(job.job)
         if history is None or not history.trial.compares or self.moves_to(job) is not None:
@@ -347,8 +331,7 @@ class Estimates:
     def noise_scale(self, job: JobView) -> float:
         """Return the noise scale phi, in samples: the job's, its relatives', or a prior.
 
-        Relatives are measured at the same stage of training. Workers smooth their measurements. The
-        result is rounded to an eighth of a doubling.
+        The result is rounded to an eighth of a doubling.
         """
         history = self._histories.get(job.job)
         own = history.last_noise if history is not None else None
@@ -361,7 +344,7 @@ class Estimates:
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Return the mean slot seconds that finished jobs still needed at this job's age.
 
-        Return None if a better estimate exists, or if no finished job reached this age.
+        Return None if there is a better estimate, or no such job.
         """
         alone = not self._options.share_lengths
         if alone or self.family(job.family).finished or job.stop_samples is not None:
@@ -373,17 +356,11 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return slow-down factors by GPU type, shape (J, types); see `LearnedSlowdowns.by_type`.
-
-        All factors are at least 1. Return None if types are not distinguished, or none is slower.
-        """
+        """Return factors by GPU type, (J, types), all at least 1, or None if no type is slower."""
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearnedSlowdowns.by_neighbour`.
-
-        Return None if neighbours are not considered, or if no neighbour slows a job down.
-        """
+        """Return slow-downs by neighbours, (2 F, 2 F), or None if no neighbour slows a job down."""
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
 
 

@@ -1,11 +1,8 @@
 """Remaining work of every job: the models of option `length_model`, and their calibration.
 
-`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family. The
-paper fits one regression to all jobs of a cluster. Here each family has its own regression once one
-of its jobs has finished; until then the common regression is used. The lengths of families differ
-by orders of magnitude, which the five features do not explain.
-
-Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1). The paper fits one
+regression to all jobs. Here each family has its own once one of its jobs has finished, because the
+lengths of families differ by orders of magnitude, which the five features do not explain.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ class ResidualLife:
     ) -> WorkLeft | None:
         """Return the remaining work of a job without a certain end, or None if nothing is known.
 
-        With `bounds`, the result has quantiles too; computing them may take ten times as long.
+        With `bounds`, the result has quantiles, which take up to ten times as long.
         """
         if not family.finished and not max(done, family.reached):
             return None
@@ -139,10 +136,7 @@ class LengthMixture(ResidualLife):
         return left.between(least, most)
 
     def _from_other_families(self, job: JobView) -> LengthDistribution | None:
-        """Return the lengths of a job that takes as many epochs as jobs of other families took.
-
-        Return None if too few jobs have finished.
-        """
+        """Return the lengths by the epochs of other families' jobs, or None if too few finished."""
         if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
             return None
         totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
@@ -229,10 +223,7 @@ class BetaProgress(ResidualLife):
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the remaining work that the mean progress implies.
-
-        Before there is a regression, return the residual life.
-        """
+        """Return the remaining work that the mean progress implies, or else the residual life."""
         log, relatives = self._logs.get(job.job, _Log()), self._families.get(job.family)
         model = (relatives.fitted() if relatives is not None else None) or self._common.fitted()
         epoch_samples = job.epoch_samples or family.epoch_samples

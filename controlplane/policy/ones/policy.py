@@ -15,7 +15,6 @@ from controlplane.policy.api import (
     PolicyEvent,
     Reason,
     SearchStats,
-    StartForecast,
     StepsSeen,
 )
 from controlplane.policy.ones.evolution import Candidate, EvolutionarySearch
@@ -57,10 +56,7 @@ class PlanReasons:
         self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a used slot
 
     def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
-        """Return why a job changes or waits, or None if it keeps its slots and batches.
-
-        `placed` maps the job's slots in the plan to local batches, in samples per step.
-        """
+        """Return why a job changes or waits, given its local batches; None: nothing changes."""
         if placed == dict(self._problem.job_rows[row].job.running_on):
             return None if placed else self._waiting(row)
         reason = self._with_fairness(row, self._change(row, placed))
@@ -245,10 +241,7 @@ def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
 
 
 def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
-    """Return the share of its speed that each job keeps at its place, shape (J,).
-
-    Nodes, GPU types and neighbours lower the share.
-    """
+    """Return the share of its speed that each job keeps at its place, shape (J,)."""
     value, moved = problem.placed_value(levels, owner)
     plain = problem.value[problem.rows, levels]
     sane = (levels > 0) & (plain > 0.0)
@@ -299,18 +292,15 @@ class Ones(SearchPolicy[Problem]):
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
-        starts: Mapping[JobId, StartForecast] = {}
-        if best is not None:
-            if self._forecasts is not None:
-                starts = self._forecasts.of(problem, best, now)
-            why = PlanReasons(problem, best)
-            for row, places in enumerate(best.by_row()):
-                name = problem.job_rows[row].job.job
-                placed = _local_batches(problem, best, row, places)
-                if placed:
-                    local_batch[name] = placed
-                if reason := why.of(row, placed):
-                    reasons[name] = reason
+        starts = {} if self._forecasts is None else self._forecasts.of(problem, best, now)
+        why = PlanReasons(problem, best)
+        for row, places in enumerate(best.by_row()):
+            name = problem.job_rows[row].job.job
+            placed = _local_batches(problem, best, row, places)
+            if placed:
+                local_batch[name] = placed
+            if reason := why.of(row, placed):
+                reasons[name] = reason
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
         reasons |= {
             name: too_large(needs, len(problem.slots)) for name, needs in problem.too_large.items()
@@ -328,10 +318,7 @@ class Ones(SearchPolicy[Problem]):
         return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best batch, on present slots, of each job that reported since the last call.
-
-        Batches come from the same table as those of a full plan, with the same limits and margins.
-        """
+        """Return the best batch on present slots of each job that reported since the last call."""
         local_batch: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
         for job_row in self.builder.rows(self._core_demand.shown(view), self._reported, now):

@@ -233,8 +233,7 @@ class LoadAverage:
     def mean(self, job: JobView) -> float:
         """Return the mean number of jobs since the submission of `job`, including it; at least 1.
 
-        For the time before the job was first seen (e.g. before a restart of the search), the number
-        of jobs at that moment is used.
+        Before the job was first seen, the number of jobs at that moment counts.
         """
         seen = self._seen[job.job]
         before = max(0.0, seen.at - job.submitted_at)
@@ -288,10 +287,7 @@ def fairness_floors(
 
 
 def _fair_speed(row: JobRow, slots: int, jobs: float) -> float:
-    """Return the speed of a job on its fair share, divided by its speed on one slot.
-
-    On its fair share a job has its wanted size for a part of the time.
-    """
+    """Return the speed of a job on its fair share, divided by its speed on one slot."""
     sizes = row.table.sizes
     usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
     share = slots / (jobs * float(sizes[usual]))
@@ -313,8 +309,7 @@ def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) ->
 def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
     """Return the penalty of each level below the due level, shape (J, 1 + L).
 
-    The penalty exceeds, for each slot, what any slot is worth to any job. The further a job is
-    behind, the higher is its penalty, without bound, so that no job stays behind.
+    It exceeds what any slot is worth to any job, and grows without bound as the job falls behind.
     """
     sizes, value = table.sizes, table.value
     base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
@@ -397,10 +392,7 @@ class ProblemBuilder:
         view: ClusterView,
         cluster: ClusterIndex,
     ) -> InterferenceModel | None:
-        """Return the slow-downs by neighbours, including neighbours that may not be moved.
-
-        Return None if no slow-down was learned.
-        """
+        """Return the slow-downs by neighbours, movable or not, or None if there are none."""
         names = dict.fromkeys([*families, *(view.jobs[job].family for job in kept)])
         numbers = {name: number for number, name in enumerate(names)}
         log_slowdowns = self._estimates.log_slowdowns(list(numbers))

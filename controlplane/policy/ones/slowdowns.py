@@ -1,8 +1,4 @@
-"""Slow-downs by GPU types, neighbours and shared cores.
-
-`LearnedSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
-`PlacementIndex` looks up where jobs run and which jobs are their neighbours.
-"""
+"""Slow-downs by GPU types, neighbours and shared cores."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ class LearnedSlowdowns:
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return each job's step time by GPU type, divided by that on its fastest type, (J, types).
 
-        `families` has the family of each job. Return None if the types do not differ.
+        Return None if the types do not differ.
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
@@ -54,10 +50,7 @@ class LearnedSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Return `InterferenceModel.log_slowdowns`, shape (2 F, 2 F), or None if all are about 0.
-
-        The order of `families` numbers the classes.
-        """
+        """Return `InterferenceModel.log_slowdowns`, (2 F, 2 F), or None if all are about 0."""
         self._update_priors()
         if not self._families.priors.colocations:
             return None
@@ -157,10 +150,7 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """Return the view with cores divided by the demand of a worker.
-
-        Return the same view if cores are not shared, or if a worker needs a whole core.
-        """
+        """Return the view with cores divided by the demand of a worker."""
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)
@@ -224,10 +214,7 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """Return the GPU type that a job runs on; several types are joined by a plus.
-
-        Return an empty string if the job is unknown or the cluster has one type.
-        """
+        """Return a job's GPU types, joined by a plus; empty if unknown, or all are alike."""
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
@@ -250,10 +237,7 @@ class PlacementIndex:
         return found is not None and not found.movable
 
     def stretch(self, job: JobId) -> float:
-        """Return the factor by which shared cores lengthen a job's steps.
-
-        For a job that is not in the view, return the factor of the worst node.
-        """
+        """Return the factor by which shared cores lengthen steps; unknown job: the worst factor."""
         if not self._stretch:
             return 1.0
         found = self._seen(job)
@@ -280,10 +264,7 @@ class PlacementIndex:
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:
-    """Return the factor of step times on each node that has more slots than cores.
-
-    A slot that is not usable is busy.
-    """
+    """Return the factor of step times on each node that has more slots than cores."""
     slots = Counter(slot.node for slot in view.slots)
     busy = Counter(slot.node for slot in view.slots if not slot.usable)
     cores = {slot.node: slot.cores for slot in view.slots}

@@ -1,11 +1,10 @@
 """The forecasts of waiting jobs' starts, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward. Running jobs end when their remaining time is over, and
-waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
-changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
-expected wait and length) show the error, and yield the median and the ends of the interval. A job
-that has waited longer than forecast is treated as if it started now. If such jobs were left out,
-the predicted waits would be too short.
+waiting jobs get their slots in the order in which the policy fills slots. The outcomes of similar
+earlier forecasts (nearest neighbours by expected wait and length) correct the result. A job that
+has waited longer than forecast is treated as if it started now; otherwise the predicted waits would
+be too short.
 """
 
 from __future__ import annotations
@@ -179,15 +178,12 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Return, by row, the seconds until the jobs of `line` get their slots.
-
-    A job that never gets its slots is missing from the result.
+    """Return, by row, the seconds until jobs get their slots; a job that never does is missing.
 
     Args:
         held: time at which slots become free, and their number.
         free: number of slots that are free at `now`.
-        line: row, slots and seconds of each waiting job, in order; a job that does not fit is
-            skipped.
+        line: row, slots and seconds of each waiting job, in order; smaller ones may overtake.
     """
     ends = list(held)
     heapq.heapify(ends)

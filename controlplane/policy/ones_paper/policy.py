@@ -106,7 +106,7 @@ class EvolutionarySearch(Evolution):
     def update(self, problem: PaperProblem, rng: Generator) -> None:
         """Replace the problem and refresh every candidate with it (figure 7).
 
-        In the paper the initial population is random. Here it also contains the schedule in force.
+        Unlike in the paper, the initial population contains the schedule in force.
         """
         former = self._now
         if former is None or not former.genes.size:
@@ -231,10 +231,7 @@ class OnesPaper(SearchPolicy[PaperProblem]):
 
 
 def _reachable(job: JobView, slots: list[SlotId]) -> bool:
-    """True if the job need not move, or has enough samples to do so.
-
-    While a job moves, it trains on its old and new slots together and needs a sample for each.
-    """
+    """True if the job need not move, or has a sample for each of its old and new slots together."""
     both = job.running_on.keys() | set(slots)
     moves = len(both) > len(job.running_on) and len(both) > len(slots)
     return not moves or len(both) <= job.batch_limit

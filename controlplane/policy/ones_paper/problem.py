@@ -1,8 +1,4 @@
-"""The search problem of one view: columns of slots, rows of jobs, batch and speed of each size.
-
-`ProblemBuilder` decides which jobs and slots are in play and which jobs are gated. `size_table`
-chooses the batch of a job on 1, 2, ... slots.
-"""
+"""The search problem of one view: columns of slots, rows of jobs, batch and speed of each size."""
 
 from __future__ import annotations
 
@@ -81,10 +77,7 @@ class PaperSizeTable:
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
-    """Return the batch and the speed at each size.
-
-    With speed `goodput`, a sample has its full value at the first batch.
-    """
+    """Return the batch and the speed at each size."""
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
         return PaperSizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
@@ -270,10 +263,7 @@ class ProblemBuilder:
     def _with_batch_of_now(
         self, job: JobView, bounds: Bounds, model: SpeedModel, table: PaperSizeTable
     ) -> PaperSizeTable:
-        """Return the table with the present batch at the present size.
-
-        If another batch is better by the margin, return `table` unchanged.
-        """
+        """Return the table with the present batch, unless another batch is better by the margin."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
@@ -286,10 +276,7 @@ class ProblemBuilder:
         return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return `fields` with scaled rates for jobs of unknown speed.
-
-        With these rates such a job lasts half as long as the median job.
-        """
+        """Return `fields` with rates by which jobs of unknown speed last half the median time."""
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
             return fields

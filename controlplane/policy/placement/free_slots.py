@@ -219,11 +219,7 @@ class Placer:
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> FreeSlots:
-        """Return the free slots, together with the rule for choosing nodes.
-
-        `placed` are the slots of the `running` jobs that keep some slots. A subclass may override
-        this method.
-        """
+        """Return the free slots with a rule for choosing nodes; jobs keep their `placed` slots."""
         return NodeFreeSlots(partition, self.mode)
 
     def restarts(

@@ -1,10 +1,4 @@
-"""The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
-
-Gangs with a better rank pre-empt others; a gang that fits may overtake one that does not.
-`RoundRobin` orders jobs if not all of them can have their minimum. `backfill_queue` starts gangs in
-order of arrival; with backfill, later gangs overtake if that does not delay the first. `Rounds`
-serve policies that decide sizes once per round.
-"""
+"""The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds."""
 
 from __future__ import annotations
 
@@ -86,10 +80,7 @@ def gang_plan(
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """Return the plan that runs gangs with these sizes and lets the other jobs wait.
-
-    `rank` explains the rank of a job. At `wake_at` ranks change without an event.
-    """
+    """Return the plan that runs gangs with these sizes; `rank` explains the rank of a job."""
     room = partition.room
     left = room - sum(sizes.values())
 
@@ -115,10 +106,7 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when each job runs or waits.
-
-        A change of size is no new start here, whereas it changes `moved_at`.
-        """
+        """Record since when each job runs or waits; a change of size is no new start here."""
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
@@ -299,8 +287,7 @@ def fill_idle_slots(
 def reschedulable(partition: Partition) -> list[JobView]:
     """Return the jobs that a round decides about, in the order of the view.
 
-    Jobs whose slots are being freed are included, because they restart on the slots that the round
-    gives them.
+    Jobs whose slots are being freed restart on the slots that the round gives them.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]

@@ -210,10 +210,7 @@ QuadraticInterference = partial(LeastInterference, "quadratic")  # the placer `l
 
 
 class AlignedPacking:
-    """Scorer of `tetris-resources`: nodes with room, then nodes in use, then best aligned nodes.
-
-    Before any report, only numbers of slots matter.
-    """
+    """Scorer of `tetris-resources`: nodes with room, then nodes in use, then best aligned nodes."""
 
     def __init__(self) -> None:
         self._usages = WorkerUsages()

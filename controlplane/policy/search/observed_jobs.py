@@ -1,8 +1,4 @@
-"""Observations of single jobs: batch limit R, step times and lengths.
-
-`StepTimesByFamily` models step times by family. `ObservedJobs` models step times and lengths, for
-the policies with fixed batches.
-"""
+"""Observations of single jobs: batch limit R, step times and lengths."""
 
 from __future__ import annotations
 
@@ -119,7 +115,6 @@ class ObservedJobs(StepTimesByFamily):
     """Speeds and lengths by family; a job without a family is its own family.
 
     Args:
-        drift: relative change of a measured step time at which models are fitted again.
         count_epochs: True if epochs update lengths, as telemetry and ends of jobs do.
     """
 

@@ -1,7 +1,6 @@
 """The losses, loss curves and speeds of jobs, in the form that SLAQ needs.
 
 A curve is fitted to one loss per stretch of training, and fitted again after its job has reported.
-`SizeGains` predicts the effect of each number of slots on the loss in the next scheduling epoch.
 """
 
 from __future__ import annotations
@@ -63,11 +62,7 @@ class SizeGains:
         self._gains = self._of(rows, np.arange(1, EAGER_SIZES + 1)).tolist()
 
     def of(self, row: int, size: int) -> float:
-        """Return the gain of a job with `size` slots; `size` is at least 1.
-
-        The gain is in units of `scale`. For target "quality", it is the share of the way to
-        the quality.
-        """
+        """Return the gain of a job with `size` slots, at least 1, in units of `scale`."""
         known = self._gains[row]
         if size > len(known):
             further = np.arange(len(known) + 1, 2 * size + 1)
@@ -84,10 +79,7 @@ class SizeGains:
         return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
-        """Return the losses expected after the next T seconds, shape (J,).
-
-        Each of `sizes` is at least 1.
-        """
+        """Return the losses expected after the next T seconds, shape (J,); no size may be 0."""
         rows = np.arange(len(sizes))
         reach = self._reach(rows, self._rates(rows, sizes[:, None]))
         return self.curves.at(reach)[:, 0]
@@ -213,10 +205,9 @@ class FittedLosses:
 
     def reports(self, job: JobId) -> LossReports:
         """Return the reports of a job; a new job has none."""
-        found = self._reports.get(job)
-        if found is None:
-            found = self._reports[job] = LossReports(self._kept)
-        return found
+        if job not in self._reports:
+            self._reports[job] = LossReports(self._kept)
+        return self._reports[job]
 
     def forget(self, job: JobId) -> None:
         """Forget a job that ended."""
@@ -349,10 +340,7 @@ class ObservedJobs:
         return len(self._losses.reports(job).losses)
 
     def _samples_done(self, job: JobView, now: Seconds) -> float:
-        """Return the samples done now, extrapolated from the latest report.
-
-        The speed is extrapolated for at most one scheduling epoch.
-        """
+        """Return the samples done now, extrapolated for at most one scheduling epoch."""
         pace = self._paces.get(job.job)
         if pace is None:
             return float(job.samples_done)

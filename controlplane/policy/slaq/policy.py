@@ -1,8 +1,4 @@
-"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17).
-
-Slots are assigned one by one to the job that gains most (SLAQ section 2), starting from the current
-sizes.
-"""
+"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17)."""
 
 from __future__ import annotations
 
@@ -226,10 +222,7 @@ def _newcomer_slots(
     partition: Partition,
     options: SlaqOptions,
 ) -> dict[JobId, int]:
-    """Return the slots that new jobs get beyond their fair shares, by job.
-
-    Other jobs keep their minimum.
-    """
+    """Return the slots that new jobs get beyond their fair shares, by job."""
     ahead: dict[JobId, int] = {}
     for place, job in enumerate(jobs):
         share = equal[job.job]
@@ -251,10 +244,7 @@ def _bounds(
 def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
-    """Return bounds with which jobs that changed after `since` do not shrink.
-
-    If these bounds do not fit into `room`, return `bounds` unchanged.
-    """
+    """Return bounds that let jobs changed after `since` not shrink, or `bounds` if too large."""
     held = [
         (len(job.running_on), most)
         if job.moved_at > since and least <= len(job.running_on) <= most
