@@ -191,14 +191,13 @@ class Explainer:
         moved = self.migration
         if moved is None or job.job not in moved.layouts:
             return words, numbers
-        then = numbers["speed_share"]
         before, old = self._beside(job.job, self.present)
         others = [name for name in moved.layouts if name != job.job]
         trades = f"trades places with {others[0]}: " if others else ""
         gained = f"all together gain {moved.gain:.2f} of a job's speed"
         words = f"{trades}{words} (until now it {before}); {gained}"
-        numbers |= {"speed_share_before": old["speed_share"], "gain": moved.gain,
-                    "worth_s": moved.worth_s, "speed_share": then}  # fmt: skip
+        numbers["speed_share_before"] = old["speed_share"]
+        numbers |= {"gain": moved.gain, "worth_s": moved.worth_s}
         return words, numbers
 
     def _waits(self, job: JobView) -> tuple[str, dict[str, float]]:

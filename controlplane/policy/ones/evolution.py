@@ -27,7 +27,6 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from schemas.ids import JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +118,8 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     )
     for row in map(int, order):
         job_row = problem.job_rows[row]
-        if (
-            levels[row]
-            or job_row.now
-            or job_row.job.epoch
-            or not np.isfinite(problem.value[row, 1])
-        ):
+        begun_before = levels[row] or job_row.now or job_row.job.epoch
+        if begun_before or not np.isfinite(problem.value[row, 1]):
             continue
         need = int(problem.sizes[row, 1])
         while free < need and donors:
@@ -264,7 +259,6 @@ RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
 
 _Former = tuple[Problem, Candidate]
-_Genes = dict[JobId, int]  # slots of each job, independent of the numbering of levels
 
 
 class EvolutionarySearch(Evolution):
@@ -403,8 +397,7 @@ class EvolutionarySearch(Evolution):
         self._end_generation(better=self.best.fitness > enough)
 
     def _refresh_former(self, problem: Problem, former: _Former) -> Candidate | None:
-        levels = _levels(problem, _genes(*former))
-        return self._child(problem, refreshed(problem, levels))
+        return self._child(problem, refreshed(problem, _levels(problem, former)))
 
     def _select(self, found: list[Candidate | None]) -> None:
         """Keep the K fittest distinct candidates.
@@ -445,15 +438,12 @@ def _same_places(one: Problem, other: Problem) -> bool:
     )  # fmt: skip
 
 
-def _genes(problem: Problem, candidate: Candidate) -> _Genes:
-    sizes = problem.sizes[problem.rows, candidate.levels].tolist()
-    return {job_row.job.job: size for job_row, size in zip(problem.job_rows, sizes, strict=True)}
-
-
-def _levels(problem: Problem, genes: _Genes) -> IntArray:
+def _levels(problem: Problem, former: _Former) -> IntArray:
     """Return the levels of `problem` whose sizes are nearest to those of a former candidate."""
-    names = (job_row.job.job for job_row in problem.job_rows)
-    slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
+    then, candidate = former
+    sizes_then = then.sizes[then.rows, candidate.levels].tolist()
+    genes = {row.job.job: size for row, size in zip(then.job_rows, sizes_then, strict=True)}
+    slots = np.array([genes.get(row.job.job, -1) for row in problem.job_rows], dtype=np.int64)
     sizes = problem.sizes[:, 1:]  # ascending, padded with 0
     at = np.count_nonzero((sizes > 0) & (sizes <= slots[:, None]), axis=1)
     found = np.where(slots > 0, np.maximum(1, at), 0)

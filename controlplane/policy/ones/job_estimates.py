@@ -29,7 +29,6 @@ from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
     Colocation,
     FamilyHistories,
-    FamilyRecord,
     is_plausible_noise,
 )
 from controlplane.policy.search.observed_jobs import resumed
@@ -96,8 +95,8 @@ class Estimates:
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
-        self._families = FamilyHistories()
-        self._slowdowns = LearnedSlowdowns(self._families)
+        self.families = FamilyHistories()  # all jobs without a family share the record of ""
+        self._slowdowns = LearnedSlowdowns(self.families)
         self._placement = PlacementIndex()
         self._histories: defaultdict[JobId, OnesJobHistory] = defaultdict(OnesJobHistory)
         self.lengths = JobLengths(options.length_model)
@@ -118,7 +117,7 @@ class Estimates:
                 self._steps(event, now)
             case JobEnded():
                 self._ends += 1
-                family = self.family(event.family)
+                family = self.families[event.family]
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                     self._services.append(event.slot_s)
@@ -128,7 +127,7 @@ class Estimates:
             case GainSeen():
                 self._gains.observe(event)
                 if event.correction is not None:  # the family's predictions change
-                    self.family(event.family).model = None
+                    self.families[event.family].model = None
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in self._histories.keys() & waiting:
                     history = self._histories[name]
@@ -163,7 +162,7 @@ class Estimates:
         """
         history = self._histories[event.job]
         history.edition += 1
-        family, speed = self.family(event.family), event.samples_per_s
+        family, speed = self.families[event.family], event.samples_per_s
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
         history.grow_limit(self._options.growth_steps)
@@ -179,7 +178,7 @@ class Estimates:
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
         """Record the time of a pass. Without a report on passes, a step is taken to be one pass."""
-        options, family = self._options, self.family(event.family)
+        options, family = self._options, self.families[event.family]
         local = max(1, round(event.global_batch / max(1, event.slots)))
         times = event.step_times
         if options.passes and times is not None:
@@ -210,14 +209,14 @@ class Estimates:
     ) -> None:
         if is_plausible_noise(noise_scale):
             history.last_noise = noise_scale
-            self.family(family).observe_noise(epoch, noise_scale)
+            self.families[family].observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Update placements and limits from a view; `contended` is True if a waiting job fits."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
-        self._families.priors.types = self._placement.types
+        self.families.priors.types = self._placement.types
         for job in view.jobs.values():
             history = self._histories[job.job]
             if history.view is not job:
@@ -232,7 +231,7 @@ class Estimates:
         history, options = self._histories.get(job.job), self._options
         if history is None or job.job in self._caps or not self.lengths.is_settled(job):
             return None
-        family = self.family(job.family)
+        family = self.families[job.family]
         own = history.last_noise is not None
         gate, kept_until = self.gate(job), history.returned_at + options.report_interval_s
         until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
@@ -248,7 +247,7 @@ class Estimates:
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
         """True if the job's estimates still have this version; ten times faster than `version`."""
-        history, family = self._histories.get(job.job), self._families[job.family]
+        history, family = self._histories.get(job.job), self.families[job.family]
         return (
             history is not None
             and history.edition == version.edition
@@ -262,15 +261,11 @@ class Estimates:
             and job.job not in self._caps
         )
 
-    def family(self, name: str) -> FamilyRecord:
-        """Return the record of a family; all jobs without a family share the record of ""."""
-        return self._families[name]
-
     def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
         """Return the factor of the speed at each size, shape (L,); nan up to the measured sizes."""
         if not self._options.gain_correction:
             return np.full(len(slots), np.nan)
-        measured = ((spans, size) for spans, size, *_ in self.family(family).means)
+        measured = ((spans, size) for spans, size, *_ in self.families[family].means)
         return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
@@ -285,7 +280,7 @@ class Estimates:
         """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
-        measured = bool(self.family(job.family).means)
+        measured = bool(self.families[job.family].means)
         return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
@@ -338,7 +333,7 @@ class Estimates:
         own = own if is_plausible_noise(own) else job.noise_scale
         if is_plausible_noise(own):
             return _rounded(own)
-        shared = self.family(job.family).noise_at(job.epoch) if job.family else None
+        shared = self.families[job.family].noise_at(job.epoch) if job.family else None
         return _rounded(shared or self._options.noise_scale_prior * job.batch_size)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
@@ -347,7 +342,7 @@ class Estimates:
         Return None if there is a better estimate, or no such job.
         """
         alone = not self._options.share_lengths
-        if alone or self.family(job.family).finished or job.stop_samples is not None:
+        if alone or self.families[job.family].finished or job.stop_samples is not None:
             return None
         if self.lengths.informed(job.job):
             return None

@@ -61,7 +61,7 @@ def size_table(
         keep_batch: keep the present batch at the present size.
         cores: number of cores that the slots of a node share; infinite: each slot has its own.
     """
-    model = estimates.family(job.family).speed_model(job.batch_size)
+    model = estimates.families[job.family].speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
@@ -232,15 +232,14 @@ class JobRowBuilder:
         known = self._rows.get(job.job)
         if known is not None and known.row.job is not job:
             known = None
-        usable = known if known is not None and known.capacity == supply.capacity else None
-        before = usable.version if usable is not None else None
-        if usable and before and estimates.is_current(job, before, supply.now):
-            return usable.row
-        family = estimates.family(job.family)
+        before = known.version if known and known.capacity == supply.capacity else None
+        if known and before and estimates.is_current(job, before, supply.now):
+            return known.row
+        family = estimates.families[job.family]
         model = family.speed_model(job.batch_size)  # may fit again, changing the edition
         version = estimates.version(job, supply.now)
-        if usable and before and before == version:
-            return usable.row
+        if known and before and before == version:
+            return known.row
         losing = estimates.growth_loss(job) if job.running_on else None
         moves_to = estimates.moves_to(job) if job.running_on else None
         settles = losing is None and moves_to is None
@@ -349,7 +348,7 @@ class JobRowBuilder:
         most = min(most, max(min(limit, job.batch_limit), job.least))
         first = self._options.first_slots
         if warm:
-            largest = max(size, self._estimates.family(job.family).largest, job.least)
+            largest = max(size, self._estimates.families[job.family].largest, job.least)
             most = min(most, max(first, int(self._options.growth * largest)))
         else:  # before the warm-up steps are done: one slot
             most = min(most, max(size, least, first))

@@ -190,7 +190,7 @@ class ProblemBuilder:
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
         """Return the fields of the problem for one job."""
         estimates, options = self._estimates, self._options
-        history, family = estimates.history(job.job), estimates.family(job.family)
+        history, family = estimates.histories[job.job], estimates.families[job.family]
         model = family.model(job.batch_size)
         bounds = self._bounds(job, capacity, widest)
         table = self._table(job, bounds, model, family.edition)
@@ -220,7 +220,7 @@ class ProblemBuilder:
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
         """Return the bounds of a job: R, and as many slots as R fills with first local batches."""
         estimates, options = self._estimates, self._options
-        limit = min(estimates.history(job.job).limit, job.batch_limit)
+        limit = min(estimates.histories[job.job].limit, job.batch_limit)
         if job.last_batch:  # limited change: paper section 3.3.2 and figure 13
             limit = min(limit, int(MAX_JUMP * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
@@ -230,7 +230,7 @@ class ProblemBuilder:
             most = min(most, job.least)
         if options.keep_least and capacity >= job.least:
             most = max(most, job.least)
-        family = estimates.family(job.family)
+        family = estimates.families[job.family]
         noise = job.noise_scale
         if noise is None or not np.isfinite(noise):
             noise = NOISE_SCALE_PRIOR * job.batch_size

@@ -196,12 +196,11 @@ def _reservation(
     remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
     """Return the seconds until `size` slots are free, and the number of spare slots then."""
-    jobs = [*partition.running, *partition.pinned]
     started = [job for job in partition.waiting if job.job in queue.sizes]
-    ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
-    ends += [(remaining_s(job, queue.sizes[job.job]), queue.sizes[job.job]) for job in started]
+    jobs = [*partition.running, *partition.pinned, *started]
+    held = [(job, queue.sizes.get(job.job, len(job.running_on))) for job in jobs]
     free = queue.left
-    for end_s, slots in sorted(ends):
+    for end_s, slots in sorted((remaining_s(job, slots), slots) for job, slots in held):
         free += slots
         if free >= size:
             return (end_s, free - size) if math.isfinite(end_s) else (0.0, 0)

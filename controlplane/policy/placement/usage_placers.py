@@ -54,17 +54,17 @@ class WorkerUsages:
         self._jobs: dict[JobId, WorkerUsage] = {}
         self._families: dict[str, WorkerUsage] = {}
 
-    def take(self, event: StepsSeen) -> None:
-        """Record the usage in a report; ignore a report without usage."""
-        if event.cpu_cores is None or event.sent_bytes_per_s is None:
-            return
-        seen = WorkerUsage(event.cpu_cores, event.sent_bytes_per_s)
-        self._jobs[event.job] = _mixed(self._jobs.get(event.job), seen)
-        self._families[event.family] = _mixed(self._families.get(event.family), seen)
-
-    def forget(self, job: JobId) -> None:
-        """Forget a job that ended; the usage of its family is kept."""
-        self._jobs.pop(job, None)
+    def observe(self, event: PolicyEvent) -> None:
+        """Record the usage in a report, if any; forget a job that ended, but not its family."""
+        match event:
+            case StepsSeen(cpu_cores=cores, sent_bytes_per_s=sent):
+                if cores is None or sent is None:
+                    return
+                seen = WorkerUsage(cores, sent)
+                self._jobs[event.job] = _mixed(self._jobs.get(event.job), seen)
+                self._families[event.family] = _mixed(self._families.get(event.family), seen)
+            case JobEnded():
+                self._jobs.pop(event.job, None)
 
     def of(self, job: JobId, family: str) -> WorkerUsage:
         """Return the usage of the job, else of its family, else the mean of families, else 0."""
@@ -121,13 +121,10 @@ class LeastInterference:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the usage of workers, and step times beside the current neighbours."""
-        match event:
-            case StepsSeen():
-                self._usages.take(event)
-                self._update_neighbourhoods()
-                self._learn(event, now)
-            case JobEnded():
-                self._usages.forget(event.job)
+        self._usages.observe(event)
+        if isinstance(event, StepsSeen):
+            self._update_neighbourhoods()
+            self._learn(event, now)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the loads of the previous plan have become final."""
@@ -221,11 +218,7 @@ class AlignedPacking:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the usage of workers."""
-        match event:
-            case StepsSeen():
-                self._usages.take(event)
-            case JobEnded():
-                self._usages.forget(event.job)
+        self._usages.observe(event)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the usage in the previous plan updates the peak bandwidth."""

@@ -335,10 +335,6 @@ class ObservedJobs:
             options=self._options,
         )
 
-    def reported(self, job: JobId) -> int:
-        """Return the number of losses to which the job's curve is fitted."""
-        return len(self._losses.reports(job).losses)
-
     def _samples_done(self, job: JobView, now: Seconds) -> float:
         """Return the samples done now, extrapolated for at most one scheduling epoch."""
         pace = self._paces.get(job.job)

@@ -274,10 +274,7 @@ def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
 
 @pytest.mark.parametrize(
     ("speed", "expected"),
-    [
-        (320.0, [{S0: 32, S1: 32}, {T0: 32, T1: 32}]),
-        (600.0, [{S0: 32, T0: 32}]),
-    ],
+    [(320.0, [{S0: 32, S1: 32}, {T0: 32, T1: 32}]), (600.0, [{S0: 32, T0: 32}])],
     ids=["slower", "slightly slower"],
 )
 def test_a_job_leaves_a_slower_place_before_its_gate_opens(

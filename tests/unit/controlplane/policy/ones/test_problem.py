@@ -33,6 +33,7 @@ from tests.support.views import (
     IN_FOUR,
     NOW,
     builder_of,
+    epoch_seen,
     events_of,
     problem_of,
     row_of,
@@ -57,9 +58,7 @@ def a_job(job: JobId = A, on: tuple[SlotId, ...] = (), **changes: Any) -> JobVie
 
 def ran_on(slots: int) -> EpochSeen:
     """A relative's epoch."""
-    return EpochSeen(
-        job=C, family="f", slots=slots, nodes=1, global_batch=64, samples_per_s=100.0, whole=True
-    )
+    return epoch_seen(C, family="f", slots=slots)
 
 
 def choices(problem: Problem, job: JobId = A) -> list[int]:

@@ -191,9 +191,7 @@ def test_schedules_with_dues_fit(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(case=views_and_events)
-def test_a_limit_far_away_changes_no_plan(
-    case: tuple[ClusterView, Sequence[PolicyEvent]],
-) -> None:
+def test_a_limit_far_away_changes_no_plan(case: tuple[ClusterView, Sequence[PolicyEvent]]) -> None:
     view, events = case
 
     off = planned("ones", view, events)

@@ -145,9 +145,7 @@ def somewhere(seed: int, jobs: int = 4) -> Occupancy:
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 10**6))
-def test_a_gain_is_the_difference_of_all_speeds(
-    seed: int,
-) -> None:
+def test_a_gain_is_the_difference_of_all_speeds(seed: int) -> None:
     where, costs = somewhere(seed), new()
     before = all_shares(where, costs)
     first, layout = next(iter(where.nodes)), {NODES[seed % 3]: 2}
