@@ -412,9 +412,8 @@ def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Gen
     Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
-    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last entry is IDLE
-    for row, job in enumerate(before.jobs):
-        renamed[row] = rows.get(job.job, IDLE)
+    former = [rows.get(job.job, IDLE) for job in before.jobs]
+    renamed = np.array([*former, IDLE], dtype=np.int16)  # the last entry is IDLE
     columns: dict[SlotId, int] = {slot: place for place, slot in enumerate(before.slots)}
     source = np.array([columns.get(slot, -1) for slot in after.slots], dtype=np.int64)
     found = np.tile(after.present, (len(genes), 1))

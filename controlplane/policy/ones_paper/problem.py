@@ -97,13 +97,6 @@ def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
     return PaperSizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
 
 
-def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """Return X, samples/s, at one size and global batch, on as few nodes as possible."""
-    many = np.array([slots])
-    found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
-    return float(found[0])
-
-
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
     """Return the batches to try at each size, shape (C, B), ascending."""
     fullest = np.minimum(bounds.limit, slots * bounds.local_limit)[:, None]
@@ -176,16 +169,10 @@ class ProblemBuilder:
         """Return the running jobs that may change, the gated jobs, and when their gates open."""
         if self._options.gate == "off":
             return partition.running, [], []
-        free, gated, opens_at = [], [], []
-        for job in partition.running:
-            at = self._estimates.gate(job)
-            if at <= partition.now:
-                free.append(job)
-                continue
-            gated.append(job)
-            if np.isfinite(at):
-                opens_at.append(at)
-        return free, gated, opens_at
+        gates = [(job, self._estimates.gate(job)) for job in partition.running]
+        free = [job for job, at in gates if at <= partition.now]
+        gated = [job for job, at in gates if at > partition.now]
+        return free, gated, [at for _, at in gates if partition.now < at < np.inf]
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
         """Return the fields of the problem for one job."""
@@ -203,6 +190,7 @@ class ProblemBuilder:
         if job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
         passed = max(0.0, now - job.moved_at) if job.running_on else 0.0
+        done_before = job.samples_done or job.ran_s or job.last_batch
         return {
             "table": table,
             "known": known,
@@ -214,7 +202,7 @@ class ProblemBuilder:
             "beta": float(beta[0]),
             "served_s": job.ran_s + passed,
             "start_s": options.start_stall_s if job.start_s is None else job.start_s,
-            "new": not job.running_on and not job.epoch and not _has_trained(job),
+            "new": not (job.running_on or job.epoch or done_before),
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
@@ -267,7 +255,9 @@ class ProblemBuilder:
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
-        rate = rate_of(model, bounds, size, batch)
+        slots = np.array([size])
+        nodes = -(-slots // bounds.widest)
+        rate = float(_rates(model, bounds, nodes, slots, np.array([batch]))[0])
         if table.rates[size, 0] > (1.0 + BATCH_MARGIN) * rate:
             return table
         batches, rates = table.batches.copy(), table.rates.copy()
@@ -296,11 +286,6 @@ class ProblemBuilder:
         return fields
 
 
-def _has_trained(job: JobView) -> bool:
-    """True if the job has trained before."""
-    return bool(job.samples_done or job.ran_s or job.last_batch)
-
-
 def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
     """Return the slots in play, in the order of the view, with the row of the job on each."""
     holder = {slot: row for row, job in enumerate(jobs) for slot in job.running_on}
@@ -321,13 +306,11 @@ def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
         many = len(row["table"].batches)
         batches[place, :many] = row["table"].batches
         rates[place, :many] = row["table"].rates
-    found: dict[str, Any] = {"batches": batches, "rates": rates}
-    for name in ("done", "exact", "alpha", "beta", "served_s", "start_s"):
-        found[name] = np.array([row[name] for row in rows], dtype=np.float64)
-    for name in ("new", "known"):
-        found[name] = np.array([row[name] for row in rows], dtype=np.bool_)
-    most = np.array([row["most"] for row in rows], dtype=np.int64)
-    fits = (batches > 0) & (np.arange(widest) <= most[:, None])
+    names = dict.fromkeys(("done", "exact", "alpha", "beta", "served_s", "start_s"), "f8")
+    names |= {"new": "?", "known": "?", "most": "i8", "limits": "i8"}
+    found: dict[str, Any] = {
+        name: np.array([row[name] for row in rows], dtype) for name, dtype in names.items()
+    }
+    fits = (batches > 0) & (np.arange(widest) <= found["most"][:, None])
     found["most"] = np.where(fits, np.arange(widest), 0).max(axis=1, initial=0)
-    found["limits"] = np.array([row["limits"] for row in rows], dtype=np.int64)
-    return found
+    return found | {"batches": batches, "rates": rates}
