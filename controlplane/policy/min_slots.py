@@ -136,7 +136,7 @@ def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> R
     have, then = len(job.running_on), len(placed)
     numbers = {"slots_now": float(have), "slots_then": float(then), "least": float(job.least)}
     lacks = have < job.least or not then
-    lost = f"it lost members, {have} {f'of its least {job.least} slots ' if lacks else ''}left"
+    lost = f"it lost members, {have} {f'of at least {job.least} slots ' if lacks else ''}left"
     if then:
         return Reason("restore", f"grows back to {then} slots: {lost}", numbers)
     waits = f"; {why.text}" if why is not None else ""

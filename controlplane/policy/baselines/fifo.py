@@ -48,7 +48,7 @@ class Fifo(ImmediatePolicy):
                 reasons[job.job] = too_large(job.least, len(view.slots))
             elif job.ready_at > now:
                 wake_at = min(job.ready_at, wake_at or job.ready_at)
-                reasons[job.job] = Reason("backing_off", "waits before its next try")
+                reasons[job.job] = Reason("backing_off", "waits before the next attempt")
             elif ahead or size > left:
                 behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
                 text = f"waits for {slots_in_words(size)}{behind}, {left} free"

@@ -193,8 +193,8 @@ class Explainer:
             return words, numbers
         before, old = self._beside(job.job, self.present)
         others = [name for name in moved.layouts if name != job.job]
-        trades = f"trades places with {others[0]}: " if others else ""
-        gained = f"all together gain {moved.gain:.2f} of a job's speed"
+        trades = f"exchanges slots with {others[0]}: " if others else ""
+        gained = f"together, the jobs gain {moved.gain:.2f} of a job's speed"
         words = f"{trades}{words} (until now it {before}); {gained}"
         numbers["speed_share_before"] = old["speed_share"]
         numbers |= {"gain": moved.gain, "worth_s": moved.worth_s}

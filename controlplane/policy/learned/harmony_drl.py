@@ -81,9 +81,9 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, di
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
     words = f"{' and '.join(names)} scored best: it keeps {100.0 * (1.0 - own):.0f}% of its speed"
     if costs < MIN_NAMED_COST:
-        words += " and costs no neighbour any"
+        words += " and slows down no neighbour"
     else:
-        words += f" and costs its neighbours {100.0 * costs:.0f}% of one job's"
+        words += f" and costs its neighbours {100.0 * costs:.0f}% of a job's speed"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))

@@ -63,7 +63,7 @@ class PlanReasons:
         partners = self._trades.partners(row)
         if not partners:
             return reason
-        text = f"trades places with {self._names(partners)}: {reason.text}"
+        text = f"exchanges slots with {self._names(partners)}: {reason.text}"
         return Reason("trade", text, reason.numbers)
 
     def _with_fairness(self, row: int, reason: Reason) -> Reason:
@@ -76,7 +76,7 @@ class PlanReasons:
             least = f"{floors.at_best[row]:.1f} x the time of its fair share"
             text = f"max_stretch {floors.limit:g} cannot be kept, it takes {least} or more"
         elif int(self._best.levels[row]) >= int(floors.level[row]):
-            text = f"its due by max_stretch {floors.limit:g} ({expected})"
+            text = f"required by max_stretch {floors.limit:g} ({expected})"
         else:
             text = f"other jobs are further behind, max_stretch is {floors.limit:g} ({expected})"
         return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
@@ -101,8 +101,8 @@ class PlanReasons:
                 text = f"has moved: leaves its former slots, goes on with {to}"
                 return Reason("move", text, numbers)
             if job_row.growth_loss is not None:
-                said = f"{job_row.growth_loss:.2f} x the progress of before"
-                text = f"undoes its growth, which made {said}; goes on with {to}"
+                said = f"{job_row.growth_loss:.2f} x the former progress"
+                text = f"undoes its growth, which led to {said}; goes on with {to}"
             elif recipients:
                 given = slots_in_words(was - now)
                 text = f"gives {given} to {recipients}, goes on with {to} ({speedup})"
@@ -134,7 +134,7 @@ class PlanReasons:
         was, now = list(problem.job_rows[row].now), list(self._best.slots(row))
         former, new = (set(problem.node_of[slots].tolist()) for slots in (was, now))
         if len(new) < len(former):
-            return "pack", "brought together on fewer nodes"
+            return "pack", "moved together to fewer nodes"
         if problem.slow is not None:
             times = problem.slow[row, problem.cluster.type_of]
             if times[now].max() < times[was].max():
@@ -149,7 +149,7 @@ class PlanReasons:
         there = set(problem.owner[on_former & (problem.owner >= 0)].tolist()) - {row}
         relieved = [other for other in there if after[other] > before[other]]
         if relieved:
-            return "move", f"moved away from {self._names(relieved)}, slowed down by it"
+            return "move", f"moved away from {self._names(relieved)}, which it slowed down"
         return "move", "moved to other slots"
 
     def _sources(self, row: int) -> str:
@@ -235,7 +235,7 @@ def _speedup(numbers: Mapping[str, float]) -> str:
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
     if job_row.job.epoch or job_row.job.samples_done:
-        return Reason("resume", f"goes on, on {slots_in_words(size)}", numbers)
+        return Reason("resume", f"resumes on {slots_in_words(size)}", numbers)
     warm_up = ", to warm up" if size == job_row.job.least else ""
     return Reason("start", f"starts on {slots_in_words(size)}{warm_up}", numbers)
 

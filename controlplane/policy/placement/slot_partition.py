@@ -38,7 +38,9 @@ def with_batch(job: JobView, batch: int, slots: Sequence[SlotId]) -> dict[SlotId
 def backs_off(until: Seconds, now: Seconds) -> Reason:
     """Return the reason for a job that failed or was lost and must not be tried before `until`."""
     wait_s = until - now
-    return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
+    return Reason(
+        "backing_off", f"waits {wait_s:.0f} s before the next attempt", {"wait_s": wait_s}
+    )
 
 
 def too_large(needs: int, slots: int) -> Reason:

@@ -137,7 +137,7 @@ def test_a_job_moves_to_free_slots_with_lower_costs() -> None:
     assert reason.code == "pack"
     assert reason.text == (
         "moves to other slots: has its node to itself (until now it keeps 51% of its speed: "
-        "loud-1 costs it 49%); all together gain 0.52 of a job's speed"
+        "loud-1 costs it 49%); together, the jobs gain 0.52 of a job's speed"
     )
     assert reason.numbers["speed_share_before"] == pytest.approx(0.51, abs=0.01)
 
@@ -161,7 +161,7 @@ def test_two_jobs_exchange_places_on_a_full_cluster() -> None:
     together = {tuple(sorted(name for name in plan.local_batch if nodes(plan, name) == [node]))
                 for node in ("n0", "n1")}  # fmt: skip
     assert together == {("loud-1", "loud-3"), ("meek-2", "meek-4")}
-    traded = [name for name in plan.reasons if "trades places with" in plan.reasons[name].text]
+    traded = [name for name in plan.reasons if "exchanges slots with" in plan.reasons[name].text]
     assert len(traded) == len(plan.reasons) == 2
     for migrations in ("free", "none"):
         assert not learnt(migrations=migrations).plan(cluster(*pairs), NOW).reasons

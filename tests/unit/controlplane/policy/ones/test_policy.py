@@ -277,7 +277,7 @@ def test_jobs_out_of_play_get_reasons() -> None:
     assert answer(backing_off, large) == Plan(
         based_on=1,
         reasons={
-            A: Reason("backing_off", "waits 4 s before its next try", {"wait_s": 4.0}),
+            A: Reason("backing_off", "waits 4 s before the next attempt", {"wait_s": 4.0}),
             B: Reason("too_large", "needs 5 slots, the cluster has 4", {"needs": 5, "slots": 4}),
         },
         wake_at=Seconds(104.0),

@@ -51,7 +51,7 @@ def test_a_growth_that_loses_is_undone_after_three_seconds() -> None:
     assert slots.count(4) == 3
     assert slots[-1] == 2
     (shrunk,) = [text for *_, code, text in cluster.changes if code == "shrink"]
-    took_back = "undoes its growth, which made 0.25 x the progress of before"
+    took_back = "undoes its growth, which led to 0.25 x the former progress"
     assert shrunk == f"{took_back}; goes on with 2 slots and batch 256"
 
 
