@@ -228,8 +228,8 @@ class Estimates:
 
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
         """Return the version of a job's estimates, or None if no version covers all inputs."""
-        history, options = self._histories.get(job.job), self._options
-        if history is None or job.job in self._caps or not self.lengths.is_settled(job):
+        history, options = self._histories[job.job], self._options
+        if job.job in self._caps or not self.lengths.is_settled(job):
             return None
         family = self.families[job.family]
         own = history.last_noise is not None
@@ -247,10 +247,9 @@ class Estimates:
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
         """True if the job's estimates still have this version; ten times faster than `version`."""
-        history, family = self._histories.get(job.job), self.families[job.family]
+        history, family = self._histories[job.job], self.families[job.family]
         return (
-            history is not None
-            and history.edition == version.edition
+            history.edition == version.edition
             and now < version.until
             and family.edition == version.family_edition
             and family.model is not None
@@ -270,28 +269,24 @@ class Estimates:
 
     def limit(self, job: JobView) -> int:
         """Return the batch limit R of a job, in samples per step."""
-        known = self._histories.get(job.job)
-        limit = known.limit if known else job.batch_size
+        limit = self._histories[job.job].limit
         if job.job in self._caps:
             limit = self._caps.capped(job, limit, self.noise_scale(job))
         return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
         """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
-        history = self._histories.get(job.job)
-        steps = history.steps if history else 0
-        measured = bool(self.families[job.family].means)
-        return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
+        warm = self._histories[job.job].steps >= self._options.warmup_steps
+        return job.epoch > 0 or (warm and bool(self.families[job.family].means))
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """Return (progress now / progress before, slots before) if the last growth lost progress.
 
         A move to more nodes is treated as growth too; the number of slots before is then the same.
         """
-        history = self._histories.get(job.job)
-        if history is None or not history.trial.compares or self.moves_to(job) is not None:
+        if self.moves_to(job) is not None:
             return None
-        loss = history.trial.job_loss(job, self.noise_scale(job))
+        loss = self._histories[job.job].trial.job_loss(job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
             return None  # a batch that lost is reduced on the same slots, not by a move
         if loss.slots == len(job.running_on) and not self._options.place_trials:
@@ -300,8 +295,7 @@ class Estimates:
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
         """Return the slots that a half-migrated job will keep, or None for other jobs."""
-        history = self._histories.get(job.job)
-        move = history.move if history else None
+        move = self._histories[job.job].move
         half_way = move is not None and move.all_slots == job.running_on.keys()
         return move.new_slots if move is not None and half_way else None
 
@@ -318,8 +312,8 @@ class Estimates:
 
     def max_slots_after_return(self, job: JobView, now: Seconds) -> int | None:
         """Return the slot limit of a job that recently returned slots; None: no limit."""
-        history = self._histories.get(job.job)
-        if history is None or now - history.returned_at > self._options.report_interval_s:
+        history = self._histories[job.job]
+        if now - history.returned_at > self._options.report_interval_s:
             return None
         return history.slots_before_return - 1
 
@@ -328,8 +322,7 @@ class Estimates:
 
         The result is rounded to an eighth of a doubling.
         """
-        history = self._histories.get(job.job)
-        own = history.last_noise if history is not None else None
+        own = self._histories[job.job].last_noise
         own = own if is_plausible_noise(own) else job.noise_scale
         if is_plausible_noise(own):
             return _rounded(own)

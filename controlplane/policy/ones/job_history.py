@@ -68,11 +68,6 @@ class GrowthTrial:
             now = self.now = new
         now.add(step_s)
 
-    @property
-    def compares(self) -> bool:
-        """True if the present group can be compared with an earlier one."""
-        return self.now is not None and (self.before is not None or self.previous is not None)
-
     def loss(self, progress: Callable[[int], float]) -> Loss | None:
         """Return the loss caused by the last change of slots, batch or nodes, or None.
 

@@ -192,12 +192,8 @@ class _Layout:
             small_jobs = self._small_jobs_on(node, row)
             if small_jobs is None or sum(many for _, many in small_jobs) + free_slots[node] < need:
                 continue
-            saved = (
-                self.owner.copy(),
-                self._free_slots.copy(),
-                self._early.copy(),
-                set(self._moved),
-            )
+            arrays = (self.owner.copy(), self._free_slots.copy(), self._early.copy())
+            saved = (*arrays, set(self._moved))
             if self._clear(node, small_jobs):
                 fresh = self._choose_nodes(row, self._free_slots + own, own, size)
                 if fresh is not None and len(fresh) <= -(-size // self._problem.widest):

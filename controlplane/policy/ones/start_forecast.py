@@ -96,18 +96,14 @@ class StartForecasts:
         waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
         if not waits:
             return {}
-        rows = list(waits)
-        wait_s = np.array([waits[row] for row in rows])
-        factors = self._corrections(wait_s, length_s[rows], now)
+        wait_s = np.array(list(waits.values()))
+        factors = self._corrections(wait_s, length_s[list(waits)], now)
         spans = np.maximum(0.0, (wait_s[:, None] + WAIT_OFFSET_S) * factors - WAIT_OFFSET_S)
         found: dict[JobId, StartForecast] = {}
-        for row, rolled_s, (low, middle, high) in zip(
-            rows, wait_s.tolist(), spans.tolist(), strict=True
-        ):
-            job = problem.job_rows[row].job
-            forecast = _Pending(now, rolled_s, float(length_s[row]), middle)
-            self._pending.setdefault(job.job, forecast)
-            found[job.job] = StartForecast(
+        for (row, rolled_s), (low, middle, high) in zip(waits.items(), spans.tolist(), strict=True):
+            name = problem.job_rows[row].job.job
+            self._pending.setdefault(name, _Pending(now, rolled_s, float(length_s[row]), middle))
+            found[name] = StartForecast(
                 at=Seconds(now + middle), earliest=Seconds(now + low), latest=Seconds(now + high)
             )
         return found

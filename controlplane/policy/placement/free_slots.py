@@ -209,10 +209,8 @@ class Placer:
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
-                if job.job in packed:
-                    placed[job.job] = free_slots.pack(job, own, size)
-                else:
-                    placed[job.job] = free_slots.grow(job, own, size)
+                take = free_slots.pack if job.job in packed else free_slots.grow
+                placed[job.job] = take(job, own, size)
         self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 

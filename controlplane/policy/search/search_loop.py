@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from numpy.random import Generator
 
-from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, SearchStats
+from controlplane.policy.api import Budget, ClusterView, Policy, PolicyEvent, SearchStats
 from schemas.ids import Seconds
 
 P = TypeVar("P")
@@ -63,7 +63,7 @@ class Evolution(ABC):
         self._idle_generations = 0 if better else self._idle_generations + 1
 
 
-class SearchPolicy(ABC, Generic[P]):
+class SearchPolicy(Policy, Generic[P]):
     """Policy that learns from events, evolves candidates within a budget and returns the best one.
 
     A problem is built once for each view. It is rebuilt if the view is new, if an event was
@@ -93,14 +93,6 @@ class SearchPolicy(ABC, Generic[P]):
             if not evolution.converged:
                 evolution.advance(rng)
         return not evolution.converged
-
-    @abstractmethod
-    def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best schedule so far, with a reason for each job that changes or waits."""
-
-    def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return an empty plan; policies that can choose batches without a search override this."""
-        return Plan(based_on=view.version)
 
     def stats(self) -> SearchStats:
         """Return statistics of the population."""

@@ -122,9 +122,7 @@ class SlaqDecision:
     sizes: dict[JobId, int]  # sizes of jobs that have slots, in the order of the queue
     room: int  # number of slots for all jobs
     shared: dict[JobId, str]  # jobs with a fair share -> why they have no curve
-    rows: dict[JobId, int]  # rows in `forecast` of the jobs with curves
-    forecast: Forecast
-    horizon_s: float
+    forecast: Forecast  # for the jobs with curves
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         """Return the reason for a job's size, in words and numbers."""
@@ -135,7 +133,7 @@ class SlaqDecision:
             numbers = {"room": float(self.room), "jobs": float(len(self.sizes))}
             share = f"its share of {slots_in_words(self.room)} among {len(self.sizes)}"
             return f"{share}, since {self.shared[job.job]}", numbers
-        return self.forecast.why(self.rows[job.job], self.horizon_s)
+        return self.forecast.why(job.job)
 
 
 class Forecast:
@@ -143,6 +141,7 @@ class Forecast:
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
+        self._rows = {job: row for row, job in enumerate(jobs)}
         chosen = np.array(sizes, dtype=np.int64)
         self._then = gains.losses_then(chosen)
         self._shares = gains.shares(self._then)
@@ -154,9 +153,10 @@ class Forecast:
         """Return the expected loss of each job at the end of the next scheduling epoch."""
         return dict(zip(self._jobs, self._then.tolist(), strict=True))
 
-    def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
+    def why(self, job: JobId) -> tuple[str, dict[str, float]]:
         """Return the reason for a job's size; it names the other job that would gain most."""
-        gains, size = self._gains, self._sizes[row]
+        gains, row = self._gains, self._rows[job]
+        size = self._sizes[row]
         numbers = {
             "loss": float(gains.loss_now[row]),
             "predicted_loss": float(self._then[row]),
@@ -165,7 +165,7 @@ class Forecast:
             "gain": gains.step(row, size - 1) if size > 1 else gains.of(row, 1),
         }
         words = (
-            f"the next {horizon_s:.0f} s are expected to lower its loss"
+            f"the next {gains.options.interval_s:.0f} s are expected to lower its loss"
             f" by {_percent(numbers['share_of_rest'])} of what is left"
         )
         for rival in self._first_two:
@@ -209,9 +209,7 @@ def decide(
         sizes={name: sizes[name] for name in equal},
         room=partition.room,
         shared=without,
-        rows={job.job: row for row, job in enumerate(curved)},
         forecast=Forecast([job.job for job in curved], gains, found),
-        horizon_s=options.interval_s,
     )
 
 
