@@ -278,10 +278,7 @@ class Policy(Protocol):
         ...
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Search within `budget`; return True if further search could still find a better plan.
-
-        `rng` is the only source of randomness: the same draws lead to the same plan.
-        """
+        """Search within `budget`; return True if more search could help. Only `rng` is random."""
         ...
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:

@@ -4,9 +4,6 @@ A group that loses a member continues without that member. If slots are free, th
 job as growing back onto them and immovable. If no slots are free, the policy sees the job as
 waiting, with slots that become free soon: either the policy gives the job its minimum, or the job
 stops and waits in the queue.
-
-`fallback_plan` is the greedy plan for the time when a policy does not reply: running jobs continue,
-and waiting jobs start on free slots.
 """
 
 from __future__ import annotations
@@ -28,7 +25,13 @@ from controlplane.policy.api import (
     SearchStats,
     SlotView,
 )
-from controlplane.policy.placement.slot_partition import backs_off, consolidate, split, too_large
+from controlplane.policy.placement.slot_partition import (
+    backs_off,
+    consolidate,
+    slots_in_words,
+    split,
+    too_large,
+)
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
 if TYPE_CHECKING:
@@ -132,23 +135,19 @@ def _adapted_slot(slot: SlotView, held: set[SlotId], given_up: set[SlotId]) -> S
 def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> Reason:
     have, then = len(job.running_on), len(placed)
     numbers = {"slots_now": float(have), "slots_then": float(then), "least": float(job.least)}
-    left = f"{have} of its least {job.least} slots left"
-    if not then:
-        waits = f"; {why.text}" if why is not None else ""
-        return Reason(
-            "pause", f"paused: it lost members, {left}, and no others are free{waits}", numbers
-        )
-    if have < job.least:
-        return Reason("restore", f"grows back to {then} slots: it lost members, {left}", numbers)
-    return Reason("restore", f"grows back to {then} slots: it lost members, {have} left", numbers)
+    lacks = have < job.least or not then
+    lost = f"it lost members, {have} {f'of at least {job.least} slots ' if lacks else ''}left"
+    if then:
+        return Reason("restore", f"grows back to {then} slots: {lost}", numbers)
+    waits = f"; {why.text}" if why is not None else ""
+    return Reason("pause", f"paused: {lost}, and no others are free{waits}", numbers)
 
 
 class MinSlotsPolicy(Policy):
     """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
-    The policy needs no code for lost members: it sees the affected jobs as growing back or waiting
-    (`expand_view`), and decides about all other jobs. With `gangs`, affected jobs get their wanted
-    slots again if these slots are free.
+    The policy sees the affected jobs as growing back or waiting (`expand_view`). With `gangs`, they
+    get their wanted slots again if enough slots are free.
     """
 
     def __init__(self, policy: Policy, *, gangs: bool = False) -> None:
@@ -206,12 +205,11 @@ def _fill_free_slots(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
             wake_at = min(job.ready_at, wake_at or job.ready_at)
             continue
         if admits and job.undecided:
-            reasons[job.job] = Reason(
-                "waits", "waits to be admitted; the policy does not answer yet"
-            )
+            text = "waits to be admitted; the policy does not answer yet"
+            reasons[job.job] = Reason("waits", text)
             continue
         if job.least > len(free):
-            needs = f"{job.least} slot{'s' * (job.least != 1)}"
+            needs = slots_in_words(job.least)
             text = f"waits for {needs}, {len(free)} free; the policy does not answer yet"
             reasons[job.job] = Reason("waits", text, {"needs": job.least, "free": len(free)})
             continue

@@ -67,11 +67,7 @@ def _ranges(options: type[Options]) -> dict[str, Within]:
 
 
 def refuse(name: str, what: str, remedy: str) -> None:
-    """Refuse the value of an option.
-
-    Raises:
-        SettingsError: always.
-    """
+    """Raise a `SettingsError` for the value of an option."""
     field = f"policy.options.{name}"
     raise SettingsError(f"{field}: {what}", remedy, field)
 

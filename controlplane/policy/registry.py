@@ -5,12 +5,12 @@ A policy's module is imported when the policy is made.
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -116,10 +116,9 @@ def make(
     found = entry(name)
     if oracle is None:
         check_for_cluster(name, options or {})
-    factory = _load(found.factory)
     chosen = check_options(name, options or {})
     known = {} if found.oracle == "no" else {"oracle": oracle}
-    policy = cast("Policy", factory(chosen, **known))
+    policy = _load(found.factory)(chosen, **known)
     return MinSlotsPolicy(policy, gangs=found.gangs)
 
 
@@ -165,8 +164,7 @@ def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def _load(location: str) -> Any:
-    module, _, name = location.partition(":")
-    return getattr(importlib.import_module(f"controlplane.policy.{module}"), name)
+    return pkgutil.resolve_name(f"controlplane.policy.{location}")
 
 
 def job_notes(

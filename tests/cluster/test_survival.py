@@ -241,7 +241,7 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     assert len(after["versions"][-1]["slots"]) == 2
     back = [change["reason"] for change in after["history"] if "grows back" in change["reason"]]
     assert back[0] == (
-        "grows back to 2 slots: it lost members, 1 of its least 2 slots left: "
+        "grows back to 2 slots: it lost members, 1 of at least 2 slots left: "
         "1 -> 2 slots, batch 20 -> 20"
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import NotNegative, Options
-from controlplane.policy.placement.free_slots import Moves, with_user_batches
+from controlplane.policy.placement.free_slots import Moves
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.sizes import RoundRobin, shares
-from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
+from controlplane.policy.placement.slot_partition import partition_of, slots_in_words
 from schemas.ids import Seconds
 
 
@@ -45,7 +45,6 @@ class Fair(ImmediatePolicy):
         partition = partition_of(view, now)
         self._round_robin.follow(view, now)
         sizes = shares(self._round_robin.queue(partition), partition)
-        placed = self._placer.place(partition, sizes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             numbers = {"jobs": float(len(sizes)), "room": float(partition.room)}
@@ -55,10 +54,5 @@ class Fair(ImmediatePolicy):
             words = f"needs {slots_in_words(job.least)}, jobs {turn} leave no room for it"
             return words, {**numbers, "needs": float(job.least)}
 
-        return compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            why,
-            restart=self._placer.restarts(partition, placed),
-            wake_at=self._round_robin.next_at(partition, sizes),
-        )
+        wake_at = self._round_robin.next_at(partition, sizes)
+        return self._placer.plan(partition, sizes, why, wake_at)

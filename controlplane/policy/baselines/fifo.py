@@ -48,7 +48,7 @@ class Fifo(ImmediatePolicy):
                 reasons[job.job] = too_large(job.least, len(view.slots))
             elif job.ready_at > now:
                 wake_at = min(job.ready_at, wake_at or job.ready_at)
-                reasons[job.job] = Reason("backing_off", "waits before its next try")
+                reasons[job.job] = Reason("backing_off", "waits before the next attempt")
             elif ahead or size > left:
                 behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
                 text = f"waits for {slots_in_words(size)}{behind}, {left} free"
@@ -66,10 +66,7 @@ class Fifo(ImmediatePolicy):
 
 
 def _free_now(view: ClusterView, now: Seconds) -> Partition:
-    """Return a partition of the slots that are free now.
-
-    A gang waits until all its slots are free.
-    """
+    """Return a partition of the slots that are free now, because a gang waits for all its slots."""
     # A job that is changing may still need a slot whose process has exited.
     held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}

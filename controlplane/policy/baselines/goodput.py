@@ -27,7 +27,7 @@ from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
-    split,
+    with_batch,
 )
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.observed_families import FamilyRecord
@@ -151,8 +151,18 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
     """Return the sizes after giving the remaining slots to the jobs that gain most."""
     left = room - sum(sizes)
-    heap = [(-gain, row, more) for row in range(len(sizes))
-            for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
+
+    def next_gain(row: int) -> tuple[float, int, int]:
+        """Return minus the greatest gain per further slot, the row, and the number of slots."""
+        size = sizes[row]
+        further = table[row, size + 1 : size + 1 + left]
+        if not len(further):
+            return 0.0, row, 0
+        gains = (further - table[row, size]) / np.arange(1, len(further) + 1)
+        best = int(gains.argmax())
+        return -float(gains[best]), row, best + 1
+
+    heap = [next_gain(row) for row in range(len(sizes))]
     heapify(heap)
     while left and heap:
         loss, row, more = heappop(heap)
@@ -161,19 +171,8 @@ def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
         if more <= left:
             sizes[row] += more
             left -= more
-        gain, more = _next_gain(table[row], sizes[row], left)
-        heappush(heap, (-gain, row, more))
+        heappush(heap, next_gain(row))
     return sizes
-
-
-def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
-    """Return the greatest gain per slot of up to `left` further slots, and their number."""
-    further = values[size + 1 : size + 1 + left]
-    if not len(further):
-        return 0.0, 0
-    gains = (further - values[size]) / np.arange(1, len(further) + 1)
-    best = int(gains.argmax())
-    return float(gains[best]), best + 1
 
 
 def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
@@ -234,9 +233,9 @@ class Goodput(ImmediatePolicy):
         match event:
             case EpochSeen():
                 if event.whole:
-                    self._take(event)
+                    self._speed(event.job, event.family).observe_speed(event)
             case StepsSeen():
-                self._take(event)
+                self._speed(event.job, event.family).observe_speed(event)
                 self._observe_noise(event.job, event.noise_scale)
             case JobEnded():
                 self._histories.pop(event.job, None)
@@ -245,10 +244,7 @@ class Goodput(ImmediatePolicy):
                 self._noise_scales.pop(event.job, None)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return sizes and batches of the last round, as far as there is room for them now.
-
-        If a new round is due, start it first.
-        """
+        """Return the sizes of the last or a new round, as far as there is room for them now."""
         partition = partition_of(view, now)
         self._follow(view)
         if self._rounds.is_due(partition, self._targets):
@@ -270,26 +266,18 @@ class Goodput(ImmediatePolicy):
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
         """Return the running jobs that may move as a whole to fewer nodes.
 
-        The number of nodes matters to a job's goodput as its size does. A job whose batch is too
-        small for its old and new slots together is left out, because it could not move.
+        A job cannot move if its batch is too small for its old and new slots together.
         """
-        packed = set()
-        for job in partition.running:
-            size, have = sizes.get(job.job, 0), len(job.running_on)
-            target = self._targets.get(job.job)
-            moves = size > have or (target is not None and target.packed and size == have)
-            if moves and size + have <= job.batch_limit:
-                packed.add(job.job)
-        return packed
+        held = [(job, len(job.running_on), sizes.get(job.job, 0)) for job in partition.running]
+        packed = {name for name, target in self._targets.items() if target.packed}
+        return {
+            job.job
+            for job, have, size in held
+            if size > have or (size == have and job.job in packed)
+            if size + have <= job.batch_limit
+        }
 
     # --- measurements
-
-    def _take(self, event: EpochSeen | StepsSeen) -> None:
-        rate = event.samples_per_s
-        if math.isfinite(rate) and rate > 0 and event.slots and event.global_batch:
-            local = max(1, round(event.global_batch / event.slots))
-            family = self._speed(event.job, event.family)
-            family.add(event.nodes, event.slots, local, event.global_batch / rate)
 
     def _speed(self, job: JobId, family: str) -> FamilyRecord:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
@@ -324,17 +312,11 @@ class Goodput(ImmediatePolicy):
 
     def _round(self, partition: Partition) -> dict[JobId, _Target]:
         jobs = sorted(reschedulable(partition), key=lambda job: job.submitted_at)
-        widest = self._clusters.of(partition.view).widest
-        all_bounds = [self._bounds(job, partition, widest) for job in jobs]
-        tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
-        value = [
-            self._value(job, bounds, table, partition.now)
-            for job, bounds, table in zip(jobs, all_bounds, tables, strict=True)
-        ]
-        sizes = best_sizes(value, partition.room)
+        known = [(job, *self._known(job, partition)) for job in jobs]
+        sizes = best_sizes([self._value(*each, partition.now) for each in known], partition.room)
         return {
-            job.job: self._target(job, table, bounds, size, partition.now)
-            for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
+            each[0].job: self._target(*each, size, partition.now)
+            for each, size in zip(known, sizes, strict=True)
         }
 
     def _slots_of_targets(self) -> dict[JobId, int]:
@@ -342,35 +324,31 @@ class Goodput(ImmediatePolicy):
 
     def _fill(self, partition: Partition) -> None:
         """Start waiting jobs on idle slots between rounds, as Pollux' scheduler also does."""
-        widest = self._clusters.of(partition.view).widest
-
-        def known(job: JobView) -> tuple[JobBounds, GoodputTable]:
-            bounds = self._bounds(job, partition, widest)
-            return bounds, self._table(job, bounds)
 
         def fewest(job: JobView) -> int:
-            table = known(job)[1]
+            table = self._known(job, partition)[1]
             return max(job.least, table.fewest) if table.batches.any() else 0
 
         filled = fill_idle_slots(partition, self._slots_of_targets(), fewest)
         for name, size in filled.items():
             job = partition.view.jobs[name]
-            bounds, table = known(job)
-            self._targets[name] = self._target(job, table, bounds, size, partition.now)
+            bounds, table = self._known(job, partition)
+            self._targets[name] = self._target(job, bounds, table, size, partition.now)
 
-    def _bounds(self, job: JobView, partition: Partition, widest: int) -> JobBounds:
-        """Return a job's bounds: at most `growth` times its most slots so far (section 4.2.1)."""
+    def _known(self, job: JobView, partition: Partition) -> tuple[JobBounds, GoodputTable]:
+        """Return bounds and table: at most `growth` times the most slots so far (section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
         most = min(job.most, len(partition.view.slots), job.batch_limit, first)
-        return JobBounds(
+        bounds = JobBounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
             local_limit=job.local_limit,
             most=max(1, most, len(job.running_on)),
-            widest=widest,
+            widest=self._clusters.of(partition.view).widest,
         )
+        return bounds, self._table(job, bounds)
 
     def _table(self, job: JobView, bounds: JobBounds) -> GoodputTable:
         """Return the cached table of a job; compute it again if its inputs have changed."""
@@ -418,7 +396,7 @@ class Goodput(ImmediatePolicy):
         return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
 
     def _target(
-        self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
+        self, job: JobView, bounds: JobBounds, table: GoodputTable, size: int, now: Seconds
     ) -> _Target:
         """Return the target at this size; keep the batch if another batch gains too little."""
         if not size:
@@ -443,12 +421,9 @@ class Goodput(ImmediatePolicy):
 
     def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
         target = self._targets.get(job.job)
-        stays = job.running_on.keys() == set(slots)
         if target is None or target.slots != len(slots):
             return dict(job.running_on)
-        if stays and target.batch == sum(job.running_on.values()):
-            return dict(job.running_on)
-        return split(target.batch, slots)
+        return with_batch(job, target.batch, slots)
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)

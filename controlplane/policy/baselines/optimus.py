@@ -1,7 +1,4 @@
-"""Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18).
-
-`LengthEstimates` has what Optimus can know in a cluster: remaining steps, and step times.
-"""
+"""Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18)."""
 
 from __future__ import annotations
 
@@ -20,15 +17,9 @@ from controlplane.policy.api import (
     PolicyEvent,
 )
 from controlplane.policy.options import OptimusOptions
-from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
-from controlplane.policy.placement.slot_partition import (
-    Partition,
-    compose_plan,
-    partition_of,
-    useful_slots,
-)
+from controlplane.policy.placement.slot_partition import Partition, partition_of, useful_slots
 from controlplane.policy.search.observed_jobs import ObservedJobs
 from controlplane.prediction.lengths import LossCurve, fit_loss
 from schemas.errors import SettingsError
@@ -40,8 +31,7 @@ MAX_LOSSES: Final = 200
 class LengthEstimates(ObservedJobs):
     """Remaining steps and step times; lengths may come from the convergence of losses.
 
-    A job converges before the first epoch that reduces its loss by less than `convergence`, which
-    is a share of the loss in (0, 1).
+    A job ends before the first epoch that reduces its loss by less than the share `convergence`.
     """
 
     def __init__(self, convergence: float) -> None:
@@ -122,10 +112,7 @@ class Optimus(ImmediatePolicy):
         self._estimates.observe(event)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes of the last round, as far as there is room for them now.
-
-        If a new round is due, start it first.
-        """
+        """Return the sizes of the last or a new round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._targets = share(
@@ -135,15 +122,8 @@ class Optimus(ImmediatePolicy):
         elif self.options.starts == "at-once":
             self._targets |= fill_idle_slots(partition, self._targets)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
-        ascending = sorted(sizes.items(), key=lambda entry: entry[1])
-        placed = self._placer.place(partition, dict(ascending))
-        return compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            self._why,
-            restart=self._placer.restarts(partition, placed),
-            wake_at=self._rounds.next_at(partition),
-        )
+        ascending = dict(sorted(sizes.items(), key=lambda entry: entry[1]))
+        return self._placer.plan(partition, ascending, self._why, self._rounds.next_at(partition))
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)
@@ -165,9 +145,9 @@ def share(
     lengths: LengthEstimates | Oracle,
     most: int | None,
 ) -> dict[JobId, int]:
-    """Return the number of slots of each job in one round, or 0 if the job has to wait.
+    """Return the number of slots of each job in one round, at most `most`; 0: it waits.
 
-    `jobs` are in order of arrival, which decides ties. `most` limits the slots of each job.
+    `jobs` are in order of arrival, which decides ties.
     """
     left = partition.room
     sizes: dict[JobId, int] = {}

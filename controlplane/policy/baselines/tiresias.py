@@ -37,10 +37,7 @@ class TiresiasOptions(Options, frozen=True):
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """The queue of a job, with its service and times at its last promotion.
-
-    Service and times since the promotion decide the next change of queue.
-    """
+    """The queue of a job, with its service and times at its last promotion."""
 
     queue: int = 0
     served: float = 0.0  # slot seconds

@@ -1,8 +1,4 @@
-"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
-
-The module also searches for the migration that gains most, formulates the reasons for a job's
-place, and has an oracle that replaces the learnt costs in simulations.
-"""
+"""Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least."""
 
 from __future__ import annotations
 
@@ -98,20 +94,14 @@ class Migrations:
         return 1.0 + gain_of({name: {}}, self._occupancy, self._shares, self._speeds)
 
     def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
-        options = self._options
         if any(self._free.values()):
-            elsewhere = {name: self._elsewhere(name)}
-            found = self._if_it_pays(elsewhere, partner=None)
-            if found is not None:
-                yield found
-        if options.migrations == "swap":
+            yield from self._if_it_pays({name: self._elsewhere(name)})
+        if self._options.migrations == "swap":
             mine = self._occupancy.nodes[name]
             apart = [one for one in partners if self._occupancy.nodes[one] != mine and one != name]
             for other in apart[:MAX_PARTNERS]:
                 for trade in _trades(name, other, self._occupancy):
-                    found = self._if_it_pays(trade, partner=other)
-                    if found is not None:
-                        yield found
+                    yield from self._if_it_pays(trade)
 
     def _elsewhere(self, name: JobId) -> Layout:
         before = self._occupancy.nodes[name]
@@ -122,20 +112,21 @@ class Migrations:
         self._occupancy.put(name, before)
         return layout
 
-    def _if_it_pays(self, layouts: dict[JobId, Layout], partner: JobId | None) -> Migration | None:
+    def _if_it_pays(self, layouts: dict[JobId, Layout]) -> Iterator[Migration]:
         if all(self._occupancy.nodes[name] == layout for name, layout in layouts.items()):
-            return None
+            return
         gain = gain_of(layouts, self._occupancy, self._shares, self._speeds)
         if gain <= self._options.margin:
-            return None
+            return
         lasts_s = min(self._remaining_s(self._jobs[name]) for name in layouts)
-        worth_s = gain * lasts_s - self._cost_s(layouts, partner)
-        return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
+        worth_s = gain * lasts_s - self._cost_s(layouts)
+        if worth_s > 0.0:
+            yield Migration(layouts, gain, worth_s)
 
-    def _cost_s(self, layouts: Mapping[JobId, Layout], partner: JobId | None) -> float:
+    def _cost_s(self, layouts: Mapping[JobId, Layout]) -> float:
         """Return the training seconds that moving costs; an exchange also pauses one job."""
         costs = [self._options.stall_s for _ in layouts]
-        if partner is not None:
+        if len(layouts) > 1:
             starts = [self._jobs[name].start_s for name in layouts]
             costs.append(min(DEFAULT_START_S if one is None else one for one in starts))
         return sum(costs)
@@ -200,14 +191,13 @@ class Explainer:
         moved = self.migration
         if moved is None or job.job not in moved.layouts:
             return words, numbers
-        then = numbers["speed_share"]
         before, old = self._beside(job.job, self.present)
         others = [name for name in moved.layouts if name != job.job]
-        trades = f"trades places with {others[0]}: " if others else ""
-        gained = f"all together gain {moved.gain:.2f} of a job's speed"
+        trades = f"exchanges slots with {others[0]}: " if others else ""
+        gained = f"together, the jobs gain {moved.gain:.2f} of a job's speed"
         words = f"{trades}{words} (until now it {before}); {gained}"
-        numbers |= {"speed_share_before": old["speed_share"], "gain": moved.gain,
-                    "worth_s": moved.worth_s, "speed_share": then}  # fmt: skip
+        numbers["speed_share_before"] = old["speed_share"]
+        numbers |= {"gain": moved.gain, "worth_s": moved.worth_s}
         return words, numbers
 
     def _waits(self, job: JobView) -> tuple[str, dict[str, float]]:
@@ -281,8 +271,8 @@ class Harmony(ImmediatePolicy):
     def __init__(self, options: HarmonyOptions | None = None, oracle: Oracle | None = None) -> None:
         self.options = options or HarmonyOptions()
         self.costs = NeighbourCosts(self.options.prior, self.options.ridge, self.options.spread)
-        knows = oracle is not None and self.options.slowdowns == "oracle"
-        self._placer = HarmonyPlacer(OracleShares(oracle) if knows and oracle else None, self.costs)
+        told = oracle if self.options.slowdowns == "oracle" else None
+        self._placer = HarmonyPlacer(None if told is None else OracleShares(told), self.costs)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the costs of neighbours from reported speeds."""
@@ -303,8 +293,8 @@ class Harmony(ImmediatePolicy):
         migration = self._migration(partition, slots, occupancy, waits=bool(queue.ahead))
         if migration is not None:
             slots |= _slots_of(migration.layouts, slots, partition.free)
-        for name in migration.layouts if migration is not None else ():
-            occupancy.put(name, Counter(map(node_of, slots[name])))
+            for name, layout in migration.layouts.items():
+                occupancy.put(name, layout)
         explain = Explainer(
             partition, queue, occupancy, Occupancy.of(view), self._placer.shares, migration,
             self.costs.dropped,
@@ -321,8 +311,7 @@ class Harmony(ImmediatePolicy):
     ) -> dict[JobId, list[SlotId]]:
         """Return the slots that half-moved jobs keep, which are the better of the two places.
 
-        To move, a job first grows to its old and new places and continues to train. This is the
-        second half of the move.
+        To move, a job first grows to its old and new places and continues to train.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
@@ -348,24 +337,15 @@ class Harmony(ImmediatePolicy):
             for job in partition.running
             if len(job.running_on) == len(slots[job.job]) <= job.batch_limit // 2  # both places fit
         }
-        free = {node: len(left) for node, left in partition.free.items()}
-        if waits:  # a moving job has both places for a while
-            free = {}
-        search = Migrations(
-            jobs,
-            occupancy,
-            free,
-            shares=self._placer.shares,
-            options=self.options,
-            now=partition.now,
-        )
-        return search.best()
+        # A moving job has both places for a while.
+        free = {} if waits else {node: len(left) for node, left in partition.free.items()}
+        shares, now = self._placer.shares, partition.now
+        return Migrations(
+            jobs, occupancy, free, shares=shares, options=self.options, now=now
+        ).best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds for the stated remaining work, or infinity if unknown.
-
-        A waiting job is assumed to be as fast as its family.
-        """
+        """Return the seconds for the stated remaining work, or infinity if unknown."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -409,22 +389,13 @@ def _slots_of(
     slots: Mapping[JobId, Sequence[SlotId]],
     free: Mapping[NodeId, Sequence[SlotId]],
 ) -> dict[JobId, list[SlotId]]:
-    """Return slots for these layouts.
-
-    Each job's own slots are used first, then free slots and slots that the other job leaves.
-    """
-    kept: dict[JobId, list[SlotId]] = {}
+    """Return slots for these layouts: own slots first, then slots that are free or given up."""
+    kept = {name: _first_slots(slots[name], layout) for name, layout in layouts.items()}
     spare = {node: list(left) for node, left in free.items()}
-    for name, layout in layouts.items():
-        left = Counter(layout)
-        kept[name] = []
+    for name, own in kept.items():
         for slot in slots[name]:
-            node = node_of(slot)
-            if left[node]:
-                left[node] -= 1
-                kept[name].append(slot)
-            else:
-                spare[node].append(slot)
+            if slot not in own:
+                spare[node_of(slot)].append(slot)
     for name, layout in layouts.items():
         have = Counter(map(node_of, kept[name]))
         for node, many in layout.items():

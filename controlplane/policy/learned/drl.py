@@ -13,13 +13,7 @@ from typing import Annotated, Final
 
 import numpy as np
 
-from controlplane.policy.api import (
-    ClusterView,
-    ImmediatePolicy,
-    JobView,
-    Plan,
-    PolicyEvent,
-)
+from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.learned.model_file import (
     LearnedModel,
     dense_net,
@@ -28,12 +22,11 @@ from controlplane.policy.learned.model_file import (
     softmax,
 )
 from controlplane.policy.options import MIN_ROUND_S, Count, Options, Within
-from controlplane.policy.placement.free_slots import Moves, with_user_batches
+from controlplane.policy.placement.free_slots import Moves
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.sizes import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     partition_of,
     slots_in_words,
     useful_slots,
@@ -109,10 +102,7 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
 
 
 def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
-    """Return the network's inputs for the cluster, shape (CLUSTER_INPUTS,).
-
-    `sizes` has shape (N,), and `jobs` are the `job_inputs`.
-    """
+    """Return the inputs for the cluster, shape (CLUSTER_INPUTS,), from `sizes` and `job_inputs`."""
     waits = sizes == 0
     waiting, running = int(waits.sum()), int((~waits).sum())
     free = table.room - int(sizes.sum())
@@ -247,16 +237,14 @@ class DecisionRound:
         row, kind = divmod(action, ACTIONS)
         if row == len(self.sizes):
             self._ended = True
-        elif kind == SAME:
-            self._settled[row] = True
-        else:
-            self.sizes[row] = self._changed_size(row, kind)
-
-    def _changed_size(self, row: int, kind: int) -> int:
+            return
         size, least = int(self.sizes[row]), int(self._table.least[row])
-        if kind == MORE:
-            return size + 1 if size else least
-        return size - 1 if size > least else 0
+        if kind == SAME:
+            self._settled[row] = True
+        elif kind == MORE:
+            self.sizes[row] = size + 1 if size else least
+        else:
+            self.sizes[row] = size - 1 if size > least else 0
 
 
 # --- the policy
@@ -324,25 +312,16 @@ class Drl(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes of the last round, as far as there is room for them now.
-
-        If a new round is due, start it first.
-        """
+        """Return the sizes of the last or a new round, as far as there is room for them now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._range_note = training_range_note(self._trained_on, len(view.slots))
             self._decide(partition)
             self._rounds.begin(now)
         sizes = fit_targets(partition, self._targets, fixed_batches=True)
-        placed = self._placer.place(partition, sizes)
         more_to_do = self._changed or self._decided_for != view.jobs.keys()
-        return compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            self._why,
-            restart=self._placer.restarts(partition, placed),
-            wake_at=self._rounds.next_at(partition) if more_to_do else None,
-        )
+        wake_at = self._rounds.next_at(partition) if more_to_do else None
+        return self._placer.plan(partition, sizes, self._why, wake_at)
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
         """Return the index of the most probable action; among equal ones, the first.
@@ -413,10 +392,7 @@ def job_table(
     targets: Mapping[JobId, int],
     most: Count | None,
 ) -> JobTable:
-    """Return the table of the N jobs that may change in a round.
-
-    The last `targets` of jobs whose slots are being freed stay reserved.
-    """
+    """Return the table of the N jobs that may change; leaving jobs keep their `targets`."""
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]
     return JobTable(

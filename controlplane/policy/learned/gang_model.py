@@ -106,11 +106,7 @@ def nodes_with_room(shared: SharedNodes) -> IntArray:
 
 
 def features_of(
-    shared: SharedNodes,
-    name: str,
-    nodes: IntArray,
-    own: FloatArray,
-    neighbours: FloatArray,
+    shared: SharedNodes, name: str, nodes: IntArray, own: FloatArray, neighbours: FloatArray
 ) -> FloatArray:
     """Return the actor's inputs for each candidate, shape (M, 12 + 2 classes).
 

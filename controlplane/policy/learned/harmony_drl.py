@@ -1,8 +1,4 @@
-"""Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
-
-The module also converts views for the networks, formulates the reasons for a job's place, and
-trains the reward model online on the speeds that jobs report beside their neighbours.
-"""
+"""Policy `harmony-drl`: a network places gangs where jobs disturb each other least."""
 
 from __future__ import annotations
 
@@ -85,9 +81,9 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, di
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
     words = f"{' and '.join(names)} scored best: it keeps {100.0 * (1.0 - own):.0f}% of its speed"
     if costs < MIN_NAMED_COST:
-        words += " and costs no neighbour any"
+        words += " and slows down no neighbour"
     else:
-        words += f" and costs its neighbours {100.0 * costs:.0f}% of one job's"
+        words += f" and costs its neighbours {100.0 * costs:.0f}% of a job's speed"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))
@@ -112,11 +108,8 @@ class Classes:
         trained = self._trained.get(family.partition("/")[2])
         if trained is not None:
             return trained
-        known = self._others.get(family)
-        if known is None:
-            known = min(len(self._trained) + len(self._others), CLASSES - 1)
-            self._others[family] = known
-        return known
+        new = min(len(self._trained) + len(self._others), CLASSES - 1)
+        return self._others.setdefault(family, new)
 
 
 @dataclass(slots=True)
@@ -164,8 +157,7 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
 def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
-    `inputs` have shape (rows, in). `slopes` are the derivatives of the loss with respect to the
-    outputs, shape (rows, out).
+    `inputs` have shape (rows, in); `slopes`, the derivatives of the loss by output, (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:
@@ -208,19 +200,6 @@ class _Mean:
 
 
 @dataclass(slots=True)
-class _Alone:
-    """Logarithm of the speed of a job that is alone on few nodes."""
-
-    measured: _Mean = field(default_factory=_Mean)  # mean of reports by jobs that were alone
-    corrected: _Mean = field(default_factory=_Mean)  # mean of the other reports, corrected
-
-    @property
-    def log_speed(self) -> float:
-        """Measured value if there is one, else the corrected value."""
-        return self.measured.value if self.measured.weight else self.corrected.value
-
-
-@dataclass(slots=True)
 class ReportedSpeeds:
     """The reports of speeds, and the reward model that is trained on them.
 
@@ -231,14 +210,15 @@ class ReportedSpeeds:
 
     model: RewardModel
     _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
-    _alone: dict[Hashable, _Alone] = field(default_factory=dict)
+    # Mean logarithms of the speed alone, by key, and whether the reporting jobs were alone.
+    _means: dict[tuple[Hashable, bool], _Mean] = field(default_factory=dict)
     _learnt: int = 0  # number of trainings so far
     _new: int = 0  # number of reports since the last training
 
-    def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
-        """Add a report; ignore it and return False if its speed is implausible."""
+    def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> None:
+        """Add a report; ignore it if its speed is implausible."""
         if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
-            return False
+            return
         job, seen = shared.jobs[name], shared.look(name)
         beside = np.where(seen.others.sum(axis=1) > 0.0, self.model.beside(seen), -1.0)
         nodes, worst = len(job.workers), int(np.argmax(beside))
@@ -251,20 +231,18 @@ class ReportedSpeeds:
             log_speed=math.log(samples_per_s),
         )
         expected = max(0.0, float(beside[worst])) + self.model.spread(job.number, job.size, nodes)
-        alone = self._alone.setdefault(key, _Alone())
         is_alone = not report.has_neighbours and not report.on_several
-        (alone.measured if is_alone else alone.corrected).add(report.log_speed + expected)
+        self._means.setdefault((key, is_alone), _Mean()).add(report.log_speed + expected)
         self._reports.append(report)
         self._new += 1
-        return True
 
-    def speed_alone(self, key: Hashable) -> float:
-        """Return the speed alone of jobs with this key, in samples/s; 0: not reported."""
-        known = self._alone.get(key)
-        return math.exp(known.log_speed) if known is not None else 0.0
+    def log_speed_alone(self, key: Hashable) -> float:
+        """Return the logarithm of the speed alone of jobs with this key; -inf: not reported."""
+        known = self._means.get((key, True)) or self._means.get((key, False))
+        return -math.inf if known is None else known.value
 
-    def learn(self) -> RewardModel:
-        """Train the reward model if there are new reports, and return the model."""
+    def learn(self) -> None:
+        """Train the reward model if there are new reports."""
         if self._new and len(self._reports) >= BATCH // 4:
             self._new = 0
             rng = default_rng((self._learnt, len(self._reports)))
@@ -272,7 +250,6 @@ class ReportedSpeeds:
             for _ in range(STEPS_PER_BUNDLE):
                 rows = rng.integers(len(self._reports), size=BATCH)
                 self._step([self._reports[row] for row in rows])
-        return self.model
 
     def _step(self, reports: list[Report]) -> None:
         """Run one step of least squares on logarithms."""
@@ -284,7 +261,7 @@ class ReportedSpeeds:
         by_nodes = self.model.spread_net(spread)[:, 0]
         expected = np.where(has, np.logaddexp(0.0, by_others), 0.0)
         expected += np.where(several, by_nodes, 0.0)
-        found = np.array([self._alone[one.key].log_speed - one.log_speed for one in reports])
+        found = np.array([self.log_speed_alone(one.key) - one.log_speed for one in reports])
         error = (expected - np.clip(found, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)) / len(reports)
         sigmoid = np.exp(-np.logaddexp(0.0, -by_others))
         slopes = (error * has * sigmoid)[:, None], (error * several)[:, None]
@@ -366,14 +343,12 @@ class HarmonyDrl(ImmediatePolicy):
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the time for the stated remaining work, or infinity if unknown.
-
-        The speed is the job's present speed, else the speed that similar jobs have alone.
-        """
+        """Return the seconds for the stated remaining work, or infinity if unknown."""
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
-        speed = speed or self._reports.speed_alone((job.family, slots, job.batch_size))
+        alone = self._reports.log_speed_alone((job.family, slots, job.batch_size))
+        speed = speed or math.exp(alone)
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _choose(self, job: JobId, version: int) -> Choose:

@@ -1,7 +1,4 @@
-"""File format of trained models: arrays, and a card that describes the model and its training.
-
-`DenseNet` evaluates in plain numpy a network that was trained with torch.
-"""
+"""File format of trained models: arrays, and a card that describes the model and its training."""
 
 from __future__ import annotations
 

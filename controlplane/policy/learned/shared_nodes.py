@@ -1,7 +1,4 @@
-"""The placed workers by node, and the speed that jobs are expected to lose to each other there.
-
-`RewardModel` predicts how fast jobs train in their places. It is trained by supervised learning.
-"""
+"""The placed workers by node, and the speed that jobs are expected to lose to each other there."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ class RewardModel:
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """Return the cost for a job of being on several nodes, as a logarithm, or 0 on one node.
+        """Return the cost for a job of being on several nodes, as a logarithm; 0 on one node.
 
         A negative value is a speed-up, because the job's workers have more of each node.
         """
@@ -88,8 +85,7 @@ def spread_inputs(
 ) -> FloatArray:
     """Return the inputs of `spread_net` for P jobs on several nodes, shape (P, classes + 3).
 
-    `number` is the class of each job, and `size` its number of workers. For one job, all three may
-    be plain numbers.
+    `number` is the class of each job, and `size` its number of workers.
     """
     number, size, nodes = np.atleast_1d(number, size, nodes)
     inputs = np.zeros((len(number), classes + 3))
@@ -122,9 +118,7 @@ class PlacedJob:
 class Row(NamedTuple):
     """Job on one of its nodes."""
 
-    name: str
     job: PlacedJob
-    workers: int  # workers of the job on the node
     node: int
     added: int = 0  # new workers on this node, of the job that is being placed
 
@@ -152,7 +146,7 @@ class SharedNodes:
     def look(self, name: str) -> NodeNeighbours:
         """Return a row for each node of a job, with its neighbours; the job must have a worker."""
         job = self.jobs[name]
-        return self._look([Row(name, job, workers, node) for node, workers in job.workers.items()])
+        return self._look([Row(job, node) for node in job.workers])
 
     def losses(self) -> dict[str, float]:
         """Return the share of its speed that each job is expected to lose, by name."""
@@ -166,10 +160,7 @@ class SharedNodes:
         return job
 
     def put(self, name: str, node: int, workers: int = 1, *, predict: bool = True) -> None:
-        """Place workers of a job on a node.
-
-        With `predict` False, the caller must update the expected costs later.
-        """
+        """Place workers on a node; with `predict` False, the caller updates costs later."""
         job = self.jobs[name]
         self._count(job, -1.0)
         job.workers[node] = job.workers.get(node, 0) + workers
@@ -205,7 +196,7 @@ class SharedNodes:
         own, neighbours = np.zeros(len(nodes)), np.zeros(len(nodes))
         after: list[dict[str, dict[int, float]]] = [{} for _ in at]  # changed logs by candidate
         for row, place, log in zip(rows, at, logs, strict=True):
-            after[place].setdefault(row.name, {})[row.node] = log
+            after[place].setdefault(row.job.name, {})[row.node] = log
         for place, node in enumerate(nodes.tolist()):
             for other, changed in after[place].items():
                 one = self.jobs[other]
@@ -228,12 +219,8 @@ class SharedNodes:
         becomes_spread = len(job.workers) == 1 and node not in job.workers
         rows: list[Row] = []
         for where, added in ((node, 1), *((one, 0) for one in job.workers if becomes_spread)):
-            rows.append(Row(job.name, job, job.workers.get(where, 0) + added, where, added))
-            rows += [
-                Row(name, other, other.workers[where], where, added)
-                for name, other in self._here[where].items()
-                if other is not job
-            ]
+            others = [one for one in self._here[where].values() if one is not job]
+            rows += [Row(one, where, added) for one in (job, *others)]
         return rows
 
     def _spread_log(self, job: PlacedJob) -> float:
@@ -247,11 +234,7 @@ class SharedNodes:
 
     def predict(self, nodes: Iterable[int]) -> None:
         """Update the expected costs that the jobs on these nodes cause each other."""
-        rows = [
-            Row(name, job, job.workers[node], node)
-            for node in nodes
-            for name, job in self._here[node].items()
-        ]
+        rows = [Row(job, node) for node in nodes for job in self._here[node].values()]
         if rows:
             logs = self.model.beside(self._look(rows)).tolist()
             for row, log in zip(rows, logs, strict=True):
@@ -260,7 +243,9 @@ class SharedNodes:
     def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> NodeNeighbours:
         """Return these rows with their neighbours, after adding the `added` workers of `extra`."""
         number = np.array([row.job.number for row in rows])
-        mine = np.array([float(row.workers) for row in rows])
+        mine = np.array([
+            float(row.job.workers.get(row.node, 0) + row.added * (row.job is extra)) for row in rows
+        ])  # fmt: skip
         node = np.array([row.node for row in rows])
         spread = np.array([row.job.spread for row in rows], dtype=np.float64)
         counts, spread_counts = self._counts[node], self._spread[node]

@@ -1,7 +1,4 @@
-"""Admission of jobs with schedules and promises, and the revision of promises that slip.
-
-The module also formulates why a job is rejected, with a deadline or value that would be admitted.
-"""
+"""Admission of jobs with schedules and promises, and the revision of promises that slip."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ import datetime as dt
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.oasis.job_estimates import OasisEstimates
@@ -21,7 +20,6 @@ from controlplane.policy.oasis.job_plans import (
     PriceBounds,
     Schedule,
     SlotPrices,
-    Work,
     grid_of,
     in_time,
     most_worth,
@@ -85,18 +83,8 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 
 
 def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
-    """Return the least value with which the job would be admitted if it were submitted now.
-
-    The deadline is unchanged. At least one of `plans` must have a finite cost.
-    """
-    shares = np.array(
-        [
-            Utility(value=1.0, deadline_s=utility.deadline_s, decay=utility.decay).at(
-                float(end) - now
-            )
-            for end in plans.ends
-        ]
-    )
+    """Return the least value with which the job would be admitted if it were submitted now."""
+    shares = plans.worth(replace(utility, value=1.0), now)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         needed = np.where(np.isfinite(plans.cost), plans.cost / shares, np.inf)
     return float(np.nanmin(needed)) * 1.001
@@ -157,10 +145,7 @@ class Admissions:
         self._tried.pop(job, None)
 
     def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
-        """Check schedules against the current state, then decide about new jobs by arrival.
-
-        At most `at_most` new decisions are made.
-        """
+        """Check schedules, then make up to `at_most` decisions about new jobs, by arrival."""
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
         decided = Decisions()
@@ -208,19 +193,20 @@ class Admissions:
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
         """Return the rest of a schedule up to the job's end, or None if the job would not end."""
-        work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
-        if work is None:
+        left, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
+        if left is None:
             return None
-        left, runs = work.samples, work.running
+        runs = bool(job.running_on)
         rates: dict[tuple[int, int], float] = {}
         for interval, spread in enumerate(rest.spreads, start=rest.first):
             slots = sum(many for _, many in spread)
             if slots:
                 lasts = grid.left_s if interval == grid.first else grid.interval_s
-                trains_s = lasts if runs else max(0.0, lasts - work.start_s)
+                trains_s = lasts if runs else max(0.0, lasts - self._options.start_s)
                 size = (slots, len(spread))
                 if size not in rates:
-                    rates[size] = float(work.rates((slots,), (len(spread),))[0])
+                    rate = self._estimates.samples_per_s(job, (slots,), (len(spread),))
+                    rates[size] = float(rate[0])
                 left -= rates[size] * trains_s
             runs = bool(slots)
             if left <= 0.0:
@@ -299,10 +285,7 @@ class Admissions:
         decided.numbers[job.job] = {"cost": float(plans.cost[last])}
 
     def _have_measured(self, job: JobView, decided: Decisions) -> None:
-        """Select the job to run for measurements first.
-
-        If its speed is unknown, select only one job of the family at a time.
-        """
+        """Have the job measured first; if its speed is unknown, only one job of its family."""
         knows_speed = self._estimates.knows_speed(job)
         if knows_speed and not job.undecided:
             decided.unplanned[job.job] = UNKNOWN_LENGTH
@@ -327,19 +310,16 @@ class Admissions:
     def _plans(
         self, job: JobView, grid: IntervalGrid, used: IntArray, by: float | None = None
     ) -> JobPlans | None:
-        work = self._work(job, grid)
-        if work is None:
+        samples = self._work(job, grid)
+        if samples is None:
             return None
-        low, high = self._bounds.now()
-        return plans_of(job, work, grid, SlotPrices(used, grid.capacities, low, high), by=by)
+        prices = SlotPrices(used, grid.capacity, *self._bounds.now())
+        rates = partial(self._estimates.samples_per_s, job)
+        return plans_of(job, samples, rates, grid, prices, start_s=self._options.start_s, by=by)
 
-    def _work(self, job: JobView, grid: IntervalGrid) -> Work | None:
+    def _work(self, job: JobView, grid: IntervalGrid) -> float | None:
+        """Return the remaining samples, at least 1; None if work or speed of the job is unknown."""
         remaining = self._estimates.remaining(job, grid.now)
         if remaining is None or not self._estimates.knows_speed(job):
             return None
-        return Work(
-            samples=max(remaining, 1.0),
-            rates=lambda slots, nodes: self._estimates.samples_per_s(job, slots, nodes),
-            running=bool(job.running_on),
-            start_s=self._options.start_s,
-        )
+        return max(remaining, 1.0)

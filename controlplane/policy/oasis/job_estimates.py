@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,11 +18,11 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
+from controlplane.policy.search.observed_families import FamilyHistories
 from controlplane.prediction import FloatArray
 from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.slowdowns import stretch
-from schemas.ids import JobId, NodeId, Seconds, node_of
+from schemas.ids import JobId, Seconds, node_of
 
 MIN_PACE_AGE_S: Final = 5.0  # younger groups have too few reports
 SMOOTHING: Final = 0.2  # weight of the newest pace; a judgement
@@ -64,7 +65,7 @@ class OasisEstimates:
             case StepsSeen():
                 self._steps(event, now)
             case JobEnded():
-                family = self._families.of(event.family)
+                family = self._families[event.family]
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                 family.reached = max(family.reached, event.samples_done)
@@ -91,23 +92,13 @@ class OasisEstimates:
         self._paces[event.family] = before + SMOOTHING * (pace - before)
 
     def _measured(self, event: EpochSeen | StepsSeen) -> None:
-        rate = event.samples_per_s
-        if math.isfinite(rate) and rate > 0.0 and event.slots and event.global_batch:
-            local = max(1, round(event.global_batch / event.slots))
-            step_s = event.global_batch / rate / self._stretch.get(event.job, 1.0)
-            self._families.of(event.family).add(event.nodes, event.slots, local, step_s)
+        self._families[event.family].observe_speed(event, self._stretch.get(event.job, 1.0))
 
     def follow(self, view: ClusterView) -> None:
         """Record how much shared cores slow jobs down in this view."""
-        cores: dict[NodeId, float] = {}
-        slots: dict[NodeId, int] = {}
-        busy: dict[NodeId, int] = {}
-        for slot in view.slots:
-            cores[slot.node] = slot.cores or math.inf
-            slots[slot.node] = slots.get(slot.node, 0) + 1
-        for job in view.jobs.values():
-            for held in job.running_on:
-                busy[node_of(held)] = busy.get(node_of(held), 0) + 1
+        cores = {slot.node: slot.cores or math.inf for slot in view.slots}
+        slots = Counter(slot.node for slot in view.slots)
+        busy = Counter(node_of(slot) for job in view.jobs.values() for slot in job.running_on)
         now = {node: stretch(many, cores.get(node, math.inf)) for node, many in busy.items()}
         self._stretch = {
             name: max(now[node_of(slot)] for slot in job.running_on)
@@ -118,24 +109,23 @@ class OasisEstimates:
 
     def knows_speed(self, job: JobView) -> bool:
         """True if a job of this family was measured, including this job."""
-        return bool(self._families.of(job.family).means)
+        return bool(self._families[job.family].means)
 
     def largest(self, job: JobView) -> int:
         """Return the most slots on which a job of this family was measured, or 1 if none was."""
-        return self._families.of(job.family).largest
+        return self._families[job.family].largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
         """Return the speed at each size with the user's batch, in samples/s, shape (sizes,)."""
-        family: FamilyRecord = self._families.of(job.family)
         many = np.array(slots, dtype=np.int64)
-        model = family.speed_model(job.batch_size)
+        model = self._families[job.family].speed_model(job.batch_size)
         step_s = model.step_s(np.array(nodes, dtype=np.int64), many, job.batch_size / many)
         pace = self._paces.get(job.family, 1.0)
         return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
 
     def remaining(self, job: JobView, now: float) -> float | None:
         """Return the remaining samples, extrapolated from the last report, or None if unknown."""
-        family, seen = self._families.of(job.family), self._seen.get(job.job)
+        family, seen = self._families[job.family], self._seen.get(job.job)
         done = float(job.samples_done)
         if seen is not None and seen.samples >= job.samples_done:
             on_s = max(0.0, now - seen.at) if job.running_on else 0.0

@@ -1,8 +1,4 @@
-"""The plans of one job for every completion time, at the prices of slots by interval.
-
-`cheapest_schedules` is the dual subproblem: it finds the job's cheapest schedule for every
-completion time. `IntervalGrid` describes the slots that schedules can reserve.
-"""
+"""The plans of one job for every completion time, at the prices of slots by interval."""
 
 from __future__ import annotations
 
@@ -80,17 +76,11 @@ class SlotPrices:
     high: float
 
     def on_one_node(self, slots: int) -> FloatArray:
-        """Return the cost of `slots` on the cheapest node with enough room, in each interval.
-
-        The cost is value per second, shape (intervals,), and is infinite if no node has room.
-        """
+        """Return the price/s of `slots` on the cheapest node, (intervals,); infinite: no room."""
         return np.asarray(self._of_each_node(self.used, slots).min(axis=1))
 
     def on_any(self, slots: int) -> FloatArray:
-        """Return the cost of the cheapest `slots` on any nodes, in each interval.
-
-        The cost is value per second, shape (intervals,), and infinite if too few slots are free.
-        """
+        """Return the price/s of the cheapest `slots`, (intervals,); infinite: no room."""
         costs, free = self._by_level()
         before = np.cumsum(free, axis=1) - free
         taken = np.clip(slots - before, 0, free)
@@ -102,13 +92,11 @@ class SlotPrices:
         used = self.used[interval]
         if together:
             return [(int(np.argmin(self._of_each_node(used[None, :], slots)[0])), slots)]
-        found: dict[int, int] = {}
+        taken = used.copy()
         for _ in range(slots):
-            taken = np.array([found.get(node, 0) for node in range(len(used))]) + used
             share = (taken + 0.5) / np.maximum(self.capacity, 1)
-            node = int(np.argmin(np.where(taken < self.capacity, share, np.inf)))
-            found[node] = found.get(node, 0) + 1
-        return sorted(found.items())
+            taken[np.argmin(np.where(taken < self.capacity, share, np.inf))] += 1
+        return [(node, many) for node, many in enumerate((taken - used).tolist()) if many]
 
     def _of_each_node(self, used: IntArray, slots: int) -> FloatArray:
         """Return the value per second of `slots` slots on each node, in the shape of `used`."""
@@ -119,13 +107,10 @@ class SlotPrices:
 
     def _by_level(self) -> tuple[FloatArray, IntArray]:
         """Return the prices, rising, (levels,), and the free slots at each, (intervals, levels)."""
-        shares: list[float] = []
-        free: list[IntArray] = []
-        for capacity in sorted({int(each) for each in self.capacity if each}):
-            nodes = self.used[:, self.capacity == capacity]
-            for step in range(capacity):
-                shares.append((step + 0.5) / capacity)
-                free.append((nodes <= step).sum(axis=1))
+        sizes = np.unique(self.capacity[self.capacity > 0]).tolist()
+        levels = [(size, step) for size in sizes for step in range(size)]
+        shares = [(step + 0.5) / size for size, step in levels]
+        free = [(self.used[:, self.capacity == size] <= step).sum(axis=1) for size, step in levels]
         order = np.argsort(shares, kind="stable")
         costs = price(np.array(shares)[order], self.low, self.high)
         return costs, np.stack(free, axis=1)[:, order]
@@ -154,10 +139,7 @@ class Schedule:
         return sum(slots for _, slots in self.spreads[place])
 
     def next_size(self, interval: int) -> int:
-        """Return the number of slots in the first interval with slots, from `interval` on.
-
-        Return 0 if there is none.
-        """
+        """Return the slots of the first interval with slots, from `interval` on; 0: none."""
         later = range(max(interval, self.first), self.end)
         return next((size for at in later if (size := self.size(at))), 0)
 
@@ -167,7 +149,7 @@ class Schedule:
         return replace(self, first=max(first, self.first), spreads=self.spreads[begin:over])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class IntervalGrid:
     """Intervals that are planned, and the slots of each node that can be promised."""
 
@@ -176,12 +158,12 @@ class IntervalGrid:
     interval_s: float
     horizon: int
     nodes: tuple[NodeId, ...]
-    capacity: tuple[int, ...]  # number of slots of each node that jobs have or may get
+    capacity: IntArray  # number of slots of each node that jobs have or may get, shape (nodes,)
 
     @property
     def slots(self) -> int:
         """Total number of slots that can be promised."""
-        return sum(self.capacity)
+        return int(self.capacity.sum())
 
     @property
     def left_s(self) -> float:
@@ -192,11 +174,6 @@ class IntervalGrid:
         """Return the end of an interval, in seconds on the controller's clock."""
         return (interval + 1) * self.interval_s
 
-    @property
-    def capacities(self) -> IntArray:
-        """Number of slots of each node, shape (nodes,)."""
-        return np.array(self.capacity, dtype=np.int64)
-
     def nothing_used(self) -> IntArray:
         """Return an array of zeros for promised slots, shape (horizon, nodes)."""
         return np.zeros((self.horizon, len(self.nodes)), dtype=np.int64)
@@ -204,7 +181,7 @@ class IntervalGrid:
     def take(self, used: IntArray, schedule: Schedule) -> bool:
         """Add a schedule to `used` if all of it fits; otherwise add nothing and return False.
 
-        A schedule with a node that is gone does not fit. Intervals beyond the horizon are ignored.
+        Intervals beyond the horizon are ignored.
         """
         number = {node: place for place, node in enumerate(self.nodes)}
         added = self.nothing_used()
@@ -214,17 +191,16 @@ class IntervalGrid:
                 if node not in number:
                     return False
                 added[place, number[node]] += slots
-        if (used + added > self.capacities).any():
+        if (used + added > self.capacity).any():
             return False
         used += added
         return True
 
 
 def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> IntervalGrid:
-    """Return the grid of a view.
+    """Return the grid of the slots that are free, being left, or held by jobs in the view.
 
-    On nodes that are up, the grid has the slots that are free, being left, or held by jobs in the
-    view. Other slots belong to jobs that an operator holds.
+    Other slots belong to jobs that an operator holds.
     """
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     capacity: dict[NodeId, int] = {}
@@ -237,7 +213,7 @@ def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> I
         interval_s=interval_s,
         horizon=horizon,
         nodes=tuple(capacity),
-        capacity=tuple(capacity.values()),
+        capacity=np.array(list(capacity.values()), dtype=np.int64),
     )
 
 
@@ -256,10 +232,7 @@ class CheapestSchedules:
     _fresh: IntArray  # the same if it starts
 
     def options(self, last: int) -> list[int]:
-        """Return the options of the cheapest schedule that is done in interval `last`.
-
-        There is one option for each interval up to `last`. It is `IDLE` if the job has no slots.
-        """
+        """Return the cheapest schedule that is done in interval `last`: an option per interval."""
         units, runs = self._option.shape[1] - 1, True
         found: list[int] = []
         for interval in range(last, -1, -1):
@@ -339,16 +312,6 @@ Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # (slots, nodes) -
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Remaining work of a job, and the speeds at which the job can do it."""
-
-    samples: float
-    rates: Rates
-    running: bool
-    start_s: float  # duration of a start
-
-
-@dataclass(frozen=True, slots=True)
 class JobPlans:
     """Cheapest schedules of one job for each completion interval."""
 
@@ -377,26 +340,38 @@ class JobPlans:
 
 
 def plans_of(
-    job: JobView, work: Work, grid: IntervalGrid, prices: SlotPrices, *, by: float | None = None
+    job: JobView,
+    samples: float,
+    rates_of: Rates,
+    grid: IntervalGrid,
+    prices: SlotPrices,
+    *,
+    start_s: float,
+    by: float | None = None,
 ) -> JobPlans | None:
-    """Return the plans of a job for every completion time.
+    """Return the plans of a job for every completion time; None if no size fits the cluster.
 
     This is one call of the dual subroutine (OASiS, section IV). Completion times that can no longer
-    be the best are left out. `by` is the promised end, if any. Return None if no size of the job
-    fits the cluster.
+    be the best are left out.
+
+    Args:
+        samples: remaining work.
+        rates_of: speeds of the job at given numbers of slots and nodes.
+        start_s: duration of a start.
+        by: promised end, if any.
     """
     sizes = _sizes(job, grid)
     if not sizes:
         return None
-    widest = max(grid.capacity)
+    widest = int(grid.capacity.max())
     slots = [many for many, _ in sizes]
     nodes = [1 if together else max(2, math.ceil(many / widest)) for many, together in sizes]
-    rates = work.rates(slots, nodes)
-    samples = max(work.samples * WORK_MARGIN, TINY)
+    rates = rates_of(slots, nodes)
+    samples = max(samples * WORK_MARGIN, TINY)
     unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MAX_UNITS)
     units = max(1, math.ceil(samples / unit - TINY))
     lasts = np.array([grid.left_s, grid.interval_s])[:, None]
-    starts = np.maximum(lasts - work.start_s, 0.0)
+    starts = np.maximum(lasts - start_s, 0.0)
     ends = np.asarray(grid.interval_s * (grid.first + 1.0 + np.arange(grid.horizon)), np.float64)
     floor = prices.low * samples * float(np.min(np.array(slots) / rates))
     schedules = cheapest_schedules(
@@ -404,36 +379,37 @@ def plans_of(
         np.minimum(rates * lasts / unit + TINY, units).astype(np.int64),
         np.minimum(rates * starts / unit + TINY, units).astype(np.int64),
         units,
-        running=work.running,
-        enough=_NoBetterEnd(job, ends, floor, by),
+        running=bool(job.running_on),
+        enough=_no_better_end(job, ends, floor, by),
     )
     return JobPlans(ends, schedules.cost, grid, prices, sizes, schedules)
 
 
-class _NoBetterEnd:
-    """A test that is True if no later completion time can be better.
+def _no_better_end(
+    job: JobView, ends: FloatArray, floor: float, by: float | None
+) -> Callable[[int, float], bool]:
+    """Return a test that is True if no later completion time can be better.
 
-    Worth falls with time, and costs have a lower bound.
+    Worth falls with time, and no schedule costs less than `floor`.
     """
+    utility = job.utility or Utility(value=1.0)
+    best = -math.inf  # best worth minus cost so far
+    first: int | None = None  # first interval in which the job can end
 
-    def __init__(self, job: JobView, ends: FloatArray, floor: float, by: float | None) -> None:
-        self._utility, self._since = job.utility or Utility(value=1.0), job.submitted_at
-        self._ends, self._floor, self._by = ends, floor, by
-        self._best = -math.inf  # best worth minus cost so far
-        self._first: int | None = None  # first interval in which the job can end
-
-    def __call__(self, interval: int, cost: float) -> bool:
-        end = float(self._ends[interval])
-        worth = self._utility.at(end - self._since)
+    def test(interval: int, cost: float) -> bool:
+        nonlocal best, first
+        end = float(ends[interval])
+        worth = utility.at(end - job.submitted_at)
         if math.isfinite(cost):
-            self._best = max(self._best, worth - cost)
-            self._first = interval if self._first is None else self._first
-        if self._first is None:
+            best, first = max(best, worth - cost), interval if first is None else first
+        if first is None:
             return False
-        if self._by is not None and end >= self._by:
+        if by is not None and end >= by:
             return True
-        looked_on = self._best > 0.0 or interval >= SEARCH_FACTOR * (self._first + 1)
-        return looked_on and worth - self._floor <= self._best
+        looked_on = best > 0.0 or interval >= SEARCH_FACTOR * (first + 1)
+        return looked_on and worth - floor <= best
+
+    return test
 
 
 def _sizes(job: JobView, grid: IntervalGrid) -> tuple[tuple[int, bool], ...]:
@@ -441,7 +417,7 @@ def _sizes(job: JobView, grid: IntervalGrid) -> tuple[tuple[int, bool], ...]:
     most = min(job.most, grid.slots, job.batch_size)
     many = {*range(1, MAX_DENSE_SIZE + 1), *(2**power for power in range(20)), job.least, most}
     fits = sorted(size for size in many if job.least <= size <= most)
-    widest, nodes = max(grid.capacity, default=0), sum(each > 0 for each in grid.capacity)
+    widest, nodes = grid.capacity.max(initial=0), np.count_nonzero(grid.capacity)
     near = [(size, True) for size in fits if size <= widest]
     return (*near, *((size, False) for size in fits if size > 1 and nodes > 1))
 

@@ -1,12 +1,8 @@
-"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end.
-
-`sizes_now` turns schedules into current sizes, and assigns slots that would otherwise be idle.
-"""
+"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -25,27 +21,16 @@ from controlplane.policy.oasis.admission import Admissions, Decisions
 from controlplane.policy.oasis.job_estimates import OasisEstimates
 from controlplane.policy.oasis.job_plans import IntervalGrid, grid_of
 from controlplane.policy.options import OasisOptions
-from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.slot_partition import (
-    Partition,
-    compose_plan,
-    partition_of,
-    useful_slots,
-)
+from controlplane.policy.placement.slot_partition import Partition, partition_of, useful_slots
 from schemas.ids import JobId, Seconds
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-@dataclass(slots=True)
-class Claims:
-    """The jobs that may be changed or started, grouped by their claim to slots."""
-
-    measured: list[JobView] = field(default_factory=list)  # run first, on their minimum
-    promised: list[JobView] = field(default_factory=list)  # in order of promised ends
-    others: list[JobView] = field(default_factory=list)  # get slots not promised
+# Jobs that may be changed or started: measured, promised by promised end, and others.
+Claims = tuple[Sequence[JobView], Sequence[JobView], Sequence[JobView]]
 
 
 def sizes_now(
@@ -57,11 +42,12 @@ def sizes_now(
 ) -> dict[JobId, int]:
     """Return the number of slots of each job. The total is at most `partition.room`.
 
-    A measured job gets its minimum. A promised job gets the slots that its schedule has for this
-    interval (`due`). The remaining slots are also assigned. First, running jobs keep their slots,
-    promised jobs start early with the size of their next interval (`later`), and other jobs get
-    their minimum. Then all jobs grow while `gains` is True.
+    Jobs that are `measured` run first, on their minimum. A promised job gets the slots that its
+    schedule has for this interval (`due`). The remaining slots are also assigned. First, running
+    jobs keep their slots, promised jobs start early with the size of their next interval (`later`),
+    and other jobs get their minimum. Then all jobs grow while `gains` is True.
     """
+    measured, promised, others = claims
     sizes: dict[JobId, int] = {}
     left = partition.room
 
@@ -74,21 +60,21 @@ def sizes_now(
             sizes[job.job] = wanted
             left -= wanted - have
 
-    for job in claims.measured:
+    for job in measured:
         give(job, job.least)
-    for job in claims.promised:
+    for job in promised:
         give(job, due.get(job.job, 0))
-    for job in claims.promised:
+    for job in promised:
         give(job, len(job.running_on))
-    for job in claims.promised:
+    for job in promised:
         if not sizes.get(job.job):
             give(job, max(job.least, later.get(job.job, 0)))
             give(job, job.least)
-    for job in sorted(claims.others, key=lambda job: not job.running_on):
+    for job in sorted(others, key=lambda job: not job.running_on):
         give(job, job.least)
-    for job in claims.others:
+    for job in others:
         give(job, len(job.running_on))
-    for jobs in (claims.promised, claims.others):
+    for jobs in (promised, others):
         growing = [job for job in jobs if sizes.get(job.job)]
         while growing and left:  # in turn, each job that gains by it gets one more slot
             before = dict(sizes)
@@ -151,13 +137,8 @@ class Oasis(Policy):
         due = {name: each.size(grid.first) for name, each in decided.schedules.items()}
         later = {name: each.next_size(grid.first) for name, each in decided.schedules.items()}
         sizes = sizes_now(partition, claims, due, later, self._gains)
-        placed = self._placer.place(partition, sizes)
-        plan = compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            self._why,
-            wake_at=self._next_interval(view, grid),
-        )
+        wake_at = self._next_interval(view, grid)
+        plan = self._placer.plan(partition, sizes, self._why, wake_at)
         reasons = {name: why for name, why in plan.reasons.items() if name not in rejected}
         promises = self._current_promises(view, grid)
         return replace(plan, reasons=reasons, rejected=rejected, promised=promises)
@@ -177,24 +158,21 @@ class Oasis(Policy):
     def _claims(
         self, partition: Partition, grid: IntervalGrid, rejected: Container[JobId]
     ) -> Claims:
-        """Return the jobs by claim, in the order in which they are served.
-
-        Undecided jobs are left out unless they are measured now.
-        """
-        claims, decided = Claims(), self._decided
-        measured = max(1, grid.slots // self.options.measured_at_once)
+        """Return the jobs by claim; undecided jobs are left out unless they are measured now."""
+        measured, promised, others = list[JobView](), list[JobView](), list[JobView]()
+        decided, most = self._decided, max(1, grid.slots // self.options.measured_at_once)
         jobs = [*partition.running, *partition.waiting]
         for job in sorted(jobs, key=lambda job: (job.submitted_at, job.job)):
             if job.job in rejected:
                 continue
-            if job.job in decided.measured and len(claims.measured) < measured:
-                claims.measured.append(job)
+            if job.job in decided.measured and len(measured) < most:
+                measured.append(job)
             elif job.job in decided.promised or job.promised_at is not None:
-                claims.promised.append(job)
+                promised.append(job)
             elif not job.undecided:
-                claims.others.append(job)
-        claims.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
-        return claims
+                others.append(job)
+        promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
+        return measured, promised, others
 
     def _gains(self, job: JobView, slots: int) -> bool:
         """True if the last of `slots` slots gains enough; False if no speed was measured."""
@@ -213,11 +191,9 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return the promised end of each job.
+        """Return each job's promised end: its first promise, or its expected end if that is later.
 
-        The promised end is the job's first promise or its expected end, whichever is later. If this
-        end differs by less than an interval from the previous one (`expected_at`), the previous end
-        is returned.
+        An end that differs by less than an interval from the previous one (`expected_at`) stays.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

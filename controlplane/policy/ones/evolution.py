@@ -27,7 +27,6 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from schemas.ids import JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,7 @@ def laid_out(
 ) -> Candidate | None:
     """Return the schedule with these levels that differs least from `parent`; None if impossible.
 
-    If a changed job would be on more nodes than it needs, also try to move small jobs out of the
-    way, and return the layout with the greater fitness.
+    If a changed job would be scattered, also try to move small jobs out of the way.
     """
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
     if owner is None or problem.has_barred_move(owner):
@@ -120,12 +118,8 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     )
     for row in map(int, order):
         job_row = problem.job_rows[row]
-        if (
-            levels[row]
-            or job_row.now
-            or job_row.job.epoch
-            or not np.isfinite(problem.value[row, 1])
-        ):
+        begun_before = levels[row] or job_row.now or job_row.job.epoch
+        if begun_before or not np.isfinite(problem.value[row, 1]):
             continue
         need = int(problem.sizes[row, 1])
         while free < need and donors:
@@ -177,8 +171,7 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
 def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
     """Reorder and migration: choose a job to move at the same size, or None if none may move.
 
-    Choose among the jobs that are on more nodes than they need. If GPU types or neighbours matter,
-    sometimes choose among all movable jobs instead.
+    The job is scattered, or, where places matter, sometimes any movable job.
     """
     some = problem.scattered_rows(parent.owner)
     if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
@@ -189,10 +182,7 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
 
 
 def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Choose two or three jobs that exchange slots among themselves, or None if there are none.
-
-    Jobs trade only where GPU types differ.
-    """
+    """Choose two or three jobs that exchange slots, or None if GPU types do not differ."""
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
     many = PAIR + int(rng.random() < TRIO_SHARE)
     if not problem.seeks_trades or len(able) < many:
@@ -268,8 +258,7 @@ MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
 
-_Former = tuple[Problem | None, Candidate]
-_Genes = dict[JobId, int]  # slots of each job, independent of the numbering of levels
+_Former = tuple[Problem, Candidate]
 
 
 class EvolutionarySearch(Evolution):
@@ -281,10 +270,10 @@ class EvolutionarySearch(Evolution):
     def __init__(self, options: OnesOptions) -> None:
         super().__init__(options.patience)
         self._options = options
-        self._problem: Problem | None = None
+        self._problem: Problem  # set by `update`
         self._searched: Problem | None = None  # last problem that was searched
         self.population: list[Candidate] = []
-        self.incumbent: Candidate | None = None
+        self.incumbent: Candidate  # set by `update`
         self._former: list[_Former] = []  # candidates of earlier problems, to be refreshed
         self._baselines: list[IntArray] | None = []  # levels that baselines choose; None: unknown
         self._children: list[Candidate | None] = []  # children of the unfinished generation
@@ -292,9 +281,9 @@ class EvolutionarySearch(Evolution):
         self._seen: dict[bytes, Candidate | None] = {}  # cached layouts for the present problem
 
     @property
-    def best(self) -> Candidate | None:
+    def best(self) -> Candidate:
         """Fittest candidate; among equally fit candidates, the one with the fewest changes."""
-        return self.population[0] if self.population else None
+        return self.population[0]
 
     def update(self, problem: Problem) -> None:
         """Replace the problem; form the population from present, greedy and former schedules."""
@@ -321,8 +310,7 @@ class EvolutionarySearch(Evolution):
         self._children, self._bred_count = [], 0
         found += [self._refresh_former(problem, one) for one in former[:1]]
         self._select(found)
-        if self.population:
-            self._select([*self.population, with_places_exchanged(problem, self.population[0])])
+        self._select([*self.population, with_places_exchanged(problem, self.best)])
 
     def stats(self) -> SearchStats:
         """Return statistics of the population."""
@@ -332,7 +320,7 @@ class EvolutionarySearch(Evolution):
             best_fitness=max(fitness, default=0.0),
             mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
             diversity=self.diversity,
-            incumbent_fitness=self.incumbent.fitness if self.incumbent else 0.0,
+            incumbent_fitness=self.incumbent.fitness if self.population else 0.0,
         )
 
     @property
@@ -348,7 +336,7 @@ class EvolutionarySearch(Evolution):
     def advance(self, rng: Generator) -> None:
         """Run one step of a generation: lay out a baseline, a former candidate or a child."""
         problem = self._problem
-        if problem is None or not problem.job_rows or not self.population:
+        if not problem.job_rows:
             self._stop()
         elif self._baselines is None:
             self._baselines = baselines(problem)
@@ -392,13 +380,8 @@ class EvolutionarySearch(Evolution):
         parent: Candidate | None = None,
         hints: PlacementHints = NO_HINTS,
     ) -> Candidate | None:
-        """Return the layout of `levels` based on `parent` or the present schedule.
-
-        Layouts without hints are cached.
-        """
+        """Return the layout of `levels`; layouts without hints are cached."""
         parent = parent or self.incumbent
-        if parent is None:
-            return None
         if hints is not NO_HINTS:
             return laid_out(problem, parent, levels, hints)
         key = parent.owner.tobytes() + levels.tobytes()
@@ -408,21 +391,18 @@ class EvolutionarySearch(Evolution):
 
     def _finish_generation(self) -> None:
         """End the generation; the fittest among parents and children survive."""
-        before = self.population[0].fitness
+        enough = self.best.fitness * (1.0 + MIN_IMPROVEMENT) + MIN_IMPROVEMENT
         self._select([*self.population, *self._children])
         self._children, self._bred_count = [], 0
-        self._end_generation(
-            better=self.population[0].fitness > before * (1.0 + MIN_IMPROVEMENT) + MIN_IMPROVEMENT
-        )
+        self._end_generation(better=self.best.fitness > enough)
 
     def _refresh_former(self, problem: Problem, former: _Former) -> Candidate | None:
-        levels = _levels(problem, _genes(*former))
-        return self._child(problem, refreshed(problem, levels))
+        return self._child(problem, refreshed(problem, _levels(problem, former)))
 
     def _select(self, found: list[Candidate | None]) -> None:
         """Keep the K fittest distinct candidates.
 
-        The paper selects by a random draw, which would flip decisions. Here mean values decide.
+        The paper selects by a random draw, which would flip decisions.
         """
         unique: dict[bytes, Candidate] = {}
         for candidate in found:
@@ -458,17 +438,12 @@ def _same_places(one: Problem, other: Problem) -> bool:
     )  # fmt: skip
 
 
-def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
-    if problem is None:
-        return {}
-    sizes = problem.sizes[problem.rows, candidate.levels].tolist()
-    return {job_row.job.job: size for job_row, size in zip(problem.job_rows, sizes, strict=True)}
-
-
-def _levels(problem: Problem, genes: _Genes) -> IntArray:
+def _levels(problem: Problem, former: _Former) -> IntArray:
     """Return the levels of `problem` whose sizes are nearest to those of a former candidate."""
-    names = (job_row.job.job for job_row in problem.job_rows)
-    slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
+    then, candidate = former
+    sizes_then = then.sizes[then.rows, candidate.levels].tolist()
+    genes = {row.job.job: size for row, size in zip(then.job_rows, sizes_then, strict=True)}
+    slots = np.array([genes.get(row.job.job, -1) for row in problem.job_rows], dtype=np.int64)
     sizes = problem.sizes[:, 1:]  # ascending, padded with 0
     at = np.count_nonzero((sizes > 0) & (sizes <= slots[:, None]), axis=1)
     found = np.where(slots > 0, np.maximum(1, at), 0)

@@ -19,15 +19,11 @@ def used(problem: Problem, levels: IntArray) -> int:
 
 
 def filled(
-    problem: Problem,
-    levels: IntArray,
-    noise: FloatArray | None = None,
-    capacity: int | None = None,
+    problem: Problem, levels: IntArray, noise: FloatArray | None = None, capacity: int | None = None
 ) -> IntArray:
     """Return `levels` after giving the remaining slots to the jobs with the most value per slot.
 
-    `noise`, shape (J,), multiplies the values of each job for a random draw. Without `capacity`,
-    all slots in play are given out.
+    `noise`, shape (J,), multiplies the values of each job. The default `capacity` is all slots.
     """
     levels = levels.copy()
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
@@ -59,26 +55,21 @@ def filled(
 
 
 def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
-    """Return the steepest growth by at most `left` slots, as (value per slot, level).
-
-    Return None if no growth adds value.
-    """
-    best: tuple[float, int] | None = None
+    """Return the steepest growth by at most `left` slots, as (value per slot, level), or None."""
     here, base = int(sizes[level]), float(value[level])
-    for other in range(1, len(sizes)):
-        more = int(sizes[other]) - here
-        if 0 < more <= left:
-            slope = (float(value[other]) - base) / more
-            if slope > 0 and (best is None or slope > best[0]):
-                best = (slope, other)
-    return best
+    ways = [
+        (slope, other)
+        for other in range(1, len(sizes))
+        if 0 < (more := int(sizes[other]) - here) <= left
+        if (slope := (float(value[other]) - base) / more) > 0
+    ]
+    return max(ways, key=lambda way: way[0], default=None)
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
     """Return `levels`, changed so that all are allowed and together fit the capacity.
 
-    A job that does not fit gets its lowest level. Jobs that come later in `order`, a permutation of
-    shape (J,), lose slots first.
+    Jobs that come later in `order`, a permutation of shape (J,), fall to their lowest level first.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)
@@ -99,10 +90,7 @@ def core_limited(problem: Problem) -> IntArray:
 
 
 def baselines(problem: Problem) -> list[IntArray]:
-    """Return the levels that FIFO, SRTF and least attained service would choose.
-
-    Each baseline gives jobs the sizes that their users want, in the baseline's order.
-    """
+    """Return the levels of FIFO, SRTF and least attained service, with wanted sizes."""
     wanted = problem.lowest.copy()
     for row, job_row in enumerate(problem.job_rows):
         sizes = job_row.table.sizes

@@ -1,12 +1,9 @@
-"""The estimates of jobs and families, updated by policy events and views.
-
-`GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
-"""
+"""The estimates of jobs and families, updated by policy events and views."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -32,7 +29,6 @@ from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
     Colocation,
     FamilyHistories,
-    FamilyRecord,
     is_plausible_noise,
 )
 from controlplane.policy.search.observed_jobs import resumed
@@ -69,8 +65,7 @@ class GainCorrections:
     ) -> FloatArray:
         """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
 
-        A size needs a correction if it has more slots or spans more nodes than all of the family's
-        `measured` (nodes, slots) pairs. Size k has `slots[k]` slots on `nodes[k]` nodes.
+        A size needs one if its slots or its nodes exceed all `measured` (nodes, slots) pairs.
         """
         seen = list(measured)
         if not seen:
@@ -84,10 +79,7 @@ OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
 class EstimateVersion(NamedTuple):
-    """Version of all inputs of a job's estimates.
-
-    Of the family's data it contains only the part that affects this job.
-    """
+    """Version of all inputs of a job's estimates."""
 
     edition: int
     family_edition: int
@@ -103,10 +95,10 @@ class Estimates:
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
-        self._families = FamilyHistories()
-        self._slowdowns = LearnedSlowdowns(self._families)
+        self.families = FamilyHistories()  # all jobs without a family share the record of ""
+        self._slowdowns = LearnedSlowdowns(self.families)
         self._placement = PlacementIndex()
-        self._histories: dict[JobId, OnesJobHistory] = {}
+        self._histories: defaultdict[JobId, OnesJobHistory] = defaultdict(OnesJobHistory)
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
         self._caps = BatchCaps()
@@ -125,7 +117,7 @@ class Estimates:
                 self._steps(event, now)
             case JobEnded():
                 self._ends += 1
-                family = self.family(event.family)
+                family = self.families[event.family]
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                     self._services.append(event.slot_s)
@@ -135,17 +127,16 @@ class Estimates:
             case GainSeen():
                 self._gains.observe(event)
                 if event.correction is not None:  # the family's predictions change
-                    self.family(event.family).model = None
+                    self.families[event.family].model = None
             case PlanTaken(waiting=waiting, slots=slots):
-                for name in waiting:
-                    history = self._histories.get(name)
-                    if history is not None:
-                        history.limit = resumed(history.limit, history.bounds)
-                        history.edition += 1
-                for name, placed in slots.items():
-                    history = self._histories.get(name)
-                    if history is not None and history.view is not None:
-                        history.move = Migration.between(history.view.running_on, placed)
+                for name in self._histories.keys() & waiting:
+                    history = self._histories[name]
+                    history.limit = resumed(history.limit, history.bounds)
+                    history.edition += 1
+                for name in self._histories.keys() & slots:
+                    history = self._histories[name]
+                    if history.view is not None:
+                        history.move = Migration.between(history.view.running_on, slots[name])
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen) -> None:
@@ -153,7 +144,7 @@ class Estimates:
 
         Neighbours may have changed during an epoch, whereas telemetry covers only a moment.
         """
-        history = self._history(event.job)
+        history = self._histories[event.job]
         history.edition += 1
         if event.whole:
             history.limit = max(history.limit, event.global_batch)
@@ -165,14 +156,13 @@ class Estimates:
             self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
-        """Record telemetry by the worker's clock, because delayed reports arrive all at once.
+        """Record telemetry; use its speed if all of it was measured in this group.
 
-        The speed is used only if all of it was measured in this group. The first report of a group
-        may cover time before all members had joined.
+        The first report of a group may cover time before all members had joined.
         """
-        history = self._history(event.job)
+        history = self._histories[event.job]
         history.edition += 1
-        family, speed = self.family(event.family), event.samples_per_s
+        family, speed = self.families[event.family], event.samples_per_s
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
         history.grow_limit(self._options.growth_steps)
@@ -188,7 +178,7 @@ class Estimates:
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
         """Record the time of a pass. Without a report on passes, a step is taken to be one pass."""
-        options, family = self._options, self.family(event.family)
+        options, family = self._options, self.families[event.family]
         local = max(1, round(event.global_batch / max(1, event.slots)))
         times = event.step_times
         if options.passes and times is not None:
@@ -219,16 +209,16 @@ class Estimates:
     ) -> None:
         if is_plausible_noise(noise_scale):
             history.last_noise = noise_scale
-            self.family(family).observe_noise(epoch, noise_scale)
+            self.families[family].observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Update placements and limits from a view; `contended` is True if a waiting job fits."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
-        self._families.priors.types = self._placement.types
+        self.families.priors.types = self._placement.types
         for job in view.jobs.values():
-            history = self._history(job.job)
+            history = self._histories[job.job]
             if history.view is not job:
                 before = (history.limit, history.returned_at)
                 history.follow(job, now, contended=contended)
@@ -238,12 +228,10 @@ class Estimates:
 
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
         """Return the version of a job's estimates, or None if no version covers all inputs."""
-        history, options = self._histories.get(job.job), self._options
-        if history is None or job.job in self._caps:
+        history, options = self._histories[job.job], self._options
+        if job.job in self._caps or not self.lengths.is_settled(job):
             return None
-        if not self.lengths.is_settled(job):
-            return None
-        family = self.family(job.family)
+        family = self.families[job.family]
         own = history.last_noise is not None
         gate, kept_until = self.gate(job), history.returned_at + options.report_interval_s
         until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
@@ -258,15 +246,10 @@ class Estimates:
         )
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
-        """True if the job's estimates still have this version.
-
-        The check is ten times faster than `version`. `now` must not be before the time at which the
-        version was made.
-        """
-        history, family = self._histories.get(job.job), self._families.of(job.family)
+        """True if the job's estimates still have this version; ten times faster than `version`."""
+        history, family = self._histories[job.job], self.families[job.family]
         return (
-            history is not None
-            and history.edition == version.edition
+            history.edition == version.edition
             and now < version.until
             and family.edition == version.family_edition
             and family.model is not None
@@ -277,53 +260,33 @@ class Estimates:
             and job.job not in self._caps
         )
 
-    def family(self, name: str) -> FamilyRecord:
-        """Return the record of a family; all jobs without a family share the record of ""."""
-        return self._families.of(name)
-
     def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
         """Return the factor of the speed at each size, shape (L,); nan up to the measured sizes."""
         if not self._options.gain_correction:
             return np.full(len(slots), np.nan)
-        measured = ((spans, size) for spans, size, *_ in self.family(family).means)
+        measured = ((spans, size) for spans, size, *_ in self.families[family].means)
         return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
         """Return the batch limit R of a job, in samples per step."""
-        known = self._histories.get(job.job)
-        limit = known.limit if known else job.batch_size
+        limit = self._histories[job.job].limit
         if job.job in self._caps:
             limit = self._caps.capped(job, limit, self.noise_scale(job))
         return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
-        """True if a job may have more than its least slots.
-
-        This needs a finished epoch, or the warm-up steps and a measured speed of the family.
-        """
-        history = self._histories.get(job.job)
-        steps = history.steps if history else 0
-        measured = bool(self.family(job.family).means)
-        return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
-
-    def gated(self, job: JobView, now: Seconds) -> bool:
-        """True until a job has finished an epoch or a report interval since its last move.
-
-        In the paper the schedule changes when *all* running jobs have finished an epoch. Here each
-        job waits for itself alone, because one slow epoch would hold up all other jobs.
-        """
-        return now < self.gate(job)
+        """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
+        warm = self._histories[job.job].steps >= self._options.warmup_steps
+        return job.epoch > 0 or (warm and bool(self.families[job.family].means))
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """Return (progress now / progress before, slots before) if the last growth lost progress.
 
         A move to more nodes is treated as growth too; the number of slots before is then the same.
-        Return None if the job did not grow, if nothing was lost, or if too little was measured.
         """
-        history = self._histories.get(job.job)
-        if history is None or not history.trial.compares or self.moves_to(job) is not None:
+        if self.moves_to(job) is not None:
             return None
-        loss = history.trial.job_loss(job, self.noise_scale(job))
+        loss = self._histories[job.job].trial.job_loss(job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
             return None  # a batch that lost is reduced on the same slots, not by a move
         if loss.slots == len(job.running_on) and not self._options.place_trials:
@@ -332,13 +295,16 @@ class Estimates:
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
         """Return the slots that a half-migrated job will keep, or None for other jobs."""
-        history = self._histories.get(job.job)
-        move = history.move if history else None
+        move = self._histories[job.job].move
         half_way = move is not None and move.all_slots == job.running_on.keys()
         return move.new_slots if move is not None and half_way else None
 
     def gate(self, job: JobView) -> Seconds:
-        """Return when a gated job may be moved again if it finishes no epoch earlier."""
+        """Return when a job may be moved again if it finishes no epoch earlier.
+
+        In the paper the schedule changes when *all* running jobs have finished an epoch. Here each
+        job waits for itself alone, because one slow epoch would hold up all other jobs.
+        """
         options = self._options
         moved_at = job.placed_at if options.rebatch else job.moved_at
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
@@ -346,32 +312,30 @@ class Estimates:
 
     def max_slots_after_return(self, job: JobView, now: Seconds) -> int | None:
         """Return the slot limit of a job that recently returned slots; None: no limit."""
-        history = self._histories.get(job.job)
-        if history is None or now - history.returned_at > self._options.report_interval_s:
+        history = self._histories[job.job]
+        if now - history.returned_at > self._options.report_interval_s:
             return None
         return history.slots_before_return - 1
 
     def noise_scale(self, job: JobView) -> float:
         """Return the noise scale phi, in samples: the job's, its relatives', or a prior.
 
-        Relatives are measured at the same stage of training. Workers smooth their measurements. The
-        result is rounded to an eighth of a doubling.
+        The result is rounded to an eighth of a doubling.
         """
-        history = self._histories.get(job.job)
-        own = history.last_noise if history is not None else None
+        own = self._histories[job.job].last_noise
         own = own if is_plausible_noise(own) else job.noise_scale
         if is_plausible_noise(own):
             return _rounded(own)
-        shared = self.family(job.family).noise_at(job.epoch) if job.family else None
+        shared = self.families[job.family].noise_at(job.epoch) if job.family else None
         return _rounded(shared or self._options.noise_scale_prior * job.batch_size)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Return the mean slot seconds that finished jobs still needed at this job's age.
 
-        Return None if a better estimate exists, or if no finished job reached this age.
+        Return None if there is a better estimate, or no such job.
         """
         alone = not self._options.share_lengths
-        if alone or self.family(job.family).finished or job.stop_samples is not None:
+        if alone or self.families[job.family].finished or job.stop_samples is not None:
             return None
         if self.lengths.informed(job.job):
             return None
@@ -380,24 +344,12 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return slow-down factors by GPU type, shape (J, types); see `LearnedSlowdowns.by_type`.
-
-        All factors are at least 1. Return None if types are not distinguished, or none is slower.
-        """
+        """Return factors by GPU type, (J, types), all at least 1, or None if no type is slower."""
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearnedSlowdowns.by_neighbour`.
-
-        Return None if neighbours are not considered, or if no neighbour slows a job down.
-        """
+        """Return slow-downs by neighbours, (2 F, 2 F), or None if no neighbour slows a job down."""
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
-
-    def _history(self, name: JobId) -> OnesJobHistory:
-        found = self._histories.get(name)
-        if found is None:
-            found = self._histories[name] = OnesJobHistory()
-        return found
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """History of single jobs: batch limit, noise scale, migration, and trials by telemetry.
 
-A trial compares the groups before and after a job's last change. It shows whether the growth, the
-larger batch or the new place pays. `BatchCaps` keeps a batch that lost from returning too soon.
+A trial compares the groups before and after a job's last change. `BatchCaps` keeps a batch that
+lost from returning too soon.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ class GrowthTrial:
     previous: GroupPace | None = None  # same size, but a smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
-        """Record a step time, in seconds, corrected for other jobs on the same cores.
-
-        A new group or a new batch starts a new trial.
-        """
+        """Record a step time, corrected for other jobs; a new group or batch starts a new trial."""
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
             measured = (one for one in (now, self.before) if one is not None and one.count > 0)
@@ -71,17 +68,12 @@ class GrowthTrial:
             now = self.now = new
         now.add(step_s)
 
-    @property
-    def compares(self) -> bool:
-        """True if the present group can be compared with an earlier one."""
-        return self.now is not None and (self.before is not None or self.previous is not None)
-
     def loss(self, progress: Callable[[int], float]) -> Loss | None:
-        """Return the loss caused by the last change of slots, batch or nodes.
+        """Return the loss caused by the last change of slots, batch or nodes, or None.
 
-        Return None if nothing was lost or too little was measured. `progress` returns the value of
-        one step with a given batch. A change of batch or place matters less than a change of size,
-        so it needs one more measurement; with fewer, noise would decide about half of all changes.
+        `progress` returns the value of one step with a given batch. A change of batch or place
+        needs one more measurement than a change of size; otherwise noise would decide about half of
+        them.
         """
         now, before, previous = self.now, self.before, self.previous
         if now is None:
@@ -115,10 +107,7 @@ class GrowthTrial:
 
 
 def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
-    """True if `now` has as many slots as `before`, and either a larger batch or more nodes.
-
-    Groups that differ in both cannot be compared.
-    """
+    """True if `now` differs from `before` in a larger batch or in more nodes, but not in both."""
     if before.slots != now.slots:
         return False
     larger, farther = now.batch > before.batch, now.nodes > before.nodes
@@ -185,10 +174,7 @@ class Migration:
 
     @classmethod
     def between(cls, have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
-        """Return the migration between two sets of slots.
-
-        Return None if the job only grows, shrinks, starts or stops.
-        """
+        """Return the migration between sets of slots; None if the job only grows or shrinks."""
         before, after = frozenset(have), frozenset(to)
         return None if before <= after or after <= before else cls(before | after, after)
 
@@ -210,11 +196,7 @@ class OnesJobHistory(JobHistory):
     move: Migration | None = None  # migration started by the last plan that changed the job
 
     def observe_steps(self, event: StepsSeen) -> bool:
-        """Record the steps of a group; return True if the speed belongs to this group alone.
-
-        The speed does so if the event says it, or if the group has reported before and has trained
-        samples since.
-        """
+        """Record the steps of a group; return True if the speed belongs to this group alone."""
         group = (event.group, event.global_batch)
         again, trained = self.group == group, event.samples_done - self.samples
         if not again:
@@ -230,8 +212,7 @@ class OnesJobHistory(JobHistory):
     def follow(self, job: JobView, now: Seconds, *, contended: bool) -> None:
         """Update bounds, R and returned slots; `contended` is True if some waiting job would fit.
 
-        R stays between the present batch and twice that batch. However often plans are made, no
-        batch more than doubles before some steps were trained with it.
+        R stays between the present batch and twice that batch, however often plans are made.
         """
         self.view = job
         self.bounds = LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)

@@ -1,16 +1,13 @@
 """Remaining work of every job: the models of option `length_model`, and their calibration.
 
-`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family. The
-paper fits one regression to all jobs of a cluster. Here each family has its own regression once one
-of its jobs has finished; until then the common regression is used. The lengths of families differ
-by orders of magnitude, which the five features do not explain.
-
-Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1). The paper fits one
+regression to all jobs. Here each family has its own once one of its jobs has finished, because the
+lengths of families differ by orders of magnitude, which the five features do not explain.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
@@ -75,7 +72,7 @@ class ResidualLife:
     ) -> WorkLeft | None:
         """Return the remaining work of a job without a certain end, or None if nothing is known.
 
-        With `bounds`, the result has quantiles too; computing them may take ten times as long.
+        With `bounds`, the result has quantiles, which take up to ten times as long.
         """
         if not family.finished and not max(done, family.reached):
             return None
@@ -139,10 +136,7 @@ class LengthMixture(ResidualLife):
         return left.between(least, most)
 
     def _from_other_families(self, job: JobView) -> LengthDistribution | None:
-        """Return the lengths of a job that takes as many epochs as jobs of other families took.
-
-        Return None if too few jobs have finished.
-        """
+        """Return the lengths by the epochs of other families' jobs, or None if too few finished."""
         if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
             return None
         totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
@@ -229,10 +223,7 @@ class BetaProgress(ResidualLife):
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the remaining work that the mean progress implies.
-
-        Before there is a regression, return the residual life.
-        """
+        """Return the remaining work that the mean progress implies, or else the residual life."""
         log, relatives = self._logs.get(job.job, _Log()), self._families.get(job.family)
         model = (relatives.fitted() if relatives is not None else None) or self._common.fitted()
         epoch_samples = job.epoch_samples or family.epoch_samples
@@ -345,7 +336,7 @@ class JobLengths:
 
     def __init__(self, model: LengthModelName) -> None:
         self._model = MODELS[model]()
-        self._families: dict[str, FamilyLengths] = {}
+        self.families: defaultdict[str, FamilyLengths] = defaultdict(FamilyLengths)
         self._own = JobEvidence()
         self.calibration = LengthCalibration()
         self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
@@ -355,14 +346,14 @@ class JobLengths:
         """Learn from an epoch, telemetry or the end of a job; ignore other events."""
         match event:
             case EpochSeen():
-                family = self.family(event.family)
+                family = self.families[event.family]
                 self._own.epoch(event)
                 self._model.epoch(event, family)
                 family.progressed(event.job, event.samples_done)
             case StepsSeen():
-                self.family(event.family).progressed(event.job, event.samples_done)
+                self.families[event.family].progressed(event.job, event.samples_done)
             case JobEnded():
-                family, total = self.family(event.family), event.samples_done
+                family, total = self.families[event.family], event.samples_done
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
@@ -379,19 +370,12 @@ class JobLengths:
         self._model.forget(there)
         self.calibration.forget(there)
         self._cache = {job: cached for job, cached in self._cache.items() if job in there}
-        for family in self._families.values():
+        for family in self.families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
-
-    def family(self, name: str) -> FamilyLengths:
-        """Return the lengths of a family; a new family has none."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = FamilyLengths()
-        return found
 
     def _left(self, job: JobView) -> WorkLeft | None:
         """Return the remaining work of a job, or None if nothing is known."""
-        family = self.family(job.family)
+        family = self.families[job.family]
         if job.epoch_samples:
             family.epoch_samples = job.epoch_samples
         done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
@@ -418,7 +402,7 @@ class JobLengths:
         """True if, until some job ends, the remaining work depends only on the job's progress."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
-        return type(self._model) is ResidualLife and bool(self.family(job.family).finished)
+        return type(self._model) is ResidualLife and bool(self.families[job.family].finished)
 
     def informed(self, job: JobId) -> bool:
         """True if the last prediction for a job is based on more than the job's age."""

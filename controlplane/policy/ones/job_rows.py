@@ -1,7 +1,4 @@
-"""The rows of jobs: batch, speed and speed-up at each size, and the costs of changes.
-
-`JobRowBuilder` builds the row of a job, and caches the rows and tables of unchanged jobs.
-"""
+"""The rows of jobs: batch, speed and speed-up at each size, and the costs of changes."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def size_table(
         keep_batch: keep the present batch at the present size.
         cores: number of cores that the slots of a node share; infinite: each slot has its own.
     """
-    model = estimates.family(job.family).speed_model(job.batch_size)
+    model = estimates.families[job.family].speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
@@ -113,10 +110,9 @@ def size_table(
 
 
 def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatArray:
-    """Return the global batches to try at each size, shape (1 + L, B).
+    """Return the global batches to try at each size, ascending from the first, shape (1 + L, B).
 
-    These are the first batch, several steps per doubling, and the largest batch. No batch is
-    smaller than the number of slots, because each slot needs a sample.
+    No batch is smaller than the number of slots, because each slot needs a sample.
     """
     first, most = job.batch_size, max(most, job.batch_size)
     steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
@@ -126,10 +122,9 @@ def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatA
 
 
 def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
-    """Keep only the present batch in the row of the present size unless another batch wins.
+    """Keep only the present batch in `row` unless another batch is better by the factor `margin`.
 
-    `goodputs`, shape (1 + L, B), has the present batch in the last column and is changed in place.
-    Another batch wins if it is better by the factor `margin`; with `margin` 0 no other batch wins.
+    `goodputs`, shape (1 + L, B), has the present batch in the last column. With `margin` 0 it wins.
     """
     others = goodputs[:, :-1]
     goodputs[row, -1] = present
@@ -150,8 +145,6 @@ def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> Fl
     """Return the share of a value that is left after a stall; the shape is that of `left_s`.
 
     The share is 1 - max(2.5 stall / clamp(left, 10 s, 900 s), margin), but at least `MIN_SHARE`.
-    Thus `margin` is the least share that a change costs. `left_s` is the remaining time, in
-    seconds.
     """
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
     return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), MIN_SHARE))
@@ -207,10 +200,7 @@ _Key = tuple[object, ...]
 
 
 class _CachedRow(NamedTuple):
-    """Row with the inputs that it depends on.
-
-    Comparing `version` is cheap; `key` contains the inputs themselves.
-    """
+    """Row with the inputs that it depends on; `version` is cheap to compare, `key` complete."""
 
     version: EstimateVersion | None
     capacity: int
@@ -229,10 +219,7 @@ class JobRowBuilder:
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Set the cluster. If too many rows are cached, drop those of jobs that are not active.
-
-        `many` is the number of active jobs.
-        """
+        """Set the cluster; if too many rows are cached, keep those of the `many` active jobs."""
         if cluster is not self._cluster:
             self._cluster = cluster
             self._rows.clear()
@@ -245,19 +232,18 @@ class JobRowBuilder:
         known = self._rows.get(job.job)
         if known is not None and known.row.job is not job:
             known = None
-        usable = known if known is not None and known.capacity == supply.capacity else None
-        before = usable.version if usable is not None else None
-        if usable and before and estimates.is_current(job, before, supply.now):
-            return usable.row
-        family = estimates.family(job.family)
+        before = known.version if known and known.capacity == supply.capacity else None
+        if known and before and estimates.is_current(job, before, supply.now):
+            return known.row
+        family = estimates.families[job.family]
         model = family.speed_model(job.batch_size)  # may fit again, changing the edition
         version = estimates.version(job, supply.now)
-        if usable and before and before == version:
-            return usable.row
+        if known and before and before == version:
+            return known.row
         losing = estimates.growth_loss(job) if job.running_on else None
         moves_to = estimates.moves_to(job) if job.running_on else None
         settles = losing is None and moves_to is None
-        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
+        gated = bool(job.running_on) and settles and supply.now < estimates.gate(job)
         limit, warm = estimates.limit(job), estimates.warm(job)
         samples = estimates.lengths.remaining(job)
         size = len(job.running_on)
@@ -332,12 +318,10 @@ class JobRowBuilder:
     def _factors(
         self, job: JobView, table: SizeTable, one_s: float, due: int | None
     ) -> tuple[FloatArray, float, float]:
-        """Return the shares of a job's value that are left after different changes.
+        """Return the shares of a job's value that changes to each size, a move and a restart leave.
 
-        The shares are those after a change to each size, shape (L,), after a move at the same size,
-        and after a stop and restart. A first start is free, since every job needs one. A change to
-        size `due` costs only its stall: it undoes a growth, completes a move, or leaves a place
-        that lost progress.
+        A first start is free, since every job needs one. A change to size `due` costs only its
+        stall: it undoes a growth, completes a move, or leaves a place that lost progress.
         """
         options, size = self._options, len(job.running_on)
         if not size and not job.epoch and not job.samples_done:
@@ -364,7 +348,7 @@ class JobRowBuilder:
         most = min(most, max(min(limit, job.batch_limit), job.least))
         first = self._options.first_slots
         if warm:
-            largest = max(size, self._estimates.family(job.family).largest, job.least)
+            largest = max(size, self._estimates.families[job.family].largest, job.least)
             most = min(most, max(first, int(self._options.growth * largest)))
         else:  # before the warm-up steps are done: one slot
             most = min(most, max(size, least, first))

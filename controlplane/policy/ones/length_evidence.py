@@ -1,12 +1,10 @@
 """Evidence on the length of jobs: relatives' lengths, the job's metric, and its user's statements.
 
-All evidence is compared with the actual lengths later. Predictions are corrected for a family whose
-scripts always leave early, or whose metrics take longer than their curves predict.
+All evidence is compared with the actual lengths later, and corrected by family.
 
 A target of a stop rule is met where the curve through the reports reaches it, and must then be held
 for some epochs. A plateau is met some epochs after the curve rises less than its reports scatter.
-Some epochs are certain whatever the curve does, such as those for which a target must still be
-held. They bound the length from below.
+Epochs that a rule requires whatever they report bound the length from below.
 """
 
 from __future__ import annotations
@@ -42,10 +40,7 @@ class FamilyLengths:
     epoch_samples: int = 0  # ||D||, as last reported
 
     def censored(self, job: JobId) -> list[int]:
-        """Return the progress of relatives that were given up or are still running.
-
-        The job `job` itself is left out.
-        """
+        """Return the progress of other relatives that were given up or are still running."""
         running = [done for other, done in self.at_work.items() if other != job and done > 0]
         return [*self.given_up, *running]
 
@@ -107,10 +102,7 @@ class ErrorStatistics:
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, scopes: Sequence[str], error: float) -> None:
-        """Record an error in each scope, such as all jobs, a user's jobs, and a family's jobs.
-
-        The error is usually log(actual / predicted).
-        """
+        """Record an error, usually log(actual / predicted), in each scope."""
         if not math.isfinite(error):
             return
         for scope in scopes:
@@ -131,10 +123,7 @@ class ErrorStatistics:
 
 
 def scopes_of(family: str) -> tuple[str, ...]:
-    """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
-
-    A family's name is the user's name, a slash and further text. Without a slash there is no user.
-    """
+    """Return the scopes of a family: all jobs, its user's (the name up to a slash), its own."""
     user, slash, _ = family.partition("/")
     return ("", f"{user}/", family) if slash else ("", family)
 
@@ -161,10 +150,7 @@ class MetricLog:
         return self.epochs[-1] if self.epochs else 0
 
     def add(self, epoch: int, value: float) -> None:
-        """Record the metric of a finished epoch (1-based); ignore epochs that were recorded before.
-
-        A metric of nan is not an increase.
-        """
+        """Record the metric of a finished epoch (1-based), once; nan is no increase."""
         if epoch <= self.epoch:
             return
         self.epochs.append(epoch)
@@ -212,10 +198,7 @@ class MetricLog:
 
 
 def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> float | None:
-    """Return the first epoch from which the curve rises less than reports scatter, plus `wait`.
-
-    Return None if the curve does not flatten within `MAX_EXTRAPOLATION` times its epochs.
-    """
+    """Return the epoch from which the curve rises less than reports scatter, plus `wait`."""
     ahead = np.arange(best, math.ceil(MAX_EXTRAPOLATION * epoch) + 1, dtype=np.float64)
     now, later = curve.at(ahead[None, :])[0], curve.at(ahead[None, :] + wait)[0]
     with np.errstate(invalid="ignore"):
@@ -301,10 +284,7 @@ class JobEvidence:
     # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """Return the samples that remain by a certain rule, or None if no length is certain.
-
-        A rule is certain unless scripts of relatives have left before their rules were met.
-        """
+        """Return the samples that remain by a stated rule, or None if no length is certain."""
         if job.stop_samples is None:
             return None
         self._jobs.setdefault(job.job, _JobRecord(job.family)).stated = float(job.stop_samples)
@@ -373,10 +353,7 @@ def _ahead(end: _End) -> float:
 
 
 def _bound(job: JobView) -> float | None:
-    """Return the user's bound in samples, from a rule or from the epochs given with a metric.
-
-    Return None if the user gave no bound.
-    """
+    """Return the user's bound in samples, from a rule or its epochs, or None if there is none."""
     if job.stop_samples is not None:
         return float(job.stop_samples)
     rule: StopRule | None = job.stop

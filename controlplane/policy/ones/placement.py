@@ -42,8 +42,7 @@ def lay_out(
 ) -> IntArray | None:
     """Return the row of the job on each slot at `levels`, shape (S,), or None if slots are too few.
 
-    A slot without a movable job is `FREE` or `CLOSED`. The layout starts from `owner`, at the
-    levels `before`. Both arrays of levels have shape (J,).
+    The layout starts from `owner`, at the levels `before`. Levels have shape (J,).
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -64,10 +63,9 @@ def lay_out(
 
 
 def _by_priority(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
-    """Return the rows in the order in which they choose slots.
+    """Return the rows in the order in which they choose slots: first those with most whole nodes.
 
-    Jobs with the most whole nodes come first, then starting jobs. Running jobs come last, because
-    their new workers can be prepared while another job is leaving.
+    Running jobs come last, because their new workers can be prepared while another job is leaving.
     """
     return sorted(
         takers,
@@ -97,11 +95,7 @@ class _Layout:
     # --- jobs
 
     def shrink(self, row: int, size: int) -> None:
-        """Reduce a job to `size` slots.
-
-        A half-migrated job keeps its new slots; another job keeps slots on as few nodes as
-        possible.
-        """
+        """Reduce a job to `size` slots: to its new ones if half-migrated, else on few nodes."""
         have = self._slots(row)
         moves_to = self._problem.job_rows[row].moves_to
         if size and size == len(moves_to) and np.isin(moves_to, have).all():
@@ -142,9 +136,9 @@ class _Layout:
         return True
 
     def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose again, one after the other, among all the slots that they have.
+        """Let these jobs choose again among all the slots that they have; False: impossible.
 
-        A job that stays on a node keeps its slots there. Return False if a job finds too few slots.
+        A job that stays on a node keeps its slots there.
         """
         for row in rows:
             self._release(self._slots(row))
@@ -172,10 +166,7 @@ class _Layout:
                 owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
-        """Assign slots to a starting job; return False if slots are too few.
-
-        Slots that are free now are preferred if they are on no more nodes than the best free slots.
-        """
+        """Assign slots to a starting job, free ones if no more nodes are needed; False: too few."""
         every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
@@ -201,12 +192,8 @@ class _Layout:
             small_jobs = self._small_jobs_on(node, row)
             if small_jobs is None or sum(many for _, many in small_jobs) + free_slots[node] < need:
                 continue
-            saved = (
-                self.owner.copy(),
-                self._free_slots.copy(),
-                self._early.copy(),
-                set(self._moved),
-            )
+            arrays = (self.owner.copy(), self._free_slots.copy(), self._early.copy())
+            saved = (*arrays, set(self._moved))
             if self._clear(node, small_jobs):
                 fresh = self._choose_nodes(row, self._free_slots + own, own, size)
                 if fresh is not None and len(fresh) <= -(-size // self._problem.widest):
@@ -230,10 +217,7 @@ class _Layout:
         return True
 
     def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
-        """Return (row, slots) of the small, movable jobs on a node, except the job `but`.
-
-        Return None if the node has jobs that cannot be moved away.
-        """
+        """Return (row, slots) of the jobs on a node but one; None if some cannot be moved away."""
         problem = self._problem
         rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
         found: list[tuple[int, int]] = []
@@ -274,10 +258,7 @@ class _Layout:
         return found
 
     def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Return the slots to add on each node, shape (N,), or None if slots are too few.
-
-        The job's own nodes are filled first.
-        """
+        """Return the slots to add by node, (N,), own nodes first, or None if slots are too few."""
         further = np.zeros_like(own)
         for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
             many = min(more, int(self._free_slots[node]))

@@ -15,7 +15,6 @@ from controlplane.policy.api import (
     PolicyEvent,
     Reason,
     SearchStats,
-    StartForecast,
     StepsSeen,
 )
 from controlplane.policy.ones.evolution import Candidate, EvolutionarySearch
@@ -26,7 +25,13 @@ from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.ones.start_forecast import StartForecasts
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.placement.slot_partition import backs_off, split, too_large
+from controlplane.policy.placement.slot_partition import (
+    backs_off,
+    slots_in_words,
+    split,
+    too_large,
+    with_batch,
+)
 from controlplane.policy.search.search_loop import SearchPolicy
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
@@ -51,17 +56,14 @@ class PlanReasons:
         self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a used slot
 
     def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
-        """Return why a job changes or waits, or None if it keeps its slots and batches.
-
-        `placed` maps the job's slots in the plan to local batches, in samples per step.
-        """
+        """Return why a job changes or waits, given its local batches; None: nothing changes."""
         if placed == dict(self._problem.job_rows[row].job.running_on):
             return None if placed else self._waiting(row)
         reason = self._with_fairness(row, self._change(row, placed))
         partners = self._trades.partners(row)
         if not partners:
             return reason
-        text = f"trades places with {self._names(partners)}: {reason.text}"
+        text = f"exchanges slots with {self._names(partners)}: {reason.text}"
         return Reason("trade", text, reason.numbers)
 
     def _with_fairness(self, row: int, reason: Reason) -> Reason:
@@ -74,7 +76,7 @@ class PlanReasons:
             least = f"{floors.at_best[row]:.1f} x the time of its fair share"
             text = f"max_stretch {floors.limit:g} cannot be kept, it takes {least} or more"
         elif int(self._best.levels[row]) >= int(floors.level[row]):
-            text = f"its due by max_stretch {floors.limit:g} ({expected})"
+            text = f"required by max_stretch {floors.limit:g} ({expected})"
         else:
             text = f"other jobs are further behind, max_stretch is {floors.limit:g} ({expected})"
         return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
@@ -85,13 +87,13 @@ class PlanReasons:
         numbers, recipients = self._numbers(row), self._recipients(row)
         was, now = len(job_row.now), len(placed)
         if not now:
-            text = f"paused: {recipients or 'other jobs'} can use its {_slots(was)} better"
+            text = f"paused: {recipients or 'other jobs'} can use its {slots_in_words(was)} better"
             return Reason("pause", text, numbers)
         if not was:
             return _start(job_row, numbers, now)
         speedup, batch = _speedup(numbers), int(numbers["batch_then"])
         same_batch = batch == numbers["batch_now"]
-        to = _slots(now) if same_batch else f"{_slots(now)} and batch {batch}"
+        to = slots_in_words(now) if same_batch else f"{slots_in_words(now)} and batch {batch}"
         if now > was:
             return Reason("grow", f"grows to {to} ({speedup}): {self._sources(row)}", numbers)
         if now < was:
@@ -99,10 +101,11 @@ class PlanReasons:
                 text = f"has moved: leaves its former slots, goes on with {to}"
                 return Reason("move", text, numbers)
             if job_row.growth_loss is not None:
-                said = f"{job_row.growth_loss:.2f} x the progress of before"
-                text = f"undoes its growth, which made {said}; goes on with {to}"
+                said = f"{job_row.growth_loss:.2f} x the former progress"
+                text = f"undoes its growth, which led to {said}; goes on with {to}"
             elif recipients:
-                text = f"gives {_slots(was - now)} to {recipients}, goes on with {to} ({speedup})"
+                given = slots_in_words(was - now)
+                text = f"gives {given} to {recipients}, goes on with {to} ({speedup})"
             else:
                 text = f"is better off with {to} ({speedup})"
             return Reason("shrink", text, numbers)
@@ -116,7 +119,7 @@ class PlanReasons:
         """Return why a job has no slots."""
         need = int(self._problem.job_rows[row].table.sizes[0])
         numbers = self._numbers(row) | {"needs": float(need)}
-        text = f"waits for {_slots(need)}"
+        text = f"waits for {slots_in_words(need)}"
         if self._problem.capacity < need:
             text = f"{text}, only {self._problem.capacity} available"
             return Reason("waits", text, numbers)
@@ -131,7 +134,7 @@ class PlanReasons:
         was, now = list(problem.job_rows[row].now), list(self._best.slots(row))
         former, new = (set(problem.node_of[slots].tolist()) for slots in (was, now))
         if len(new) < len(former):
-            return "pack", "brought together on fewer nodes"
+            return "pack", "moved together to fewer nodes"
         if problem.slow is not None:
             times = problem.slow[row, problem.cluster.type_of]
             if times[now].max() < times[was].max():
@@ -146,7 +149,7 @@ class PlanReasons:
         there = set(problem.owner[on_former & (problem.owner >= 0)].tolist()) - {row}
         relieved = [other for other in there if after[other] > before[other]]
         if relieved:
-            return "move", f"moved away from {self._names(relieved)}, slowed down by it"
+            return "move", f"moved away from {self._names(relieved)}, which it slowed down"
         return "move", "moved to other slots"
 
     def _sources(self, row: int) -> str:
@@ -232,20 +235,13 @@ def _speedup(numbers: Mapping[str, float]) -> str:
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
     if job_row.job.epoch or job_row.job.samples_done:
-        return Reason("resume", f"goes on, on {_slots(size)}", numbers)
+        return Reason("resume", f"resumes on {slots_in_words(size)}", numbers)
     warm_up = ", to warm up" if size == job_row.job.least else ""
-    return Reason("start", f"starts on {_slots(size)}{warm_up}", numbers)
-
-
-def _slots(many: int) -> str:
-    return f"{many} slot{'s' * (many != 1)}"
+    return Reason("start", f"starts on {slots_in_words(size)}{warm_up}", numbers)
 
 
 def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
-    """Return the share of its speed that each job keeps at its place, shape (J,).
-
-    Nodes, GPU types and neighbours lower the share.
-    """
+    """Return the share of its speed that each job keeps at its place, shape (J,)."""
     value, moved = problem.placed_value(levels, owner)
     plain = problem.value[problem.rows, levels]
     sane = (levels > 0) & (plain > 0.0)
@@ -296,18 +292,15 @@ class Ones(SearchPolicy[Problem]):
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
-        starts: Mapping[JobId, StartForecast] = {}
-        if best is not None:
-            if self._forecasts is not None:
-                starts = self._forecasts.of(problem, best, now)
-            why = PlanReasons(problem, best)
-            for row, places in enumerate(best.by_row()):
-                name = problem.job_rows[row].job.job
-                placed = _local_batches(problem, best, row, places)
-                if placed:
-                    local_batch[name] = placed
-                if reason := why.of(row, placed):
-                    reasons[name] = reason
+        starts = {} if self._forecasts is None else self._forecasts.of(problem, best, now)
+        why = PlanReasons(problem, best)
+        for row, places in enumerate(best.by_row()):
+            name = problem.job_rows[row].job.job
+            placed = _local_batches(problem, best, row, places)
+            if placed:
+                local_batch[name] = placed
+            if reason := why.of(row, placed):
+                reasons[name] = reason
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
         reasons |= {
             name: too_large(needs, len(problem.slots)) for name, needs in problem.too_large.items()
@@ -325,10 +318,7 @@ class Ones(SearchPolicy[Problem]):
         return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best batch, on present slots, of each job that reported since the last call.
-
-        Batches come from the same table as those of a full plan, with the same limits and margins.
-        """
+        """Return the best batch on present slots of each job that reported since the last call."""
         local_batch: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
         for job_row in self.builder.rows(self._core_demand.shown(view), self._reported, now):
@@ -364,9 +354,5 @@ def _local_batches(
     level = int(best.levels[row])
     if not level:
         return {}
-    batch = int(job_row.table.batches[level - 1])
     slots = [problem.slots[place] for place in places]
-    present = dict(job_row.job.running_on)
-    if set(slots) == set(present) and batch == sum(present.values()):
-        return present
-    return split(batch, slots)
+    return with_batch(job_row.job, int(job_row.table.batches[level - 1]), slots)

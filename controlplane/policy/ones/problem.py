@@ -1,8 +1,5 @@
 """The search problem of one view: the sizes that jobs may have, their value, effects of places.
 
-`InterferenceModel` predicts slow-downs by neighbours. `trades_between` finds the jobs that would
-trade places.
-
 Jobs that take each other's slots in a circle cannot start to move. One of them must first go to
 free slots, continue on fewer slots, or pause. The controller chooses the job with the cheapest way
 to yield, and among equals the one whose start costs the fewest slot seconds. The same rule is
@@ -39,8 +36,7 @@ class InterferenceModel:
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
         """Return the share of its speed that each job keeps beside its neighbours, shape (J,).
 
-        `rows` and `nodes` are the (job, node) pairs of a schedule, shape (P,). `spans` is the
-        number of nodes of each job, shape (J,).
+        `rows` and `nodes` are (job, node) pairs, shape (P,). `spans` are numbers of nodes, (J,).
         """
         mine = 2 * self.family + (spans > 1)
         found = np.zeros(len(self.family))
@@ -55,8 +51,7 @@ class InterferenceModel:
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
         """Return the costs that `row` and the jobs on each node would cause each other, shape (N,).
 
-        The job `row` is assumed to be on that node only. Costs are logarithms of factors on step
-        times, at least 0. `rows` and `nodes` are the schedule's (job, node) pairs, shape (P,).
+        Costs are logarithms of factors on step times. `rows` and `nodes` are (job, node) pairs.
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
@@ -173,7 +168,6 @@ class Problem:
     The *level* of a job is 0 if it waits, else 1 + the index of a size in its table.
     """
 
-    version: int
     job_rows: tuple[JobRow, ...]
     kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
     cluster: ClusterIndex
@@ -183,7 +177,6 @@ class Problem:
     spans: IntArray  # shape (J, 1 + L), nodes that the value at each level assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), present levels
-    weight: FloatArray  # shape (J,)
     move_factor: FloatArray  # shape (J,), share of a job's speed-up left after a move
     free_to_move: BoolArray  # shape (J,), True for running jobs that may be moved
     backing_off: dict[JobId, Seconds]  # when waiting jobs may be retried
@@ -247,9 +240,8 @@ class Problem:
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
-        The value at the level is multiplied by share^`speedup_exponent`. The share is the part of
-        the speed that is left by nodes, GPU types, neighbours, a move and trades. `owner` is the
-        row on each slot, shape (S,).
+        The value is multiplied by share^`speedup_exponent`, where the share is the part of the
+        speed that nodes, GPU types, neighbours, a move and trades leave.
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -282,8 +274,7 @@ class Problem:
     ) -> FloatArray:
         """Return the share of its speed that each job keeps beside other workers, shape (J,).
 
-        The cores for the least slots of all jobs are not charged. Otherwise a job would wait beside
-        free slots because its start slows down shorter jobs.
+        Cores for the least slots of all jobs are free. Otherwise jobs would wait beside free slots.
         """
         on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
         worst = np.ones(len(levels))
@@ -340,8 +331,7 @@ class Problem:
     def spare(self) -> IntArray:
         """Number of slots that each job may add before it leaves its old ones, shape (J,).
 
-        During a move a job trains on its old and new slots and needs a sample for each slot. The
-        number is 0 for a job that may not be moved.
+        During a move a job trains on its old and new slots and needs a sample for each slot.
         """
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
@@ -350,8 +340,7 @@ class Problem:
     def seeks_trades(self) -> bool:
         """True if the search looks for trades of places, which it does only where GPU types differ.
 
-        Faster GPUs are a lasting gain. For better neighbours no gain could be shown
-        (docs/evolution.md, "Trading places").
+        For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
         """
         return self.swaps and self.slow is not None
 
@@ -363,10 +352,9 @@ class Problem:
     def left_by_trading(self, owner: IntArray) -> dict[int, float]:
         """Return, by row, the share of its speed-up that each trading job keeps, at most 1.
 
-        The cost of the move itself is not included. A job that pauses pays for a restart instead of
-        the move; a job that takes a detour pays for one more change. If the search looks for
-        trades, each trading job pays for one more change, because none of them can change until all
-        have moved.
+        A job that pauses pays for a restart instead of the move; a job that takes a detour pays for
+        one more change. If the search looks for trades, every trading job pays for one more change,
+        because it waits for the others.
         """
         trades = self.trades(owner)
         found = dict.fromkeys(trades.yields, 1.0)
@@ -390,9 +378,7 @@ class Problem:
     def has_barred_move(self, owner: IntArray) -> bool:
         """True if the layout needs a move that is not allowed.
 
-        A move is not allowed if the job may not move, if it has fewer spare slots than it adds, or
-        if it trades without `swaps`. Growing and shrinking in place are no moves. The controller
-        would refuse the move of a job with fewer samples than old and new slots together.
+        The controller refuses moves of jobs with fewer samples than old and new slots together.
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]

@@ -78,8 +78,9 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
             movable[name] = job
     mine = {slot for job in movable.values() for slot in job.running_on}
     closed = {slot for placed in kept.values() for slot in placed} | mine
-    free_now = [n for n, s in enumerate(view.slots) if s.usable and s.slot not in closed]
-    free_soon = [n for n, s in enumerate(view.slots) if s.leaving and s.slot not in closed]
+    free = [(at, slot) for at, slot in enumerate(view.slots) if slot.slot not in closed]
+    free_now = tuple(at for at, slot in free if slot.usable)
+    free_soon = tuple(at for at, slot in free if slot.leaving)
     too_large = {
         name: job.least
         for name, job in movable.items()
@@ -93,8 +94,8 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
         kept=kept,
         backing_off=backing_off,
         too_large=too_large,
-        free_now=tuple(free_now),
-        free_soon=tuple(free_soon),
+        free_now=free_now,
+        free_soon=free_soon,
         supply=SlotSupply(capacity=len(mine) + idle, idle=idle, contended=contended, now=now),
     )
 
@@ -139,7 +140,6 @@ class ValueTable:
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
-    weight: FloatArray  # shape (J,)
 
 
 def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOptions) -> ValueTable:
@@ -167,7 +167,7 @@ def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOpt
     running = np.array([bool(row.now) for row in job_rows], dtype=np.bool_)
     stopped -= np.where(running, options.pause_margin * weight, 0.0)
     value[:, 0] = np.where(gated, -np.inf, stopped)
-    return ValueTable(sizes=sizes, spans=spans, value=value, weight=weight)
+    return ValueTable(sizes, spans, value)
 
 
 def _weight(job_rows: Sequence[JobRow], now: Seconds, options: OnesOptions) -> FloatArray:
@@ -233,8 +233,7 @@ class LoadAverage:
     def mean(self, job: JobView) -> float:
         """Return the mean number of jobs since the submission of `job`, including it; at least 1.
 
-        For the time before the job was first seen (e.g. before a restart of the search), the number
-        of jobs at that moment is used.
+        Before the job was first seen, the number of jobs at that moment counts.
         """
         seen = self._seen[job.job]
         before = max(0.0, seen.at - job.submitted_at)
@@ -288,10 +287,7 @@ def fairness_floors(
 
 
 def _fair_speed(row: JobRow, slots: int, jobs: float) -> float:
-    """Return the speed of a job on its fair share, divided by its speed on one slot.
-
-    On its fair share a job has its wanted size for a part of the time.
-    """
+    """Return the speed of a job on its fair share, divided by its speed on one slot."""
     sizes = row.table.sizes
     usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
     share = slots / (jobs * float(sizes[usual]))
@@ -313,8 +309,7 @@ def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) ->
 def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
     """Return the penalty of each level below the due level, shape (J, 1 + L).
 
-    The penalty exceeds, for each slot, what any slot is worth to any job. The further a job is
-    behind, the higher is its penalty, without bound, so that no job stays behind.
+    It exceeds what any slot is worth to any job, and grows without bound as the job falls behind.
     """
     sizes, value = table.sizes, table.value
     base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
@@ -353,7 +348,6 @@ class ProblemBuilder:
                     job_rows, table, self._load, options, slots=len(view.slots), now=now
                 )
         return Problem(
-            version=view.version,
             job_rows=tuple(job_rows),
             kept=found.kept,
             cluster=cluster,
@@ -363,7 +357,6 @@ class ProblemBuilder:
             spans=table.spans,
             value=table.value,
             present=np.array([row.level for row in job_rows], dtype=np.int64),
-            weight=table.weight,
             move_factor=np.array([row.move_factor for row in job_rows], dtype=np.float64),
             free_to_move=np.array(
                 [bool(row.now) and not row.gated for row in job_rows], dtype=np.bool_
@@ -399,10 +392,7 @@ class ProblemBuilder:
         view: ClusterView,
         cluster: ClusterIndex,
     ) -> InterferenceModel | None:
-        """Return the slow-downs by neighbours, including neighbours that may not be moved.
-
-        Return None if no slow-down was learned.
-        """
+        """Return the slow-downs by neighbours, movable or not, or None if there are none."""
         names = dict.fromkeys([*families, *(view.jobs[job].family for job in kept)])
         numbers = {name: number for number, name in enumerate(names)}
         log_slowdowns = self._estimates.log_slowdowns(list(numbers))

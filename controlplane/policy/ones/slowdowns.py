@@ -1,27 +1,16 @@
-"""Slow-downs by GPU types, neighbours and shared cores.
-
-`LearnedSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
-`PlacementIndex` looks up where jobs run and which jobs are their neighbours.
-"""
+"""Slow-downs by GPU types, neighbours and shared cores."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.policy.api import (
-    ClusterView,
-    JobEnded,
-    JobView,
-    PolicyEvent,
-    SlotView,
-    StepsSeen,
-)
+from controlplane.policy.api import ClusterView, JobEnded, JobView, PolicyEvent, SlotView, StepsSeen
 from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
@@ -49,22 +38,19 @@ class LearnedSlowdowns:
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return each job's step time by GPU type, divided by that on its fastest type, (J, types).
 
-        `families` has the family of each job. Return None if the types do not differ.
+        Return None if the types do not differ.
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
         self._update_priors()
         rows = {
-            name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
+            name: np.array(self._families[name].costs(types)) for name in dict.fromkeys(families)
         }
         found = np.array([rows[name] - rows[name].min() for name in families])
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Return `InterferenceModel.log_slowdowns`, shape (2 F, 2 F), or None if all are about 0.
-
-        The order of `families` numbers the classes.
-        """
+        """Return `InterferenceModel.log_slowdowns`, (2 F, 2 F), or None if all are about 0."""
         self._update_priors()
         if not self._families.priors.colocations:
             return None
@@ -77,7 +63,7 @@ class LearnedSlowdowns:
         found = np.zeros((2 * len(families), 2 * len(families)))
         classes = [(name, several) for name in families for several in (False, True)]
         for one, (name, own) in enumerate(classes):
-            known = self._families.of(name).parts.colocations
+            known = self._families[name].parts.colocations
             for other, (neighbour, its) in enumerate(classes):
                 common = self._families.priors.colocations.get((own, "", its), 0.0)
                 found[one, other] = known.get((own, neighbour, its), common)
@@ -85,7 +71,7 @@ class LearnedSlowdowns:
 
     def _update_priors(self) -> None:
         """Recompute the means over families, which serve as priors, if a family has changed."""
-        families = self._families.all()
+        families = self._families.values()
         editions = sum(family.edition for family in families)
         if editions == self._prior_edition:
             return
@@ -110,7 +96,7 @@ class LearnedSlowdowns:
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _update_scaling(self, families: Sequence[FamilyRecord]) -> None:
+    def _update_scaling(self, families: Collection[FamilyRecord]) -> None:
         """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
@@ -164,10 +150,7 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """Return the view with cores divided by the demand of a worker.
-
-        Return the same view if cores are not shared, or if a worker needs a whole core.
-        """
+        """Return the view with cores divided by the demand of a worker."""
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)
@@ -231,10 +214,7 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """Return the GPU type that a job runs on; several types are joined by a plus.
-
-        Return an empty string if the job is unknown or the cluster has one type.
-        """
+        """Return a job's GPU types, joined by a plus; empty if unknown, or all are alike."""
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
@@ -245,15 +225,11 @@ class PlacementIndex:
         found = self._seen(job)
         if found is None or self._view is None:
             return []
-        nodes = self._nodes_of(found)
-        crowd = self._jobs_by_node()
-        others = dict.fromkeys(name for node in nodes for name in crowd.get(node, ()))
-        classes: dict[Colocation, None] = {}
-        for name in others:
-            if name != job:
-                other = self._view.jobs[name]
-                classes[len(nodes) > 1, other.family, len(self._nodes_of(other)) > 1] = None
-        return sorted(classes)
+        nodes, crowd = self._nodes_of(found), self._jobs_by_node()
+        names = {name for node in nodes for name in crowd.get(node, ())} - {job}
+        others = [self._view.jobs[name] for name in names]
+        spreads = len(nodes) > 1
+        return sorted({(spreads, one.family, len(self._nodes_of(one)) > 1) for one in others})
 
     def is_changing(self, job: JobId) -> bool:
         """True if the job is changing, and so does not train on the slots of the view yet."""
@@ -261,10 +237,7 @@ class PlacementIndex:
         return found is not None and not found.movable
 
     def stretch(self, job: JobId) -> float:
-        """Return the factor by which shared cores lengthen a job's steps.
-
-        For a job that is not in the view, return the factor of the worst node.
-        """
+        """Return the factor by which shared cores lengthen steps; unknown job: the worst factor."""
         if not self._stretch:
             return 1.0
         found = self._seen(job)
@@ -291,17 +264,10 @@ class PlacementIndex:
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:
-    """Return the factor of step times on each node that has more slots than cores.
-
-    A slot that is not usable is busy.
-    """
-    slots: Counter[NodeId] = Counter()
-    busy: Counter[NodeId] = Counter()
-    cores: dict[NodeId, int] = {}
-    for slot in view.slots:
-        slots[slot.node] += 1
-        busy[slot.node] += not slot.usable
-        cores[slot.node] = slot.cores
+    """Return the factor of step times on each node that has more slots than cores."""
+    slots = Counter(slot.node for slot in view.slots)
+    busy = Counter(slot.node for slot in view.slots if not slot.usable)
+    cores = {slot.node: slot.cores for slot in view.slots}
     return {
         node: stretch(busy[node], cores[node])
         for node, many in slots.items()

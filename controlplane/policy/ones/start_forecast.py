@@ -1,11 +1,10 @@
 """The forecasts of waiting jobs' starts, with an interval that should contain 80% of the starts.
 
 The schedule in force is rolled forward. Running jobs end when their remaining time is over, and
-waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
-changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
-expected wait and length) show the error, and yield the median and the ends of the interval. A job
-that has waited longer than forecast is treated as if it started now. If such jobs were left out,
-the predicted waits would be too short.
+waiting jobs get their slots in the order in which the policy fills slots. The outcomes of similar
+earlier forecasts (nearest neighbours by expected wait and length) correct the result. A job that
+has waited longer than forecast is treated as if it started now; otherwise the predicted waits would
+be too short.
 """
 
 from __future__ import annotations
@@ -97,21 +96,15 @@ class StartForecasts:
         waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
         if not waits:
             return {}
-        rows = list(waits)
-        wait_s = np.array([waits[row] for row in rows])
-        factors = self._corrections(wait_s, length_s[rows], now)
+        wait_s = np.array(list(waits.values()))
+        factors = self._corrections(wait_s, length_s[list(waits)], now)
         spans = np.maximum(0.0, (wait_s[:, None] + WAIT_OFFSET_S) * factors - WAIT_OFFSET_S)
         found: dict[JobId, StartForecast] = {}
-        for row, rolled_s, (low, middle, high) in zip(
-            rows, wait_s.tolist(), spans.tolist(), strict=True
-        ):
-            job = problem.job_rows[row].job
-            forecast = _Pending(now, rolled_s, float(length_s[row]), middle)
-            self._pending.setdefault(job.job, forecast)
-            found[job.job] = StartForecast(
-                at=Seconds(now + middle),
-                earliest=Seconds(now + low),
-                latest=Seconds(now + high),
+        for (row, rolled_s), (low, middle, high) in zip(waits.items(), spans.tolist(), strict=True):
+            name = problem.job_rows[row].job.job
+            self._pending.setdefault(name, _Pending(now, rolled_s, float(length_s[row]), middle))
+            found[name] = StartForecast(
+                at=Seconds(now + middle), earliest=Seconds(now + low), latest=Seconds(now + high)
             )
         return found
 
@@ -181,15 +174,12 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Return, by row, the seconds until the jobs of `line` get their slots.
-
-    A job that never gets its slots is missing from the result.
+    """Return, by row, the seconds until jobs get their slots; a job that never does is missing.
 
     Args:
         held: time at which slots become free, and their number.
         free: number of slots that are free at `now`.
-        line: row, slots and seconds of each waiting job, in order; a job that does not fit is
-            skipped.
+        line: row, slots and seconds of each waiting job, in order; smaller ones may overtake.
     """
     ends = list(held)
     heapq.heapify(ends)

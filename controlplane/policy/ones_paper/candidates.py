@@ -122,10 +122,7 @@ def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
 
 
 def one_slot_rates(problem: PaperProblem) -> FloatArray:
-    """Return the speed X on one slot, samples/s, shape (J,).
-
-    For a job that needs several slots, it is X on the least slots divided by their number.
-    """
+    """Return X on the least slots divided by their number, samples/s, shape (J,)."""
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
     return np.where(rate > 0, rate, 1.0)
@@ -182,10 +179,7 @@ def _moved(genes: Genes, problem: PaperProblem) -> IntArray:
 def selected(
     scorer: Scorer, genes: Genes, many: int, rng: Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Return the rows of the survivors, best first, and the scores of all candidates.
-
-    The scores are computed with the mean progress.
-    """
+    """Return the rows of the survivors, best first, and all scores by mean progress."""
     options, problem = scorer.options, scorer.problem
     matrix = scorer.matrix(genes)
     mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
@@ -246,27 +240,20 @@ def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
 
 
 def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
-    """Draw the remaining work Y of each job in `many` candidates, (K, J), as costs of a fill.
-
-    Random costs keep the candidates different.
-    """
+    """Draw the remaining work Y in `many` candidates, (K, J), as costs that keep them different."""
     return work_left(problem, draws(problem, rng, many)).T
 
 
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left` is the
-    remaining work Y, shape (K, J).
+    `carried_over` does part (1). `left` is the remaining work Y, shape (K, J).
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
 
 def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
-    """Scale each job down to floor(R c / B) slots; a job below its least slots gets none.
-
-    This also repairs children, because a crossover may give a job any number of slots.
-    """
+    """Scale each job down to floor(R c / B) slots, or to none if that is below its least slots."""
     counts = counts_of(genes, len(problem.jobs))
     allowed = np.minimum(counts, problem.most)
     allowed = np.where(allowed >= problem.least, allowed, 0)
@@ -278,10 +265,7 @@ def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
-    """Give each new job its least slots: first idle ones, then slots of jobs with most T_processed.
-
-    In the paper this preferential allocation avoids starvation of new jobs.
-    """
+    """Give each new job its least slots: idle ones, then those of jobs with most T_processed."""
     found = genes
     candidates = np.arange(len(genes))
     new = _fitting_new_jobs(problem, genes.shape[1])
@@ -367,11 +351,7 @@ def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArra
 
 
 def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
-    """Uniform crossover (figure 8): return 2 K children of K random pairs, shape (2 K, G).
-
-    On each slot, a random child of the pair gets one parent's job. Its sibling gets the other
-    parent's.
-    """
+    """Uniform crossover (figure 8): return 2 K children of K random pairs, shape (2 K, G)."""
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
     return swapped(one, other, rng.random(one.shape) < 0.5)  # noqa: PLR2004 - two children
@@ -380,8 +360,7 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
     """Return the children of pairs of parents, shape (2 K, G).
 
-    Each child in the first half has the job of `one` where `straight` is set, otherwise that of
-    `other`. The second half has the remaining jobs.
+    The first half has the jobs of `one` where `straight` is set, the second half the others.
     """
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
@@ -433,9 +412,8 @@ def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Gen
     Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
-    renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last entry is IDLE
-    for row, job in enumerate(before.jobs):
-        renamed[row] = rows.get(job.job, IDLE)
+    former = [rows.get(job.job, IDLE) for job in before.jobs]
+    renamed = np.array([*former, IDLE], dtype=np.int16)  # the last entry is IDLE
     columns: dict[SlotId, int] = {slot: place for place, slot in enumerate(before.slots)}
     source = np.array([columns.get(slot, -1) for slot in after.slots], dtype=np.int64)
     found = np.tile(after.present, (len(genes), 1))

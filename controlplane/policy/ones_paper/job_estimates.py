@@ -8,7 +8,7 @@ most the samples that fit on them.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -165,8 +165,8 @@ class PaperEstimates:
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
-        self._families: dict[str, FamilyHistory] = {}
-        self._histories: dict[JobId, PaperJobHistory] = {}
+        self.families: defaultdict[str, FamilyHistory] = defaultdict(FamilyHistory)
+        self.histories: defaultdict[JobId, PaperJobHistory] = defaultdict(PaperJobHistory)
         self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
         self._sample = Reservoir(SAMPLE)
         self._finished: list[Points] = []  # logs that were not offered to the sample yet
@@ -181,25 +181,25 @@ class PaperEstimates:
             case EpochSeen():
                 self._epoch(event, now)
             case StepsSeen():
-                history = self.history(event.job)
+                history = self.histories[event.job]
                 history.steps = max(history.steps, event.step)
                 history.samples = max(history.samples, event.samples_done)
-                family = self.family(event.family)
+                family = self.families[event.family]
                 family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
                 self._end(event)
             case PlanTaken(waiting=waiting):
                 self.changed_at = now
                 for name in waiting:
-                    history = self.history(name)
+                    history = self.histories[name]
                     if history.limit:
                         history.limit = resumed(history.limit, history.bounds)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
-        history = self.history(event.job)
+        history = self.histories[event.job]
         history.epoch_due, history.counted_at = True, now
         if event.whole:
-            family = self.family(event.family)
+            family = self.families[event.family]
             family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
             history.loss = event.train_loss
@@ -212,7 +212,7 @@ class PaperEstimates:
 
     def _end(self, event: JobEnded) -> None:
         """Record the log of a job that ended, unless the job was killed or failed."""
-        history = self._histories.pop(event.job, None)
+        history = self.histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
         if history is None or not history.log:
@@ -225,20 +225,19 @@ class PaperEstimates:
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
         """Record new jobs, and update R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._histories) > 2 * len(jobs) + 100:  # late events of ended jobs create entries
+        if len(self.histories) > 2 * len(jobs) + 100:  # late events of ended jobs create entries
             active = {job.job for job in jobs}
-            self._histories = {n: history for n, history in self._histories.items() if n in active}
+            for name in self.histories.keys() - active:
+                del self.histories[name]
         for job in jobs:
-            history = self._histories.get(job.job)
-            if history is None:
-                history = self._histories[job.job] = PaperJobHistory()
+            history = self.histories[job.job]
             if not history.limit:
                 history.limit = job.batch_size
                 self._submitted.append(job.submitted_at)
             history.bounds = self._bounds(job)
             if job.epoch_samples:
                 history.epoch_samples = job.epoch_samples
-                self.family(job.family).epoch_samples = job.epoch_samples
+                self.families[job.family].epoch_samples = job.epoch_samples
             if job.running_on:
                 self._count(job, history, now, contended=contended)
 
@@ -273,20 +272,12 @@ class PaperEstimates:
 
     # --- estimates
 
-    def history(self, name: JobId) -> PaperJobHistory:
-        """Return the history of a job; create an empty one if there is none."""
-        return self._histories.setdefault(name, PaperJobHistory())
-
-    def family(self, name: str) -> FamilyHistory:
-        """Return the history of a family; create an empty one if there is none."""
-        return self._families.setdefault(name, FamilyHistory())
-
     def warm(self, job: JobView) -> bool:
         """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
-        measured = self.family(job.family).known
-        return measured and self.history(job.job).steps >= self._options.warmup_steps
+        measured = self.families[job.family].known
+        return measured and self.histories[job.job].steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
         """Return when a running job may be changed again if it finishes no epoch earlier."""
@@ -302,7 +293,7 @@ class PaperEstimates:
 
     def epoch_samples(self, job: JobView) -> float:
         """Return ||D|| as reported by the job or its relatives, else a default."""
-        known = job.epoch_samples or self.family(job.family).epoch_samples
+        known = job.epoch_samples or self.families[job.family].epoch_samples
         return float(known or DEFAULT_EPOCH_BATCHES * job.batch_size)
 
     def _bounds(self, job: JobView) -> LimitBounds:

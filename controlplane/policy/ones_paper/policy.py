@@ -37,7 +37,7 @@ from controlplane.policy.placement.slot_partition import (
     compose_plan,
     partition_of,
     slots_in_words,
-    split,
+    with_batch,
 )
 from controlplane.policy.search.search_loop import Evolution, SearchPolicy
 from controlplane.prediction import FloatArray
@@ -106,7 +106,7 @@ class EvolutionarySearch(Evolution):
     def update(self, problem: PaperProblem, rng: Generator) -> None:
         """Replace the problem and refresh every candidate with it (figure 7).
 
-        In the paper the initial population is random. Here it also contains the schedule in force.
+        Unlike in the paper, the initial population contains the schedule in force.
         """
         former = self._now
         if former is None or not former.genes.size:
@@ -186,7 +186,9 @@ class OnesPaper(SearchPolicy[PaperProblem]):
         else:
             slots = self._slots(partition, problem, slots_by_job(problem, best))
             placed = {
-                name: _local_batches(view.jobs[name], problem, rows.get(name), chosen)
+                name: with_batch(view.jobs[name], int(problem.batches[row, len(chosen)]), chosen)
+                if (row := rows.get(name)) is not None
+                else dict(view.jobs[name].running_on)  # a gated job
                 for name, chosen in slots.items()
             }
         left = work_left(problem, mean_draw(problem))[:, 0]
@@ -229,28 +231,10 @@ class OnesPaper(SearchPolicy[PaperProblem]):
 
 
 def _reachable(job: JobView, slots: list[SlotId]) -> bool:
-    """True if the job need not move, or has enough samples to do so.
-
-    While a job moves, it trains on its old and new slots together and needs a sample for each.
-    """
+    """True if the job need not move, or has a sample for each of its old and new slots together."""
     both = job.running_on.keys() | set(slots)
     moves = len(both) > len(job.running_on) and len(both) > len(slots)
     return not moves or len(both) <= job.batch_limit
-
-
-def _local_batches(
-    job: JobView, problem: PaperProblem, row: int | None, slots: list[SlotId]
-) -> dict[SlotId, int]:
-    """Return a job's local batches.
-
-    A gated job, and a job that keeps its slots and batch, keeps its present local batches.
-    """
-    if row is None:
-        return dict(job.running_on)
-    batch = int(problem.batches[row, len(slots)])
-    if set(slots) == job.running_on.keys() and batch == sum(job.running_on.values()):
-        return dict(job.running_on)
-    return split(batch, slots)
 
 
 def _reason(

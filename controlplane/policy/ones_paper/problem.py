@@ -1,8 +1,4 @@
-"""The search problem of one view: columns of slots, rows of jobs, batch and speed of each size.
-
-`ProblemBuilder` decides which jobs and slots are in play and which jobs are gated. `size_table`
-chooses the batch of a job on 1, 2, ... slots.
-"""
+"""The search problem of one view: columns of slots, rows of jobs, batch and speed of each size."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ IDLE: Final = -1
 class PaperProblem:
     """Constants of the search for one view: J jobs, G slots, sizes up to C."""
 
-    version: int
     jobs: tuple[JobView, ...]  # jobs that may be changed or started, in order of arrival
     slots: tuple[SlotId, ...]  # slots in play, node by node
     nodes: IntArray  # shape (G,), number of each slot's node
@@ -82,10 +77,7 @@ class PaperSizeTable:
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
-    """Return the batch and the speed at each size.
-
-    With speed `goodput`, a sample has its full value at the first batch.
-    """
+    """Return the batch and the speed at each size."""
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
         return PaperSizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
@@ -103,13 +95,6 @@ def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
     rates[~fits[rows, best]] = 0.0
     batches = np.where(fits[rows, best], batches, 0)
     return PaperSizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
-
-
-def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """Return X, samples/s, at one size and global batch, on as few nodes as possible."""
-    many = np.array([slots])
-    found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
-    return float(found[0])
 
 
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
@@ -168,7 +153,6 @@ class ProblemBuilder:
         rows = [self._row(job, len(columns), cluster.widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
         return PaperProblem(
-            version=view.version,
             jobs=jobs,
             slots=tuple(columns),
             nodes=cluster.node_of[[cluster.place_of[slot] for slot in columns]],
@@ -185,21 +169,15 @@ class ProblemBuilder:
         """Return the running jobs that may change, the gated jobs, and when their gates open."""
         if self._options.gate == "off":
             return partition.running, [], []
-        free, gated, opens_at = [], [], []
-        for job in partition.running:
-            at = self._estimates.gate(job)
-            if at <= partition.now:
-                free.append(job)
-                continue
-            gated.append(job)
-            if np.isfinite(at):
-                opens_at.append(at)
-        return free, gated, opens_at
+        gates = [(job, self._estimates.gate(job)) for job in partition.running]
+        free = [job for job, at in gates if at <= partition.now]
+        gated = [job for job, at in gates if at > partition.now]
+        return free, gated, [at for _, at in gates if partition.now < at < np.inf]
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
         """Return the fields of the problem for one job."""
         estimates, options = self._estimates, self._options
-        history, family = estimates.history(job.job), estimates.family(job.family)
+        history, family = estimates.histories[job.job], estimates.families[job.family]
         model = family.model(job.batch_size)
         bounds = self._bounds(job, capacity, widest)
         table = self._table(job, bounds, model, family.edition)
@@ -212,6 +190,7 @@ class ProblemBuilder:
         if job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
         passed = max(0.0, now - job.moved_at) if job.running_on else 0.0
+        done_before = job.samples_done or job.ran_s or job.last_batch
         return {
             "table": table,
             "known": known,
@@ -223,13 +202,13 @@ class ProblemBuilder:
             "beta": float(beta[0]),
             "served_s": job.ran_s + passed,
             "start_s": options.start_stall_s if job.start_s is None else job.start_s,
-            "new": not job.running_on and not job.epoch and not _has_trained(job),
+            "new": not (job.running_on or job.epoch or done_before),
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
         """Return the bounds of a job: R, and as many slots as R fills with first local batches."""
         estimates, options = self._estimates, self._options
-        limit = min(estimates.history(job.job).limit, job.batch_limit)
+        limit = min(estimates.histories[job.job].limit, job.batch_limit)
         if job.last_batch:  # limited change: paper section 3.3.2 and figure 13
             limit = min(limit, int(MAX_JUMP * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
@@ -239,7 +218,7 @@ class ProblemBuilder:
             most = min(most, job.least)
         if options.keep_least and capacity >= job.least:
             most = max(most, job.least)
-        family = estimates.family(job.family)
+        family = estimates.families[job.family]
         noise = job.noise_scale
         if noise is None or not np.isfinite(noise):
             noise = NOISE_SCALE_PRIOR * job.batch_size
@@ -272,14 +251,13 @@ class ProblemBuilder:
     def _with_batch_of_now(
         self, job: JobView, bounds: Bounds, model: SpeedModel, table: PaperSizeTable
     ) -> PaperSizeTable:
-        """Return the table with the present batch at the present size.
-
-        If another batch is better by the margin, return `table` unchanged.
-        """
+        """Return the table with the present batch, unless another batch is better by the margin."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
-        rate = rate_of(model, bounds, size, batch)
+        slots = np.array([size])
+        nodes = -(-slots // bounds.widest)
+        rate = float(_rates(model, bounds, nodes, slots, np.array([batch]))[0])
         if table.rates[size, 0] > (1.0 + BATCH_MARGIN) * rate:
             return table
         batches, rates = table.batches.copy(), table.rates.copy()
@@ -288,10 +266,7 @@ class ProblemBuilder:
         return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return `fields` with scaled rates for jobs of unknown speed.
-
-        With these rates such a job lasts half as long as the median job.
-        """
+        """Return `fields` with rates by which jobs of unknown speed last half the median time."""
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
             return fields
@@ -309,11 +284,6 @@ class ProblemBuilder:
         scale = np.where(scale > 0, scale, 1.0)
         fields["rates"] = rates * scale[:, None, None]
         return fields
-
-
-def _has_trained(job: JobView) -> bool:
-    """True if the job has trained before."""
-    return bool(job.samples_done or job.ran_s or job.last_batch)
 
 
 def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
@@ -336,13 +306,11 @@ def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
         many = len(row["table"].batches)
         batches[place, :many] = row["table"].batches
         rates[place, :many] = row["table"].rates
-    found: dict[str, Any] = {"batches": batches, "rates": rates}
-    for name in ("done", "exact", "alpha", "beta", "served_s", "start_s"):
-        found[name] = np.array([row[name] for row in rows], dtype=np.float64)
-    for name in ("new", "known"):
-        found[name] = np.array([row[name] for row in rows], dtype=np.bool_)
-    most = np.array([row["most"] for row in rows], dtype=np.int64)
-    fits = (batches > 0) & (np.arange(widest) <= most[:, None])
+    names = dict.fromkeys(("done", "exact", "alpha", "beta", "served_s", "start_s"), "f8")
+    names |= {"new": "?", "known": "?", "most": "i8", "limits": "i8"}
+    found: dict[str, Any] = {
+        name: np.array([row[name] for row in rows], dtype) for name, dtype in names.items()
+    }
+    fits = (batches > 0) & (np.arange(widest) <= found["most"][:, None])
     found["most"] = np.where(fits, np.arange(widest), 0).max(axis=1, initial=0)
-    found["limits"] = np.array([row["limits"] for row in rows], dtype=np.int64)
-    return found
+    return found | {"batches": batches, "rates": rates}

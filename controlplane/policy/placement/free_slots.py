@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
-from controlplane.policy.api import JobView, PolicyEvent
-from controlplane.policy.placement.slot_partition import Partition, split
+from controlplane.policy.api import JobView, Plan, PolicyEvent
+from controlplane.policy.placement.slot_partition import Partition, Why, compose_plan, split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
@@ -176,6 +176,18 @@ class Placer:
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Ignore the event; a subclass may learn from it."""
 
+    def plan(
+        self,
+        partition: Partition,
+        sizes: Mapping[JobId, int],
+        why: Why,
+        wake_at: Seconds | None = None,
+    ) -> Plan:
+        """Return the plan that places jobs of these `sizes` with their users' batches."""
+        placed = self.place(partition, sizes)
+        batches, restart = with_user_batches(partition, placed), self.restarts(partition, placed)
+        return compose_plan(partition, batches, why, restart=restart, wake_at=wake_at)
+
     def place(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
     ) -> dict[JobId, list[SlotId]]:
@@ -197,21 +209,15 @@ class Placer:
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
-                if job.job in packed:
-                    placed[job.job] = free_slots.pack(job, own, size)
-                else:
-                    placed[job.job] = free_slots.grow(job, own, size)
+                take = free_slots.pack if job.job in packed else free_slots.grow
+                placed[job.job] = take(job, own, size)
         self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> FreeSlots:
-        """Return the free slots, together with the rule for choosing nodes.
-
-        `placed` are the slots of the `running` jobs that keep some slots. A subclass may override
-        this method.
-        """
+        """Return the free slots with a rule for choosing nodes; jobs keep their `placed` slots."""
         return NodeFreeSlots(partition, self.mode)
 
     def restarts(

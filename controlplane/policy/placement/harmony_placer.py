@@ -1,10 +1,4 @@
-"""The placer `harmony`, which puts a gang where interference costs the least speed.
-
-`Occupancy` maps nodes to the workers on them. `NeighbourCosts` learns the costs of neighbours from
-the speeds that jobs report, and `ReportedSpeeds` matches each speed with the neighbours at that
-time. `SpeedShares` is the interface to normalised speeds; the learnt costs and an oracle implement
-it. `LayoutSearch` chooses the nodes.
-"""
+"""The placer `harmony`, which puts a gang where interference costs the least speed."""
 
 from __future__ import annotations
 
@@ -63,8 +57,7 @@ class Occupancy:
     def neighbours(self, job: JobId) -> list[JobId]:
         """Return the other jobs that share a node with this job, each once."""
         names = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
-        names.pop(job, None)
-        return list(names)
+        return [name for name in names if name != job]
 
 
 ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
@@ -159,8 +152,7 @@ class NeighbourCosts:
             self._fit_stale()
         found = self._costs.get((family, other))
         if found is None:
-            known = self._families.get(family)
-            found = known.parts.colocations.get(other) if known is not None else None
+            found = self._parts(family).colocations.get(other)
             found = self._prior_cost(family, other) if found is None else found
             found = 0.0 if found < NOISE_LOG else found
             self._costs[family, other] = found
@@ -181,28 +173,24 @@ class NeighbourCosts:
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
         """Return the seconds of a step without neighbours, on one node, or None if not measured."""
         self._fit_stale()
-        known = self._families.get(family)
-        base = known.parts.base.get((slots, local_batch)) if known is not None else None
+        base = self._parts(family).base.get((slots, local_batch))
         return None if base is None else math.exp(base)
 
-    def learnt(self) -> dict[str, Mapping[NeighbourClass, float]]:
-        """Return theta of every measured pair, by family."""
-        self._fit_stale()
-        return {name: known.parts.colocations for name, known in self._families.items()}
-
     # --- the model
+
+    def _parts(self, family: str) -> Parts:
+        known = self._families.get(family)
+        return NO_PARTS if known is None else known.parts
 
     def _prior_cost(self, family: str, other: NeighbourClass) -> float:
         if isinstance(other, OwnWorkers):
             return self._mean(
                 self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
             )
-        known = self._families.get(family)
-        mine = known.parts.colocations if known is not None else {}
+        mine = self._parts(family).colocations
         suffers = [cost for one, cost in mine.items() if not isinstance(one, OwnWorkers)]
         hurts = self._hurts.get(other, ())
-        both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
-        return sum(both) / len(both)
+        return (self._mean(suffers, self._prior) + self._mean(hurts, self._prior)) / 2.0
 
     @staticmethod
     def _mean(seen: Iterable[float], prior: float) -> float:
@@ -246,11 +234,7 @@ class NeighbourCosts:
 
 
 def crowds_of(job: JobId, occupancy: Occupancy) -> tuple[NodeCrowd, ...]:
-    """Return a crowd for each node of a job, sorted.
-
-    A crowd is the job's own number of workers on the node, and the families of the other jobs
-    there.
-    """
+    """Return, for each node of a job, its workers and the families of other jobs there; sorted."""
     families = occupancy.families
     return tuple(sorted(
         (workers, tuple(sorted(families[other] for other in occupancy.on(node) if other != job)))
@@ -394,7 +378,8 @@ class ReportedSpeeds:
         occupancy, before = Occupancy.of(view), self._places
         self._places = {}
         for name, job in view.jobs.items():
-            if job.running_on and self._is_steady(job, view, occupancy):
+            near = (view.jobs[one] for one in occupancy.neighbours(name))
+            if job.running_on and all(one.movable for one in (job, *near)):
                 place = self._place(job, occupancy)
                 same = before.get(name, (None, now))
                 self._places[name] = (place, same[1] if same[0] == place else now)
@@ -406,21 +391,15 @@ class ReportedSpeeds:
             case StepsSeen():
                 again = self._groups.get(event.job) == event.group
                 self._groups[event.job] = event.group
-                if again and event.samples_per_s:  # a first report may be of a forming group
-                    self._measured(event, now)
+                place, since = self._places.get(event.job, (None, now))
+                steady = place is not None and place[0] == event.slots and now - since >= SETTLED_S
+                # A first report may be of a forming group.
+                if again and event.samples_per_s and steady and place is not None:
+                    self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
             case EpochSeen(beside=beside) if beside is not None and event.whole and event.slots:
                 local = max(1, round(event.global_batch / event.slots))
                 place = (event.slots, local, "", beside)
                 self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
-
-    def _measured(self, event: StepsSeen, now: Seconds) -> None:
-        place, since = self._places.get(event.job, (None, now))
-        if place is None or now - since < SETTLED_S or place[0] != event.slots:
-            return
-        self._costs.add(event.family, place, event.global_batch, event.samples_per_s)
-
-    def _is_steady(self, job: JobView, view: ClusterView, occupancy: Occupancy) -> bool:
-        return job.movable and all(view.jobs[one].movable for one in occupancy.neighbours(job.job))
 
     def _place(self, job: JobView, occupancy: Occupancy) -> Place:
         slots = len(job.running_on)
@@ -435,10 +414,7 @@ SPREAD: Final = 0.1  # prior share that a job loses by being on several nodes
 
 
 class HarmonyPlacer(Placer):
-    """Placer that puts new workers where the least speed is lost, and moves few jobs.
-
-    Without `shares`, normalised speeds are learnt from reported speeds.
-    """
+    """Placer that puts new workers where the least speed is lost, by `shares` or learnt costs."""
 
     def __init__(
         self,
@@ -467,10 +443,7 @@ class InterferenceFreeSlots:
     """The free slots by node, and the workers of all jobs placed so far."""
 
     def __init__(
-        self,
-        partition: Partition,
-        placed: Mapping[JobId, Sequence[SlotId]],
-        shares: SpeedShares,
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]], shares: SpeedShares
     ) -> None:
         self._free = partition.free  # reduced as slots are assigned
         self._shares = shares

@@ -1,11 +1,8 @@
-"""All placers by name, and `ScoredPlacer`, which puts each worker where a node's score is least.
-
-The module of a placer is imported when the placer is made.
-"""
+"""All placers by name, and `ScoredPlacer`, which puts each worker where a node's score is least."""
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +39,7 @@ class NodeScorer(Protocol):
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return the cost of one more worker of `job` on this node, which has a free slot.
 
-        The node with the least cost is chosen. The cost must not depend on anything that the plan
-        changes on other nodes.
+        The cost must not depend on anything that the plan changes on other nodes.
         """
         ...
 
@@ -124,10 +120,7 @@ class ScoredFreeSlots:
 
 
 def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> list[NodeLoad]:
-    """Return the load of every node: free slots, and workers of jobs that stay.
-
-    `placed` are the slots of the `running` jobs that keep some slots.
-    """
+    """Return the load of every node: free slots, and workers of jobs that stay as in `placed`."""
     sizes = Counter(slot.node for slot in partition.view.slots)
     loads = {node: NodeLoad(node, sizes[node], free) for node, free in partition.free.items()}
     may_move = {job.job for job in partition.running}
@@ -176,5 +169,4 @@ def make_placer(name: PlacerName, moves: Moves = "elastic") -> Placer:
 
 
 def _load(location: str) -> Any:
-    module, _, name = location.partition(":")
-    return getattr(importlib.import_module(f"controlplane.policy.placement.{module}"), name)
+    return pkgutil.resolve_name(f"controlplane.policy.placement.{location}")

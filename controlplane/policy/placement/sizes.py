@@ -1,10 +1,4 @@
-"""The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
-
-Gangs with a better rank pre-empt others; a gang that fits may overtake one that does not.
-`RoundRobin` orders jobs if not all of them can have their minimum. `backfill_queue` starts gangs in
-order of arrival; with backfill, later gangs overtake if that does not delay the first. `Rounds`
-serve policies that decide sizes once per round.
-"""
+"""The sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds."""
 
 from __future__ import annotations
 
@@ -15,10 +9,9 @@ from statistics import fmean
 from typing import Final, Literal
 
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.placement.free_slots import Placer, with_user_batches
+from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     gang_size,
     slots_in_words,
     useful_slots,
@@ -87,10 +80,7 @@ def gang_plan(
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """Return the plan that runs gangs with these sizes and lets the other jobs wait.
-
-    `rank` explains the rank of a job. At `wake_at` ranks change without an event.
-    """
+    """Return the plan that runs gangs with these sizes; `rank` explains the rank of a job."""
     room = partition.room
     left = room - sum(sizes.values())
 
@@ -102,8 +92,7 @@ def gang_plan(
         text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
         return text, {**numbers, "needs": float(needs), "left": float(left)}
 
-    placed = with_user_batches(partition, placer.place(partition, sizes))
-    return compose_plan(partition, placed, why, wake_at=wake_at)
+    return placer.plan(partition, sizes, why, wake_at)
 
 
 class RoundRobin:
@@ -117,10 +106,7 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when each job runs or waits.
-
-        A change of size is no new start here, whereas it changes `moved_at`.
-        """
+        """Record since when each job runs or waits; a change of size is no new start here."""
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
@@ -135,17 +121,15 @@ class RoundRobin:
         )
         if not self._quantum_s:
             return by_arrival
-        in_quantum, over_quantum, waiting = [], [], []
-        for job in by_arrival:
+
+        def turn(job: JobView) -> tuple[int, float]:
+            """Return first jobs within their quantum, then waiting jobs, then the others."""
             runs, since = self._stays[job.job]
             if not runs:
-                waiting.append(job)
-            elif partition.now < since + self._quantum_s:
-                in_quantum.append(job)
-            else:
-                over_quantum.append(job)
-        waiting.sort(key=lambda job: self._stays[job.job][1])
-        return [*in_quantum, *waiting, *over_quantum]
+                return 1, since
+            return (0 if partition.now < since + self._quantum_s else 2), 0.0
+
+        return sorted(by_arrival, key=turn)
 
     def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
         """Return when the first turn of a job in `served` ends, or None if no job waits."""
@@ -212,12 +196,11 @@ def _reservation(
     remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
     """Return the seconds until `size` slots are free, and the number of spare slots then."""
-    jobs = [*partition.running, *partition.pinned]
     started = [job for job in partition.waiting if job.job in queue.sizes]
-    ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
-    ends += [(remaining_s(job, queue.sizes[job.job]), queue.sizes[job.job]) for job in started]
+    jobs = [*partition.running, *partition.pinned, *started]
+    held = [(job, queue.sizes.get(job.job, len(job.running_on))) for job in jobs]
     free = queue.left
-    for end_s, slots in sorted(ends):
+    for end_s, slots in sorted((remaining_s(job, slots), slots) for job, slots in held):
         free += slots
         if free >= size:
             return (end_s, free - size) if math.isfinite(end_s) else (0.0, 0)
@@ -303,8 +286,7 @@ def fill_idle_slots(
 def reschedulable(partition: Partition) -> list[JobView]:
     """Return the jobs that a round decides about, in the order of the view.
 
-    Jobs whose slots are being freed are included, because they restart on the slots that the round
-    gives them.
+    Jobs whose slots are being freed restart on the slots that the round gives them.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]

@@ -1,8 +1,4 @@
-"""Sorting of a view by what a plan may change, and composition of a plan from placed jobs.
-
-The module also packs slots on few nodes, splits batches, and formulates the reasons to wait that
-all policies share.
-"""
+"""Sorting of a view by what a plan may change, and composition of a plan from placed jobs."""
 
 from __future__ import annotations
 
@@ -15,10 +11,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 
 def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
-    """Return `size` of the free slots on as few nodes as possible, best fit first.
-
-    `size` must be at most `len(free)`, and `free` must be in the order of the view.
-    """
+    """Return `size` of the free slots, which are in view order, on few nodes, best fit first."""
     by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
     for slot in free:
         by_node[slot.node].append(slot)
@@ -35,10 +28,19 @@ def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
 
+def with_batch(job: JobView, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
+    """Return local batches of `slots`; they stay the same if slots and global batch do."""
+    if job.running_on.keys() == set(slots) and batch == sum(job.running_on.values()):
+        return dict(job.running_on)
+    return split(batch, slots)
+
+
 def backs_off(until: Seconds, now: Seconds) -> Reason:
     """Return the reason for a job that failed or was lost and must not be tried before `until`."""
     wait_s = until - now
-    return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
+    return Reason(
+        "backing_off", f"waits {wait_s:.0f} s before the next attempt", {"wait_s": wait_s}
+    )
 
 
 def too_large(needs: int, slots: int) -> Reason:
@@ -91,10 +93,7 @@ def partition_of(view: ClusterView, now: Seconds) -> Partition:
 
 
 def gang_size(job: JobView, partition: Partition) -> int:
-    """Return the number of slots of a job of fixed size.
-
-    A running job keeps its size; a waiting job gets the size it wants, within its useful range.
-    """
+    """Return the slots of a gang: those it has, or else those it wants, if they are useful."""
     if job.running_on:
         return len(job.running_on)
     return min(job.wanted, max(job.least, useful_slots(job, partition)))
@@ -143,10 +142,7 @@ def slots_in_words(many: int) -> str:
 def _free(
     view: ClusterView, held: set[SlotId]
 ) -> tuple[dict[NodeId, list[SlotId]], set[SlotId] | None]:
-    """Return the free slots by node, and the held slots that jobs can hand over.
-
-    The second value is None if all held slots can be handed over.
-    """
+    """Return the free slots by node, and the held slots that can be handed over; None: all."""
     free: dict[NodeId, list[SlotId]] = {}
     leaving: list[SlotId] = []
     firm: set[SlotId] = set()

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ from schemas.ids import JobId, NodeId, Seconds
 USAGE_MEMORY = 0.8  # weight of the former mean at each report
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUsage:
+class WorkerUsage(NamedTuple):
     """The mean resource usage of one worker."""
 
     cores: float = 0.0
@@ -56,27 +54,25 @@ class WorkerUsages:
         self._jobs: dict[JobId, WorkerUsage] = {}
         self._families: dict[str, WorkerUsage] = {}
 
-    def take(self, event: StepsSeen) -> None:
-        """Record the usage in a report; ignore a report without usage."""
-        if event.cpu_cores is None or event.sent_bytes_per_s is None:
-            return
-        seen = WorkerUsage(event.cpu_cores, event.sent_bytes_per_s)
-        self._jobs[event.job] = _mixed(self._jobs.get(event.job), seen)
-        self._families[event.family] = _mixed(self._families.get(event.family), seen)
-
-    def forget(self, job: JobId) -> None:
-        """Forget a job that ended; the usage of its family is kept."""
-        self._jobs.pop(job, None)
+    def observe(self, event: PolicyEvent) -> None:
+        """Record the usage in a report, if any; forget a job that ended, but not its family."""
+        match event:
+            case StepsSeen(cpu_cores=cores, sent_bytes_per_s=sent):
+                if cores is None or sent is None:
+                    return
+                seen = WorkerUsage(cores, sent)
+                self._jobs[event.job] = _mixed(self._jobs.get(event.job), seen)
+                self._families[event.family] = _mixed(self._families.get(event.family), seen)
+            case JobEnded():
+                self._jobs.pop(event.job, None)
 
     def of(self, job: JobId, family: str) -> WorkerUsage:
         """Return the usage of the job, else of its family, else the mean of families, else 0."""
         known = self._jobs.get(job) or self._families.get(family)
         if known is not None or not self._families:
             return known or UNKNOWN
-        many, all_ = len(self._families), self._families.values()
-        return WorkerUsage(
-            sum(one.cores for one in all_) / many, sum(one.bytes_per_s for one in all_) / many
-        )
+        columns = zip(*self._families.values(), strict=True)
+        return WorkerUsage(*(sum(column) / len(column) for column in columns))
 
     def total(
         self, workers: Iterable[tuple[JobId, int]], view: ClusterView | None
@@ -91,10 +87,8 @@ class WorkerUsages:
 def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
     if known is None:
         return seen
-    return WorkerUsage(
-        USAGE_MEMORY * known.cores + (1.0 - USAGE_MEMORY) * seen.cores,
-        USAGE_MEMORY * known.bytes_per_s + (1.0 - USAGE_MEMORY) * seen.bytes_per_s,
-    )
+    both = zip(known, seen, strict=True)
+    return WorkerUsage(*(USAGE_MEMORY * old + (1.0 - USAGE_MEMORY) * new for old, new in both))
 
 
 SETTLED_S: Final = 30.0  # wait after a change of neighbours: newcomers may still be starting
@@ -127,13 +121,10 @@ class LeastInterference:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the usage of workers, and step times beside the current neighbours."""
-        match event:
-            case StepsSeen():
-                self._usages.take(event)
-                self._update_neighbourhoods()
-                self._learn(event, now)
-            case JobEnded():
-                self._usages.forget(event.job)
+        self._usages.observe(event)
+        if isinstance(event, StepsSeen):
+            self._update_neighbourhoods()
+            self._learn(event, now)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the loads of the previous plan have become final."""
@@ -216,10 +207,7 @@ QuadraticInterference = partial(LeastInterference, "quadratic")  # the placer `l
 
 
 class AlignedPacking:
-    """Scorer of `tetris-resources`: nodes with room, then nodes in use, then best aligned nodes.
-
-    Before any report, only numbers of slots matter.
-    """
+    """Scorer of `tetris-resources`: nodes with room, then nodes in use, then best aligned nodes."""
 
     def __init__(self) -> None:
         self._usages = WorkerUsages()
@@ -230,11 +218,7 @@ class AlignedPacking:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn the usage of workers."""
-        match event:
-            case StepsSeen():
-                self._usages.take(event)
-            case JobEnded():
-                self._usages.forget(event.job)
+        self._usages.observe(event)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the usage in the previous plan updates the peak bandwidth."""

@@ -26,7 +26,9 @@ class ClusterIndex:
     slots_on: tuple[IntArray, ...]  # places of the slots of each node
     types: tuple[str, ...]  # GPU types
     widest: int  # number of slots of the largest node
-    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # shape (N,), see `cores_of`
+    # Cores that the workers of each node share, shape (N,). The number is infinite if a node has a
+    # core for each slot, or if its cores are not known.
+    cores: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
     def shares_cores(self) -> bool:
@@ -57,6 +59,8 @@ class ClusterIndex:
         order = np.argsort(node_of, kind="stable")
         many = np.bincount(node_of, minlength=len(nodes))
         slots_on = np.split(order, np.cumsum(many)[:-1]) if len(many) else []
+        cores = np.zeros(len(many))
+        cores[node_of] = [slot.cores for slot in view.slots]
         return cls(
             slots=tuple(slot.slot for slot in view.slots),
             node_of=node_of,
@@ -64,22 +68,8 @@ class ClusterIndex:
             slots_on=tuple(slots_on),
             types=tuple(types),
             widest=int(many.max(initial=1)),
-            cores=cores_of(view, node_of, many),
+            cores=np.where((cores > 0) & (cores < many), cores, math.inf),
         )
-
-
-def cores_of(view: ClusterView, node_of: IntArray, many: IntArray) -> FloatArray:
-    """Return the number of cores that the workers of each node share, shape (N,).
-
-    The number is infinite if a node has a core for each slot, or if its cores are not known.
-
-    Args:
-        node_of: number of each slot's node, shape (S,).
-        many: number of slots of each node, shape (N,).
-    """
-    said = np.zeros(len(many))
-    said[node_of] = [slot.cores for slot in view.slots]
-    return np.where((said > 0) & (said < many), said, math.inf)
 
 
 NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)

@@ -10,6 +10,7 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
+from controlplane.policy.api import EpochSeen, StepsSeen
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.step_times import MAX_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.throughput import (
@@ -69,10 +70,7 @@ def is_plausible_noise(noise_scale: float | None) -> TypeGuard[float]:
 
 
 def stage(epoch: int) -> int:
-    """Return the stage of training.
-
-    Each early epoch is a stage; from `FINE_EPOCHS` on, there are eight stages per doubling.
-    """
+    """Return the stage of training: early epochs one by one, then eight stages per doubling."""
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
@@ -98,27 +96,26 @@ class FamilyRecord:
         """Mean step times by place."""
         return self.step_times.means
 
+    def observe_speed(self, event: EpochSeen | StepsSeen, stretch: float = 1.0) -> None:
+        """Record the step time of a plausible report, divided by the slow-down `stretch`."""
+        rate, slots = event.samples_per_s, event.slots
+        if math.isfinite(rate) and rate > 0 and slots and event.global_batch:
+            local = max(1, round(event.global_batch / slots))
+            self.add(event.nodes, slots, local, event.global_batch / rate / stretch)
+
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
         """Record the noise scale phi (samples) after `epoch` epochs; ignore implausible values."""
         if is_plausible_noise(noise_scale):
-            at = stage(epoch)
-            self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
+            self.noise.setdefault(stage(epoch), SmoothedNoise()).add(noise_scale)
             self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
         """Return the relatives' noise scale near this stage of training; None if not measured."""
-        at = stage(epoch)
-        for off in NEAR_STAGES:
-            found = self.noise.get(at + off)
-            if found is not None:
-                return found.value
-        return None
+        stages = (stage(epoch) + offset for offset in NEAR_STAGES)
+        return next((self.noise[at].value for at in stages if at in self.noise), None)
 
     def observe_passes(self, slots: int, local_batch: int, passes: int) -> None:
-        """Record how many passes a worker's step has, and how many samples each pass has.
-
-        If this changes the known limits of passes, discard the model.
-        """
+        """Record the passes of a worker's step; discard the model if their limits change."""
         before = self.passes.limits
         self.passes.add(slots, local_batch, passes)
         if self.passes.limits != before:
@@ -159,10 +156,9 @@ class FamilyRecord:
         return self.model
 
     def scaling(self) -> tuple[float | None, float | None]:
-        """Return two exponents of the speed-up within a node, each 0 to 1, or None if not measured.
+        """Return the exponents, 0 to 1, of the speed-up from one to two slots, and beyond.
 
-        The first is for growth from one slot to two, and the second for growth from two slots to
-        the largest measured size.
+        They hold within a node, and are None if not measured.
         """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
         sizes = {slots for slots, _ in near}
@@ -180,10 +176,7 @@ class FamilyRecord:
         return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Return the logarithm of the relative step time on each of `types`.
-
-        A type that this family has not run on gets the mean of all families.
-        """
+        """Return log relative step times on `types`; unknown types get the mean of all families."""
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
         level = sum(both) / len(both) if both else 0.0  # only differences are known
@@ -206,11 +199,10 @@ class FamilyRecord:
         ]
         self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
         base, fastest = self.parts.base, min(self.costs(self.priors.types), default=0.0)
-        samples: list[Sample] = []
-        for size, weight in _weights(self.means).items():
-            step_s = float(np.exp(base[size] + fastest))
-            samples.append(Sample(*size, step_s, min(MAX_WEIGHT, weight)))
-        return samples
+        return [
+            Sample(*size, float(np.exp(base[size] + fastest)), min(MAX_WEIGHT, weight))
+            for size, weight in _weights(self.means).items()
+        ]
 
 
 def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
@@ -222,20 +214,14 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
     return found
 
 
-class FamilyHistories:
-    """The records of all families, with the priors that they share."""
+class FamilyHistories(dict[str, FamilyRecord]):
+    """The records of families by name, with the priors that they share."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.priors = Priors()
-        self._families: dict[str, FamilyRecord] = {}
 
-    def of(self, name: str) -> FamilyRecord:
-        """Return the record of a family; create an empty one if there is none."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = FamilyRecord(priors=self.priors)
+    def __missing__(self, name: str) -> FamilyRecord:
+        """Add the empty record of a new family."""
+        found = self[name] = FamilyRecord(priors=self.priors)
         return found
-
-    def all(self) -> list[FamilyRecord]:
-        """Return all records in the order of their creation."""
-        return list(self._families.values())

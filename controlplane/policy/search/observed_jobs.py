@@ -1,8 +1,4 @@
-"""Observations of single jobs: batch limit R, step times and lengths.
-
-`StepTimesByFamily` models step times by family. `ObservedJobs` models step times and lengths, for
-the policies with fixed batches.
-"""
+"""Observations of single jobs: batch limit R, step times and lengths."""
 
 from __future__ import annotations
 
@@ -54,11 +50,14 @@ DEFAULT_STEPS: Final = 1000  # assumed steps of a job without any information
 
 @dataclass(slots=True)
 class _Family:
-    """Measurements of one family: jobs with the same script and model."""
+    """Measurements of jobs with one script and model; lengths are in samples."""
 
     steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
     fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # steps at the last fit
     models: dict[int, StepModel] = field(default_factory=dict)  # models by batch
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    reached: int = 0  # samples done by the job furthest ahead
+    left: dict[int, float] = field(default_factory=dict)  # done -> left, cleared by events
 
 
 class StepTimesByFamily:
@@ -72,14 +71,13 @@ class StepTimesByFamily:
         self._drift = drift
         self._families: dict[str, _Family] = {}
 
-    def observe(self, event: EpochSeen | StepsSeen) -> None:
-        """Record the step time of `event`; ignore implausible speeds.
-
-        An epoch is ignored if its group changed.
-        """
-        rate = event.samples_per_s
+    def observe(self, event: PolicyEvent) -> None:
+        """Record the step time of an epoch of one group, or of telemetry, if it is plausible."""
+        if not isinstance(event, EpochSeen | StepsSeen):
+            return
         if isinstance(event, EpochSeen) and not event.whole:
             return
+        rate = event.samples_per_s
         if not (math.isfinite(rate) and rate > 0 and event.slots and event.global_batch):
             return
         step_s = event.global_batch / rate
@@ -113,32 +111,20 @@ class StepTimesByFamily:
         return self._families.setdefault(name or f"job {job}", _Family())
 
 
-@dataclass(slots=True)
-class _Lengths:
-    """Lengths of jobs with one script and model, in samples."""
-
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
-    reached: int = 0  # samples done by the job furthest ahead
-    left: dict[int, float] = field(default_factory=dict)  # done -> left, cleared by events
-
-
-class ObservedJobs:
+class ObservedJobs(StepTimesByFamily):
     """Speeds and lengths by family; a job without a family is its own family.
 
     Args:
-        drift: relative change of a measured step time at which models are fitted again.
         count_epochs: True if epochs update lengths, as telemetry and ends of jobs do.
     """
 
     def __init__(self, drift: float = 0.0, *, count_epochs: bool = False) -> None:
-        self._speeds = StepTimesByFamily(drift)
+        super().__init__(drift)
         self._count_epochs = count_epochs
-        self._families: dict[str, _Lengths] = {}
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn speeds and lengths from `event`."""
-        if isinstance(event, EpochSeen | StepsSeen):
-            self._speeds.observe(event)
+        super().observe(event)
         if isinstance(event, StepsSeen | JobEnded) or (
             isinstance(event, EpochSeen) and self._count_epochs
         ):
@@ -148,17 +134,11 @@ class ObservedJobs:
         if isinstance(event, JobEnded):
             if event.succeeded and event.samples_done:
                 family.finished.append(event.samples_done)
-            if not event.family:  # its records do not help other jobs
-                self._families.pop(f"job {event.job}", None)
-                self._speeds.forget(event.job)
-
-    def model(self, job: JobView) -> StepModel:
-        """Return the model of step times at the user's batch; times are relative if unmeasured."""
-        return self._speeds.model(job)
+            self.forget(event.job)
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Return the seconds of a step with the user's batch, or a relative time if unmeasured."""
-        return self._speeds.model(job).step_s(slots, job.batch_size)
+        return self.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:
         """Return the number of remaining steps with the user's batch.
@@ -181,6 +161,3 @@ class ObservedJobs:
     def length_known(self, job: JobView) -> bool:
         """True if the length was stated or a job of the family has finished."""
         return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
-
-    def _family(self, name: str, job: JobId) -> _Lengths:
-        return self._families.setdefault(name or f"job {job}", _Lengths())

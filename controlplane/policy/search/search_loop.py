@@ -8,20 +8,10 @@ from typing import Generic, Protocol, TypeVar
 
 from numpy.random import Generator
 
-from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, SearchStats
+from controlplane.policy.api import Budget, ClusterView, Policy, PolicyEvent, SearchStats
 from schemas.ids import Seconds
 
-
-class Versioned(Protocol):
-    """Problem that was built from one view."""
-
-    @property
-    def version(self) -> int:
-        """Version of the view from which the problem was built."""
-        ...
-
-
-P = TypeVar("P", bound=Versioned)
+P = TypeVar("P")
 
 
 class Learner(Protocol):
@@ -73,7 +63,7 @@ class Evolution(ABC):
         self._idle_generations = 0 if better else self._idle_generations + 1
 
 
-class SearchPolicy(ABC, Generic[P]):
+class SearchPolicy(Policy, Generic[P]):
     """Policy that learns from events, evolves candidates within a budget and returns the best one.
 
     A problem is built once for each view. It is rebuilt if the view is new, if an event was
@@ -84,6 +74,7 @@ class SearchPolicy(ABC, Generic[P]):
         self._learner = learner
         self._evolution = evolution
         self._problem: P | None = None
+        self._version = -1  # version of the view from which the problem was built
         self._stale = True  # True if an event was learned since the problem was built
         self._valid_until = Seconds(0.0)  # end of the problem's validity
 
@@ -103,14 +94,6 @@ class SearchPolicy(ABC, Generic[P]):
                 evolution.advance(rng)
         return not evolution.converged
 
-    @abstractmethod
-    def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best schedule so far, with a reason for each job that changes or waits."""
-
-    def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return an empty plan; policies that can choose batches without a search override this."""
-        return Plan(based_on=view.version)
-
     def stats(self) -> SearchStats:
         """Return statistics of the population."""
         return self._evolution.stats()
@@ -126,9 +109,9 @@ class SearchPolicy(ABC, Generic[P]):
     def _current_problem(self, view: ClusterView, now: Seconds) -> P:
         """Return the problem of `view`; rebuild it if anything has changed."""
         problem = self._problem
-        fresh = not self._stale and now < self._valid_until
-        if problem is None or problem.version != view.version or not fresh:
+        fresh = not self._stale and now < self._valid_until and view.version == self._version
+        if problem is None or not fresh:
             problem = self._problem = self._build_problem(view, now)
             self._valid_until = self._next_change(problem, view, now) or Seconds(math.inf)
-            self._stale = False
+            self._version, self._stale = view.version, False
         return problem

@@ -1,7 +1,6 @@
 """The losses, loss curves and speeds of jobs, in the form that SLAQ needs.
 
 A curve is fitted to one loss per stretch of training, and fitted again after its job has reported.
-`SizeGains` predicts the effect of each number of slots on the loss in the next scheduling epoch.
 """
 
 from __future__ import annotations
@@ -33,9 +32,12 @@ SPEED_WEIGHT: Final = 1e-6
 BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """Present progress of J jobs that have curves."""
+@dataclass
+class SizeGains:
+    """Normalised loss reduction of J jobs within the next T seconds, by number of slots.
+
+    All jobs have curves. The first sizes of every job are computed at once, larger sizes on demand.
+    """
 
     curves: ConvergenceCurves
     at: FloatArray  # samples done, shape (J,)
@@ -45,33 +47,22 @@ class Outlook:
     speed: FloatArray  # measured speed over modelled speed, shape (J,)
     models: tuple[StepModel, ...]  # step times of all J jobs
     batches: IntArray  # global batches, samples per step, shape (J,)
+    options: SlaqOptions
 
-
-class SizeGains:
-    """Normalised loss reduction of each job within the next T seconds, by number of slots.
-
-    The first sizes of every job are computed at once, larger sizes on demand.
-    """
-
-    def __init__(self, outlook: Outlook, options: SlaqOptions) -> None:
-        self._outlook, self._options = outlook, options
-        self._coefficients = np.array([model.coefficients for model in outlook.models]).reshape(
-            -1, 4
-        )
-        self.loss_now = outlook.curves.at(outlook.at)  # shape (J,)
-        self.limit = outlook.curves.limit  # shape (J,)
-        if options.target == "quality":
-            wanted = outlook.first - options.quality * (outlook.first - self.limit)
-            self._wanted_at = outlook.curves.reaches(wanted)
-        rows = np.arange(len(outlook.at))
+    def __post_init__(self) -> None:
+        """Compute the gains of the first sizes."""
+        coefficients = [model.coefficients for model in self.models]
+        self._coefficients = np.array(coefficients).reshape(-1, 4)
+        self.loss_now = self.curves.at(self.at)  # shape (J,)
+        self.limit = self.curves.limit  # shape (J,)
+        if self.options.target == "quality":
+            wanted = self.first - self.options.quality * (self.first - self.limit)
+            self._wanted_at = self.curves.reaches(wanted)
+        rows = np.arange(len(self.at))
         self._gains = self._of(rows, np.arange(1, EAGER_SIZES + 1)).tolist()
 
     def of(self, row: int, size: int) -> float:
-        """Return the gain of a job with `size` slots; `size` is at least 1.
-
-        The gain is in units of `Outlook.scale`. For target "quality", it is the share of the way to
-        the quality.
-        """
+        """Return the gain of a job with `size` slots, at least 1, in units of `scale`."""
         known = self._gains[row]
         if size > len(known):
             further = np.arange(len(known) + 1, 2 * size + 1)
@@ -88,13 +79,10 @@ class SizeGains:
         return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
-        """Return the losses expected after the next T seconds, shape (J,).
-
-        Each of `sizes` is at least 1.
-        """
+        """Return the losses expected after the next T seconds, shape (J,); no size may be 0."""
         rows = np.arange(len(sizes))
         reach = self._reach(rows, self._rates(rows, sizes[:, None]))
-        return self._outlook.curves.at(reach)[:, 0]
+        return self.curves.at(reach)[:, 0]
 
     def shares(self, losses: FloatArray) -> FloatArray:
         """Return the share of the remaining reduction that is done at these losses, shape (J,)."""
@@ -108,19 +96,18 @@ class SizeGains:
         """Return the most slots at which the speed-up per slot is not below `efficiency_floor`."""
         rates = self._rates(np.array([row]), np.arange(1, most + 1))[0]
         share = rates / (np.arange(1, most + 1) * rates[0])
-        below = np.flatnonzero(share < self._options.efficiency_floor)
+        below = np.flatnonzero(share < self.options.efficiency_floor)
         return int(below[0]) if len(below) else most
 
     def _of(self, rows: IntArray, sizes: IntArray) -> FloatArray:
         """Return the gains of R jobs at S sizes, shape (R, S)."""
-        outlook = self._outlook
         rates = self._rates(rows, sizes)
         reach = self._reach(rows, rates)
-        falls = self.loss_now[rows, None] - outlook.curves.rows(rows).at(reach)
-        gains = np.maximum(falls, 0.0) / outlook.scale[rows, None]
-        if self._options.target == "quality":
-            way = self._wanted_at[rows, None] - outlook.at[rows, None]
-            reached = np.minimum((reach - outlook.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
+        falls = self.loss_now[rows, None] - self.curves.rows(rows).at(reach)
+        gains = np.maximum(falls, 0.0) / self.scale[rows, None]
+        if self.options.target == "quality":
+            way = self._wanted_at[rows, None] - self.at[rows, None]
+            reached = np.minimum((reach - self.at[rows, None]) / np.maximum(way, 1e-12), 1.0)
             gains = np.where(
                 way > 0.0,
                 np.where(np.isinf(way), BEYOND_QUALITY_WEIGHT * gains, reached),
@@ -131,16 +118,15 @@ class SizeGains:
 
     def _rates(self, rows: IntArray, sizes: IntArray) -> FloatArray:
         """Return the samples/s of R jobs, shape (R, S); `sizes` have shape (S,) or (R, S)."""
-        batches = self._outlook.batches[rows, None]
+        batches = self.batches[rows, None]
         steps_s = steps_at(self._coefficients[rows], sizes, batches)
-        rates: FloatArray = self._outlook.speed[rows, None] * batches / np.maximum(steps_s, 1e-12)
+        rates: FloatArray = self.speed[rows, None] * batches / np.maximum(steps_s, 1e-12)
         return rates
 
     def _reach(self, rows: IntArray, rates: FloatArray) -> FloatArray:
         """Return the number of samples done after T seconds, shape (R, S)."""
-        outlook = self._outlook
-        then = outlook.at[rows, None] + rates * self._options.interval_s
-        return np.minimum(then, np.maximum(outlook.end, outlook.at)[rows, None])
+        then = self.at[rows, None] + rates * self.options.interval_s
+        return np.minimum(then, np.maximum(self.end, self.at)[rows, None])
 
 
 # shortest stretch, in epochs; the loss of a shorter one depends on its batches too much
@@ -219,10 +205,9 @@ class FittedLosses:
 
     def reports(self, job: JobId) -> LossReports:
         """Return the reports of a job; a new job has none."""
-        found = self._reports.get(job)
-        if found is None:
-            found = self._reports[job] = LossReports(self._kept)
-        return found
+        if job not in self._reports:
+            self._reports[job] = LossReports(self._kept)
+        return self._reports[job]
 
     def forget(self, job: JobId) -> None:
         """Forget a job that ended."""
@@ -327,8 +312,8 @@ class ObservedJobs:
             return "its losses follow no curve"
         return ""
 
-    def outlook(self, jobs: Sequence[JobView], now: Seconds) -> Outlook:
-        """Return the progress and the curves of jobs, which must have curves."""
+    def gains(self, jobs: Sequence[JobView], now: Seconds) -> SizeGains:
+        """Return the gains of jobs, which must have curves."""
         curves = self._losses.curves([job.job for job in jobs])
         reports = [self._losses.reports(job.job) for job in jobs]
         first = np.array([float(report.first or 0.0) for report in reports])
@@ -336,7 +321,7 @@ class ObservedJobs:
             scale = np.array([report.largest_drop for report in reports])
         else:
             scale = first - curves.limit
-        return Outlook(
+        return SizeGains(
             curves=curves,
             at=np.array([self._samples_done(job, now) for job in jobs]),
             end=np.array(
@@ -347,17 +332,11 @@ class ObservedJobs:
             speed=np.array([self._own_speed(job) for job in jobs]),
             models=tuple(self._speeds.model(job) for job in jobs),
             batches=np.array([job.batch_size for job in jobs], dtype=np.int64),
+            options=self._options,
         )
 
-    def reported(self, job: JobId) -> int:
-        """Return the number of losses to which the job's curve is fitted."""
-        return len(self._losses.reports(job).losses)
-
     def _samples_done(self, job: JobView, now: Seconds) -> float:
-        """Return the samples done now, extrapolated from the latest report.
-
-        The speed is extrapolated for at most one scheduling epoch.
-        """
+        """Return the samples done now, extrapolated for at most one scheduling epoch."""
         pace = self._paces.get(job.job)
         if pace is None:
             return float(job.samples_done)

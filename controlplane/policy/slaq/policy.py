@@ -1,14 +1,10 @@
-"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17).
-
-Slots are assigned one by one to the job that gains most (SLAQ section 2), starting from the current
-sizes.
-"""
+"""SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heappop, heappush, nlargest
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,12 +20,10 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.options import SlaqOptions
-from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
 from controlplane.policy.placement.sizes import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import (
     Partition,
-    compose_plan,
     partition_of,
     slots_in_words,
     useful_slots,
@@ -90,11 +84,8 @@ class _Exchange:
         ]
         self._takers: list[tuple[float, int, int]] = []  # (minus the gain, row, size)
         self._givers: list[tuple[float, int, int]] = []  # (loss, row, size)
-        for row, size in enumerate(self.sizes):
-            self._takers += self._as_taker(row, size)
-            self._givers += self._as_giver(row, size)
-        heapify(self._takers)
-        heapify(self._givers)
+        for row in range(len(bounds)):
+            self._push(row)
 
     def taker(self) -> tuple[float, int]:
         """Return the largest gain from one more slot, and its row; (0, -1) if there is none."""
@@ -107,21 +98,15 @@ class _Exchange:
 
     def change(self, row: int, by: int) -> None:
         """Add `by` slots (1 or -1) to the job in `row`."""
-        size = self.sizes[row] = self.sizes[row] + by
-        for entry in self._as_taker(row, size):
-            heappush(self._takers, entry)
-        for entry in self._as_giver(row, size):
-            heappush(self._givers, entry)
+        self.sizes[row] += by
+        self._push(row)
 
-    def _as_taker(self, row: int, size: int) -> list[tuple[float, int, int]]:
-        if size >= self._bounds[row][1]:
-            return []
-        return [(-self._gains.step(row, size), row, size)]
-
-    def _as_giver(self, row: int, size: int) -> list[tuple[float, int, int]]:
-        if size <= self._bounds[row][0]:
-            return []
-        return [(self._gains.step(row, size - 1), row, size)]
+    def _push(self, row: int) -> None:
+        size, (least, most) = self.sizes[row], self._bounds[row]
+        if size < most:
+            heappush(self._takers, (-self._gains.step(row, size), row, size))
+        if size > least:
+            heappush(self._givers, (self._gains.step(row, size - 1), row, size))
 
     def _first(self, heap: list[tuple[float, int, int]]) -> tuple[float, int]:
         """Return the value and row of the first entry that is not outdated."""
@@ -137,9 +122,7 @@ class SlaqDecision:
     sizes: dict[JobId, int]  # sizes of jobs that have slots, in the order of the queue
     room: int  # number of slots for all jobs
     shared: dict[JobId, str]  # jobs with a fair share -> why they have no curve
-    rows: dict[JobId, int]  # rows in `forecast` of the jobs with curves
-    forecast: Forecast
-    horizon_s: float
+    forecast: Forecast  # for the jobs with curves
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         """Return the reason for a job's size, in words and numbers."""
@@ -150,7 +133,7 @@ class SlaqDecision:
             numbers = {"room": float(self.room), "jobs": float(len(self.sizes))}
             share = f"its share of {slots_in_words(self.room)} among {len(self.sizes)}"
             return f"{share}, since {self.shared[job.job]}", numbers
-        return self.forecast.why(self.rows[job.job], self.horizon_s)
+        return self.forecast.why(job.job)
 
 
 class Forecast:
@@ -158,6 +141,7 @@ class Forecast:
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
+        self._rows = {job: row for row, job in enumerate(jobs)}
         chosen = np.array(sizes, dtype=np.int64)
         self._then = gains.losses_then(chosen)
         self._shares = gains.shares(self._then)
@@ -169,9 +153,10 @@ class Forecast:
         """Return the expected loss of each job at the end of the next scheduling epoch."""
         return dict(zip(self._jobs, self._then.tolist(), strict=True))
 
-    def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
+    def why(self, job: JobId) -> tuple[str, dict[str, float]]:
         """Return the reason for a job's size; it names the other job that would gain most."""
-        gains, size = self._gains, self._sizes[row]
+        gains, row = self._gains, self._rows[job]
+        size = self._sizes[row]
         numbers = {
             "loss": float(gains.loss_now[row]),
             "predicted_loss": float(self._then[row]),
@@ -180,7 +165,7 @@ class Forecast:
             "gain": gains.step(row, size - 1) if size > 1 else gains.of(row, 1),
         }
         words = (
-            f"the next {horizon_s:.0f} s are expected to lower its loss"
+            f"the next {gains.options.interval_s:.0f} s are expected to lower its loss"
             f" by {_percent(numbers['share_of_rest'])} of what is left"
         )
         for rival in self._first_two:
@@ -205,7 +190,7 @@ def decide(
     without = observed.no_curve(served)
     shared = [job for job in served if job.job in without]
     curved = [job for job in served if job.job not in without]
-    gains = SizeGains(observed.outlook(curved, partition.now), options)
+    gains = observed.gains(curved, partition.now)
     room = partition.room - sum(equal[job.job] for job in shared)
     spare = room - sum(job.least for job in curved)
     ahead = _newcomer_slots(
@@ -224,9 +209,7 @@ def decide(
         sizes={name: sizes[name] for name in equal},
         room=partition.room,
         shared=without,
-        rows={job.job: row for row, job in enumerate(curved)},
         forecast=Forecast([job.job for job in curved], gains, found),
-        horizon_s=options.interval_s,
     )
 
 
@@ -237,10 +220,7 @@ def _newcomer_slots(
     partition: Partition,
     options: SlaqOptions,
 ) -> dict[JobId, int]:
-    """Return the slots that new jobs get beyond their fair shares, by job.
-
-    Other jobs keep their minimum.
-    """
+    """Return the slots that new jobs get beyond their fair shares, by job."""
     ahead: dict[JobId, int] = {}
     for place, job in enumerate(jobs):
         share = equal[job.job]
@@ -262,10 +242,7 @@ def _bounds(
 def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
-    """Return bounds with which jobs that changed after `since` do not shrink.
-
-    If these bounds do not fit into `room`, return `bounds` unchanged.
-    """
+    """Return bounds that let jobs changed after `since` not shrink, or `bounds` if too large."""
     held = [
         (len(job.running_on), most)
         if job.moved_at > since and least <= len(job.running_on) <= most
@@ -309,14 +286,9 @@ class Slaq(ImmediatePolicy):
         decision = decide(
             self._round_robin.queue(partition), partition, self._observed, self.options
         )
-        placed = self._placer.place(partition, decision.sizes)
-        turn_ends = self._round_robin.next_at(partition, decision.sizes)
-        next_epoch = Seconds(now + self.options.interval_s) if view.jobs else None
-        wakes = [at for at in (turn_ends, next_epoch) if at is not None]
-        plan = compose_plan(
-            partition,
-            with_user_batches(partition, placed),
-            decision.why,
-            wake_at=min(wakes, default=None),
-        )
+        wake_at = self._round_robin.next_at(partition, decision.sizes)
+        if view.jobs:
+            next_epoch = Seconds(now + self.options.interval_s)
+            wake_at = next_epoch if wake_at is None else min(wake_at, next_epoch)
+        plan = self._placer.plan(partition, decision.sizes, decision.why, wake_at)
         return replace(plan, predicted_loss=decision.forecast.losses())

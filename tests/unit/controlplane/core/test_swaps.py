@@ -154,7 +154,7 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
 
 def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
-    told = {A: Reason("trade", f"trades places with {B}: makes room", {"speed_then": 2.0})}
+    told = {A: Reason("trade", f"exchanges slots with {B}: makes room", {"speed_then": 2.0})}
     target = {A: {T0: BATCH}, B: {S0: BATCH}}
 
     based_on = full.controller.state.version
@@ -162,7 +162,7 @@ def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None
     full.settle()
 
     pause, start = full.controller.history_of(A).decisions[1:]
-    assert pause.reason == f"pauses temporarily: trades places with {B}: makes room"
+    assert pause.reason == f"pauses temporarily: exchanges slots with {B}: makes room"
     assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
     assert (pause.code, start.code) == ("swap", "trade")
 

@@ -34,7 +34,7 @@ def test_a_job_grows_back_close_to_its_slots(policy: str) -> None:
         assert plan.local_batch == {A: {N2[0]: 32, N2[1]: 32}}
         assert plan.reasons == {
             A: Reason(
-                "restore", "grows back to 2 slots: it lost members, 1 of its least 2 slots left",
+                "restore", "grows back to 2 slots: it lost members, 1 of at least 2 slots left",
                 {"slots_now": 1.0, "slots_then": 2.0, "least": 2.0},
             )
         }  # fmt: skip
@@ -59,7 +59,7 @@ def test_without_free_slots_a_job_stops_unless_the_policy_makes_room() -> None:
 
     assert stops.local_batch == {B: {N1[1]: 64}}
     assert stops.reasons[A].text.startswith(
-        "paused: it lost members, 1 of its least 2 slots left, and no others are free; waits for 2"
+        "paused: it lost members, 1 of at least 2 slots left, and no others are free; waits for 2"
     )
     assert {name: len(placed) for name, placed in restored.items()} == {A: 2, B: 1}
     assert N1[0] in restored[A]

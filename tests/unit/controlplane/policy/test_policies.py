@@ -238,9 +238,7 @@ def later(draw: st.DrawFn, view: ClusterView, version: int) -> ClusterView:
 
 @SIZE
 @given(history=histories())
-def test_plans_over_time_are_valid_and_reproducible(
-    history: History,
-) -> None:
+def test_plans_over_time_are_valid_and_reproducible(history: History) -> None:
     """A repeated request does not change later plans."""
     for name in POLICIES:
         note(name)

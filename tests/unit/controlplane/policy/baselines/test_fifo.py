@@ -30,7 +30,7 @@ from tests.support.views import NOW, views
 
 SIZE = settings(max_examples=examples(30), deadline=None)
 STARTS = Reason("next_in_line", "its turn by arrival", {"slots": 1})
-BACKS_OFF = Reason("backing_off", "waits before its next try")
+BACKS_OFF = Reason("backing_off", "waits before the next attempt")
 
 
 def waits(text: str, needs: int, free: int, ahead: int) -> Reason:

@@ -137,7 +137,7 @@ def test_a_job_moves_to_free_slots_with_lower_costs() -> None:
     assert reason.code == "pack"
     assert reason.text == (
         "moves to other slots: has its node to itself (until now it keeps 51% of its speed: "
-        "loud-1 costs it 49%); all together gain 0.52 of a job's speed"
+        "loud-1 costs it 49%); together, the jobs gain 0.52 of a job's speed"
     )
     assert reason.numbers["speed_share_before"] == pytest.approx(0.51, abs=0.01)
 
@@ -161,7 +161,7 @@ def test_two_jobs_exchange_places_on_a_full_cluster() -> None:
     together = {tuple(sorted(name for name in plan.local_batch if nodes(plan, name) == [node]))
                 for node in ("n0", "n1")}  # fmt: skip
     assert together == {("loud-1", "loud-3"), ("meek-2", "meek-4")}
-    traded = [name for name in plan.reasons if "trades places with" in plan.reasons[name].text]
+    traded = [name for name in plan.reasons if "exchanges slots with" in plan.reasons[name].text]
     assert len(traded) == len(plan.reasons) == 2
     for migrations in ("free", "none"):
         assert not learnt(migrations=migrations).plan(cluster(*pairs), NOW).reasons
@@ -202,7 +202,7 @@ def test_costs_are_learnt_from_telemetry_beside_settled_neighbours() -> None:
     policy.plan(view, NOW)
     for at in (NOW, Seconds(NOW + 1.0)):
         policy.observe(steps("meek-2"), at)
-    assert policy.costs.learnt() == {}  # they have just met
+    assert policy.costs.step_s("meek", 1, 16) is None  # they have just met
 
     policy.observe(steps("meek-2", SPEED / 2), SOON)
     alone = cluster(job("meek-2", on(0, 1)), version=2)
@@ -224,13 +224,13 @@ def test_reports_during_changes_are_not_used() -> None:
     policy.observe(steps("meek-2"), SOON)
     policy.observe(steps("meek-2"), SOON)
 
-    assert policy.costs.learnt() == {}
+    assert policy.costs.step_s("meek", 1, 16) is None
 
 
 @pytest.mark.parametrize("speed", [float("nan"), -1.0, 1e300])
 def test_an_implausible_speed_is_dropped_and_named_in_reasons(speed: float) -> None:
     policy = learnt()
-    before = policy.costs.learnt()
+    before = policy.costs.cost("meek", "loud")
     policy.plan(cluster(job("meek-2", on(0))), NOW)
     for at in (SOON, Seconds(SOON + 1.0)):
         policy.observe(steps("meek-2", speed), at)
@@ -238,7 +238,7 @@ def test_an_implausible_speed_is_dropped_and_named_in_reasons(speed: float) -> N
     plan = policy.plan(cluster(job("meek-3"), version=2), SOON)
 
     said = f"its family reported {speed:g} samples/s, which is implausible and ignored"
-    assert policy.costs.learnt() == before
+    assert policy.costs.cost("meek", "loud") == before
     assert plan.reasons[JobId("meek-3")].text == f"starts on 1 slot: has its node to itself; {said}"
 
 

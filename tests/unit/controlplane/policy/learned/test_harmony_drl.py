@@ -99,7 +99,7 @@ def test_a_reason_names_the_node_and_its_losses_or_the_queue() -> None:
     reason = policy().plan(view, NOW).reasons[C]
 
     assert reason.text == (
-        "starts on 1 slot: n2 scored best: it keeps 100% of its speed and costs no neighbour any;"
+        "starts on 1 slot: n2 scored best: it keeps 100% of its speed and slows down no neighbour;"
         " next is n1 (-0.00 against -0.73)"
     )
     assert set(reason.numbers) == {

@@ -12,7 +12,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView
 from controlplane.policy.oasis.job_plans import grid_of
-from controlplane.policy.oasis.policy import Claims, Oasis, sizes_now
+from controlplane.policy.oasis.policy import Oasis, sizes_now
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
@@ -271,9 +271,10 @@ def test_decisions_do_not_depend_on_the_seed_and_end_after_few_steps() -> None:
 def test_idle_slots_go_to_jobs_that_gain_by_them() -> None:
     waits, runs, other = asking(A, 60.0), asking(B, 60.0), asking(C, 60.0, None)
     view = view_of(row_of(6), waits, runs, other)
-    line = Claims(promised=[waits, runs], others=[other])
     partition = partition_of(view, Seconds(0.0))
 
-    sizes = sizes_now(partition, line, {B: 2}, {A: 3}, lambda _, slots: slots <= 2)
+    sizes = sizes_now(
+        partition, ([], [waits, runs], [other]), {B: 2}, {A: 3}, lambda _, slots: slots <= 2
+    )
 
     assert sizes == {B: 2, A: 3, C: 1}

@@ -19,7 +19,7 @@ from schemas.epochs import StepTimes
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
-from tests.support.views import NOW, row_of, view_of
+from tests.support.views import NOW, epoch_seen, row_of, view_of
 
 FIRST, LIMIT, LOUD = 64, 8192, 1e9  # batches; a noise scale at which the largest batch is the best
 
@@ -194,10 +194,8 @@ def test_no_batch_more_than_doubles_without_steps_between(asked: list[str], begi
 
 
 def epoch(batch: int) -> EpochSeen:
-    return EpochSeen(
-        job=A, family="f", slots=1, nodes=1, global_batch=batch, samples_per_s=640.0, whole=False,
-        noise_scale=LOUD,
-    )  # fmt: skip
+    usual = {"family": "f", "samples_per_s": 640.0, "noise_scale": LOUD}
+    return epoch_seen(A, global_batch=batch, whole=False, **usual)
 
 
 # --- in how many passes
@@ -209,7 +207,7 @@ def test_a_measured_pass_predicts_steps_of_several_passes() -> None:
     times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=32, passes=2)
     policy.observe(steps(batch=64, samples_per_s=64 / 0.2, step_times=times), NOW)
 
-    model = policy.estimates.family("f").speed_model(FIRST)
+    model = policy.estimates.families["f"].speed_model(FIRST)
     one, two = np.array([1, 1]), np.array([32.0, 64.0])
 
     assert model.step_s(one, one, two).tolist() == pytest.approx([0.1, 0.1 + computing(model, 32)])
@@ -225,7 +223,7 @@ def test_an_epoch_of_several_passes_measures_no_pass() -> None:
     epoch_of_64 = msgspec.structs.replace(epoch(64), whole=True)
     policy.observe(epoch_of_64, NOW)
 
-    assert {key[2] for key in policy.estimates.family("f").means} == {32}
+    assert {key[2] for key in policy.estimates.families["f"].means} == {32}
 
 
 # --- noise scales

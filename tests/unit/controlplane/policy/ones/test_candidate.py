@@ -187,9 +187,7 @@ def test_values_of_a_layout_equal_those_computed_job_by_job(problem: Problem, se
 
 @SIZE
 @given(problem=problems())
-def test_the_schedule_in_force_has_the_values_of_the_table(
-    problem: Problem,
-) -> None:
+def test_the_schedule_in_force_has_the_values_of_the_table(problem: Problem) -> None:
     plain = replace(problem, slow=None, interference=None, stretch={})
 
     candidate = present(plain)

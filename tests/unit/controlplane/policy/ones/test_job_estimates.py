@@ -32,24 +32,18 @@ from controlplane.policy.search.observed_families import Colocation
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import epoch_seen, row_of, steps_seen, view_of
 
 OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0, length_model="residual")
 
 
 def epoch(job: JobId = A, **changes: Any) -> EpochSeen:
-    seen = EpochSeen(
-        job=job, family="f", slots=2, nodes=1, global_batch=64, samples_per_s=640.0, whole=True
-    )
-    return msgspec.structs.replace(seen, **changes)
+    return epoch_seen(job, **{"family": "f", "slots": 2, "samples_per_s": 640.0, **changes})
 
 
 def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
-    seen = StepsSeen(
-        job=job, family="f", group=1, slots=1, nodes=1, global_batch=64, step=step,
-        samples_done=64 * step, samples_per_s=320.0,
-    )  # fmt: skip
-    return msgspec.structs.replace(seen, **changes)
+    usual = {"family": "f", "step": step, "samples_done": 64 * step, "samples_per_s": 320.0}
+    return steps_seen(job, **{**usual, **changes})
 
 
 def knowing(*events: tuple[float, Any], options: OnesOptions = OPTIONS) -> Estimates:
@@ -82,7 +76,7 @@ Size = tuple[int, int, int, str, Colocation | None]
 
 def sizes(estimates: Estimates) -> dict[Size, float]:
     """Mean step times by nodes, slots, local batch, type of GPU and colocation."""
-    return {size: mean.step_s for size, mean in estimates.family("f").means.items()}
+    return {size: mean.step_s for size, mean in estimates.families["f"].means.items()}
 
 
 # --- speeds
@@ -172,9 +166,9 @@ def test_telemetry_is_recorded_with_the_gpu_type_and_the_worst_neighbour(
 def test_families_are_measured_separately() -> None:
     estimates = knowing((1.0, epoch()))
 
-    assert not estimates.family("g").speed_model(32).known
-    assert estimates.family("f").speed_model(32).known
-    assert (estimates.family("f").largest, estimates.family("g").largest) == (2, 1)
+    assert not estimates.families["g"].speed_model(32).known
+    assert estimates.families["f"].speed_model(32).known
+    assert (estimates.families["f"].largest, estimates.families["g"].largest) == (2, 1)
 
 
 # --- limits
@@ -234,7 +228,7 @@ def test_a_moved_job_is_gated_for_an_epoch_or_a_report_interval(
 ) -> None:
     job = running(moved_at=Seconds(moved_at), epoch_at=Seconds(epoch_at))
 
-    assert knowing().gated(job, Seconds(now)) is gated
+    assert (now < knowing().gate(job)) is gated
 
 
 # --- how much is left, and who comes
@@ -377,7 +371,7 @@ class Told:
                     Seconds(1.0),
                 )  # fmt: skip
         for family in {job.family for job in jobs}:
-            self.estimates.family(family).speed_model(64)
+            self.estimates.families[family].speed_model(64)
 
     def type_slowdowns(self, *families: str) -> list[list[float]] | None:
         found = self.estimates.type_slowdowns(self.models, families)
@@ -497,15 +491,15 @@ def test_a_restarted_search_learns_the_same_speeds_and_lengths() -> None:
     for at, event in PAST:
         lived.observe(event, Seconds(at))
         met(lived, running(), now=at)
-        lived.family("f").speed_model(64)
+        lived.families["f"].speed_model(64)
     again = met(knowing(*PAST), running(), now=7.0)
 
     assert sizes(again) == sizes(lived)
     assert again.lengths.remaining(running()) == lived.lengths.remaining(running()) == 900
-    assert again.family("f").largest == lived.family("f").largest == 2
+    assert again.families["f"].largest == lived.families["f"].largest == 2
     assert again.limit(running()) == 128
     size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
-    one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))
+    one, other = (k.families["f"].speed_model(64).step_s(*size) for k in (lived, again))
     assert other == pytest.approx(one, rel=0.15)
 
 
@@ -588,10 +582,7 @@ def test_only_sizes_beyond_the_measured_ones_are_corrected() -> None:
 
 
 def measured(slots: int, step_s: float) -> EpochSeen:
-    return EpochSeen(
-        job=B, family="f", slots=slots, nodes=1, global_batch=64, samples_per_s=64 / step_s,
-        whole=True,
-    )  # fmt: skip
+    return epoch_seen(B, family="f", slots=slots, samples_per_s=64 / step_s)
 
 
 def promised(*events: PolicyEvent, **options: Any) -> SizeTable:

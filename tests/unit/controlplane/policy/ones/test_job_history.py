@@ -262,7 +262,7 @@ def test_a_growth_that_loses_is_undone_before_its_gate_opens() -> None:
     plan = answer(a_job(S0, S1), events=GREW)
 
     assert plan.local_batch == {A: {S0: 64}}
-    assert plan.reasons[A].text.startswith("undoes its growth, which made 0.50 x the progress")
+    assert plan.reasons[A].text.startswith("undoes its growth, which led to 0.50 x the former")
 
 
 def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
@@ -274,10 +274,7 @@ def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
 
 @pytest.mark.parametrize(
     ("speed", "expected"),
-    [
-        (320.0, [{S0: 32, S1: 32}, {T0: 32, T1: 32}]),
-        (600.0, [{S0: 32, T0: 32}]),
-    ],
+    [(320.0, [{S0: 32, S1: 32}, {T0: 32, T1: 32}]), (600.0, [{S0: 32, T0: 32}])],
     ids=["slower", "slightly slower"],
 )
 def test_a_job_leaves_a_slower_place_before_its_gate_opens(

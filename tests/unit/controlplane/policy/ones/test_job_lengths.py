@@ -22,6 +22,7 @@ from controlplane.policy.options import LengthModelName
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 from tests.support.builders import A, B, job_view
+from tests.support.views import epoch_seen
 
 EPOCH = 100  # samples
 MODELS = get_args(LengthModelName)
@@ -35,10 +36,8 @@ def a_job(name: JobId = A, **changes: Any) -> JobView:
 
 
 def epoch(number: int, job: JobId = A, **changes: Any) -> EpochSeen:
-    return EpochSeen(
-        job=job, family="u/f", slots=1, nodes=1, global_batch=10, samples_per_s=1.0, whole=True,
-        epoch=number, samples_done=EPOCH * number, **changes,
-    )  # fmt: skip
+    done = {"epoch": number, "samples_done": EPOCH * number}
+    return epoch_seen(job, family="u/f", global_batch=10, samples_per_s=1.0, **done, **changes)
 
 
 def ended(total: int, job: JobId = B, *, succeeded: bool = True, family: str = "u/f") -> JobEnded:
@@ -70,9 +69,7 @@ def test_a_stated_end_is_exact(model: LengthModelName) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_length_of_a_first_job_is_unknown(
-    model: LengthModelName,
-) -> None:
+def test_the_length_of_a_first_job_is_unknown(model: LengthModelName) -> None:
     assert knowing(model).remaining(a_job()) is None
 
 
@@ -84,9 +81,7 @@ def test_without_finished_relatives_the_work_doubles(model: LengthModelName) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_relatives_of_ten_epochs_predict_five_more_after_five(
-    model: LengthModelName,
-) -> None:
+def test_relatives_of_ten_epochs_predict_five_more_after_five(model: LengthModelName) -> None:
     past = [event for number in range(8) for event in lived(number, 10)]
 
     left = knowing(model, *past, *(epoch(at) for at in range(1, 6))).remaining(a_job(epochs=5))
@@ -204,7 +199,7 @@ def test_inactive_jobs_are_forgotten(model: LengthModelName) -> None:
 
     lengths.forget({A})
 
-    assert lengths.family("u/f").at_work == {A: 300}
+    assert lengths.families["u/f"].at_work == {A: 300}
 
 
 # --- families without a past

@@ -34,7 +34,7 @@ from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 from tests.support.sizes import examples
-from tests.support.views import NOW, events_of, row_of, view_of, views
+from tests.support.views import NOW, epoch_seen, events_of, row_of, view_of, views
 
 
 def told(row: JobRow) -> dict[str, Any]:
@@ -132,9 +132,7 @@ def heard(kind: str) -> list[PolicyEvent]:
 
 def seen(job: JobId, slots: int = 1, **changes: Any) -> EpochSeen:
     known: dict[str, Any] = {"samples_per_s": 100.0, "epoch": 1, "samples_done": 500} | changes
-    return EpochSeen(
-        job=job, family="f", slots=slots, nodes=1, global_batch=32, whole=True, **known
-    )
+    return epoch_seen(job, family="f", slots=slots, global_batch=32, **known)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +178,7 @@ OPTIONS = OnesOptions(batch_margin=0.1)
 
 
 def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
-    return EpochSeen(
-        job=B, family="f", slots=slots, nodes=1, global_batch=batch,
-        samples_per_s=batch / step_s, whole=True,
-    )  # fmt: skip
+    return epoch_seen(B, family="f", slots=slots, global_batch=batch, samples_per_s=batch / step_s)
 
 
 def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> SizeTable:

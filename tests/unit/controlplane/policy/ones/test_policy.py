@@ -26,7 +26,15 @@ from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, cluster_view, job_view
 from tests.support.sizes import examples
-from tests.support.views import NOW, planned, row_of, view_of, views_and_events
+from tests.support.views import (
+    NOW,
+    epoch_seen,
+    planned,
+    row_of,
+    steps_seen,
+    view_of,
+    views_and_events,
+)
 
 
 def a_job(job: JobId, *on: SlotId, epoch: int = 1, **changes: Any) -> JobView:
@@ -57,18 +65,12 @@ def codes(plan: Plan) -> dict[JobId, str]:
 
 def seen(slots: int, samples_per_s: float) -> EpochSeen:
     """What some relative achieved."""
-    return EpochSeen(
-        job=C, family="", slots=slots, nodes=1, global_batch=64, samples_per_s=samples_per_s,
-        whole=True,
-    )  # fmt: skip
+    return epoch_seen(C, slots=slots, samples_per_s=samples_per_s)
 
 
 def epoch_of(job: JobId, batch: int) -> EpochSeen:
     """It finished one, with so large a batch."""
-    return EpochSeen(
-        job=job, family="", slots=1, nodes=1, global_batch=batch, samples_per_s=batch / 0.1,
-        whole=True,
-    )  # fmt: skip
+    return epoch_seen(job, global_batch=batch, samples_per_s=batch / 0.1)
 
 
 def test_the_plan_of_an_empty_cluster_is_empty() -> None:
@@ -198,9 +200,9 @@ def test_a_job_is_paused_only_for_a_clearly_more_valuable_job(
 def steps_of(job: JobView, group: int, step_s: float) -> list[StepsSeen]:
     """Telemetry of a job of one slot."""
     return [
-        StepsSeen(
-            job=job.job, family=job.family, group=group, slots=1, nodes=1, global_batch=64,
-            step=step, samples_done=64 * step + 10_000 * group, samples_per_s=64 / step_s,
+        steps_seen(
+            job.job, family=job.family, group=group, step=step,
+            samples_done=64 * step + 10_000 * group, samples_per_s=64 / step_s,
         )
         for step in range(12)
     ]  # fmt: skip
@@ -275,7 +277,7 @@ def test_jobs_out_of_play_get_reasons() -> None:
     assert answer(backing_off, large) == Plan(
         based_on=1,
         reasons={
-            A: Reason("backing_off", "waits 4 s before its next try", {"wait_s": 4.0}),
+            A: Reason("backing_off", "waits 4 s before the next attempt", {"wait_s": 4.0}),
             B: Reason("too_large", "needs 5 slots, the cluster has 4", {"needs": 5, "slots": 4}),
         },
         wake_at=Seconds(104.0),
@@ -322,9 +324,7 @@ CODES = {
 
 @settings(max_examples=examples(60), deadline=None)
 @given(told=views_and_events)
-def test_every_change_and_wait_has_a_reason(
-    told: tuple[ClusterView, list[PolicyEvent]],
-) -> None:
+def test_every_change_and_wait_has_a_reason(told: tuple[ClusterView, list[PolicyEvent]]) -> None:
     view, events = told
     plan = planned("ones", view, events)
 

@@ -33,6 +33,7 @@ from tests.support.views import (
     IN_FOUR,
     NOW,
     builder_of,
+    epoch_seen,
     events_of,
     problem_of,
     row_of,
@@ -57,9 +58,7 @@ def a_job(job: JobId = A, on: tuple[SlotId, ...] = (), **changes: Any) -> JobVie
 
 def ran_on(slots: int) -> EpochSeen:
     """A relative's epoch."""
-    return EpochSeen(
-        job=C, family="f", slots=slots, nodes=1, global_batch=64, samples_per_s=100.0, whole=True
-    )
+    return epoch_seen(C, family="f", slots=slots)
 
 
 def choices(problem: Problem, job: JobId = A) -> list[int]:
@@ -185,7 +184,7 @@ def test_a_stop_costs_the_restart_and_a_margin(start_s: float, left: float) -> N
 
     problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
 
-    assert problem.value[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
+    assert problem.value[0, 0] == pytest.approx(problem.value[0, 1] * (left**0.8 - 1.0 - 1.5))
 
 
 def test_a_job_that_backs_off_is_out_of_play() -> None:
@@ -224,7 +223,7 @@ def test_leaving_slots_are_in_play() -> None:
 def test_waiting_has_no_value_and_a_first_start_no_cost() -> None:
     problem = problem_of(view_of(row_of(1), a_job()))
 
-    assert problem.value[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
+    assert problem.value[0].tolist() == [0.0, pytest.approx(75.0**-0.55)]  # 60 s are assumed
     assert (problem.present.tolist(), problem.sizes.tolist()) == ([0], [[0, 1]])
 
 
@@ -240,7 +239,7 @@ def test_other_sizes_lose_the_cost_of_the_change() -> None:
     assert problem.job_rows[0].table.gains[:2].tolist() == pytest.approx([1.0, 1.0])
     assert change_factor[:2].tolist() == pytest.approx([1.0, 1.0 - 150 / 900])
     assert problem.value[0, 1:3].tolist() == pytest.approx(
-        (problem.weight[0] * change_factor[:2] ** 0.8).tolist()
+        (problem.value[0, 1] * change_factor[:2] ** 0.8).tolist()
     )
 
 
@@ -343,7 +342,7 @@ def test_migration_can_be_switched_off() -> None:
 def told(problem: Problem) -> list[object]:
     """Return everything that a search sees of a problem, to be compared."""
     arrays = [
-        problem.sizes, problem.spans, problem.value, problem.present, problem.weight,
+        problem.sizes, problem.spans, problem.value, problem.present,
         problem.move_factor, problem.free_to_move, problem.owner, problem.early,
         problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
@@ -356,7 +355,7 @@ def told(problem: Problem) -> list[object]:
         for row in problem.job_rows
     ]  # fmt: skip
     plain = [
-        problem.version, problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
+        problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
     ]  # fmt: skip
     return [[array.tolist() for array in arrays], rows, plain]

@@ -102,7 +102,7 @@ TRADE = {A: (T0, T1), B: (S0, S1)}
     ("problem", "where", "code", "text", "speeds"),
     [
         (
-            posed(on(A, S0, T0)), {A: (S0, S1)}, "pack", "brought together on fewer nodes (1.50",
+            posed(on(A, S0, T0)), {A: (S0, S1)}, "pack", "moved together to fewer nodes (1.50",
             (1200.0, 1800.0),
         ),
         (
@@ -112,7 +112,7 @@ TRADE = {A: (T0, T1), B: (S0, S1)}
         (beside(f_beside_g=1.5), APART, "move", "moved to better neighbours (1.50", None),
         (
             beside(g_beside_f=1.5), APART, "move",
-            f"moved away from {B}, slowed down by it (1.00", None,
+            f"moved away from {B}, which it slowed down (1.00", None,
         ),
         (
             posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}, "move",
@@ -121,9 +121,9 @@ TRADE = {A: (T0, T1), B: (S0, S1)}
         (posed(on(A, S0)), {A: (T0,)}, "move", "moved to other slots (1.00", None),
         (
             posed(on(A, S0, S1), on(B, T0)), {A: (S0, T0), B: (S1,)}, "trade",
-            f"trades places with {B}: makes room (0.67", None,
+            f"exchanges slots with {B}: makes room (0.67", None,
         ),
-        (TRADERS, TRADE, "trade", f"trades places with {B}: moved to faster GPUs (2.00", None),
+        (TRADERS, TRADE, "trade", f"exchanges slots with {B}: moved to faster GPUs (2.00", None),
     ],
     ids=[
         "fewer nodes", "faster GPUs", "better neighbours", "a slowed neighbour", "room",
@@ -147,7 +147,7 @@ def test_a_move_has_the_first_reason_that_holds_and_the_expected_speed(
 
 def test_the_partner_of_a_move_or_trade_gets_a_reason_too() -> None:
     room, where = posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}
-    slower = f"trades places with {A}: makes room (0.80 x the speed expected)"
+    slower = f"exchanges slots with {A}: makes room (0.80 x the speed expected)"
 
     assert text(room, where, B).endswith(f": from {A}")
     assert text(TRADERS, TRADE, B) == slower
@@ -162,7 +162,7 @@ def test_the_reason_of_a_move_includes_a_new_batch() -> None:
 
     batch = int(reason.numbers["batch_then"])
     assert batch > reason.numbers["batch_now"] == 64.0
-    assert reason.text.startswith(f"brought together on fewer nodes, with batch {batch} (1.")
+    assert reason.text.startswith(f"moved together to fewer nodes, with batch {batch} (1.")
 
 
 # --- other sizes, and none
@@ -196,7 +196,7 @@ def test_a_pause_names_the_recipient() -> None:
         f"paused: {C} can use its 1 slot better",
         why(problem, {A: (), B: (T0,), C: (S0,)}).numbers,
     )
-    assert text(problem, {A: (), B: (T0,), C: (S0,)}, C) == "goes on, on 1 slot"
+    assert text(problem, {A: (), B: (T0,), C: (S0,)}, C) == "resumes on 1 slot"
 
 
 def test_a_wait_includes_the_least_value_of_a_slot() -> None:

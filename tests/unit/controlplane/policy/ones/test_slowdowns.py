@@ -17,7 +17,7 @@ from controlplane.policy.registry import make
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
-from tests.support.views import row_of, taken_slots, view_of
+from tests.support.views import row_of, steps_seen, taken_slots, view_of
 from tests.unit.controlplane.policy.ones.steady_cluster import SteadyCluster, a_job
 
 ALONE: Final = 64 / 5000  # seconds of a step of 64 samples on one slot
@@ -51,7 +51,7 @@ def test_a_growth_that_loses_is_undone_after_three_seconds() -> None:
     assert slots.count(4) == 3
     assert slots[-1] == 2
     (shrunk,) = [text for *_, code, text in cluster.changes if code == "shrink"]
-    took_back = "undoes its growth, which made 0.25 x the progress of before"
+    took_back = "undoes its growth, which led to 0.25 x the former progress"
     assert shrunk == f"{took_back}; goes on with 2 slots and batch 256"
 
 
@@ -66,10 +66,7 @@ def test_a_job_does_not_grow_beyond_known_cores(cores: int) -> None:
 
 
 def telemetry(job: JobId, **known: Any) -> StepsSeen:
-    return StepsSeen(
-        job=job, group=1, slots=1, nodes=1, global_batch=64, step=20,
-        **{"family": "f", "samples_done": 1000, "samples_per_s": 100.0, **known},
-    )  # fmt: skip
+    return steps_seen(job, **{"family": "f", "step": 20, "samples_done": 1000, **known})
 
 
 def crowd(*jobs: JobView, slots: int = 4, cores: int = 2) -> ClusterView:
@@ -160,7 +157,7 @@ BATCH = 32
 
 def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyRecord:
     """A family that was measured on 1, 2, ... slots, with the same batch on each."""
-    family = families.of(name)
+    family = families[name]
     for slots, step_s in enumerate(steps, 1):
         family.add(1, slots, BATCH, step_s)
     family.speed_model(BATCH)

@@ -137,7 +137,7 @@ def test_a_due_job_takes_the_slot_of_another_job() -> None:
 
     assert set(answered(view).local_batch) == {A}
     assert set(plan.local_batch) == {B}
-    text = "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
+    text = "required by max_stretch 2 (2.1 x the time of its fair share expected)"
     assert plan.reasons[B].text.endswith(text)
     assert plan.reasons[B].numbers["max_stretch"] == 2.0
     assert plan.reasons[B].numbers["stretch"] == pytest.approx(2.125)
@@ -191,9 +191,7 @@ def test_schedules_with_dues_fit(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(case=views_and_events)
-def test_a_limit_far_away_changes_no_plan(
-    case: tuple[ClusterView, Sequence[PolicyEvent]],
-) -> None:
+def test_a_limit_far_away_changes_no_plan(case: tuple[ClusterView, Sequence[PolicyEvent]]) -> None:
     view, events = case
 
     off = planned("ones", view, events)

@@ -66,7 +66,6 @@ def a_problem(
         table[row, 1 : 1 + len(values)] = values[:width]
     now = genes(list(present))[0] if present else np.zeros(0, dtype=np.int16)
     return PaperProblem(
-        version=1,
         jobs=tuple(job_view(JobId(f"j-{row + 1}")) for row in range(jobs)),
         slots=tuple(
             slot_id(NodeId(f"n{place // PER_NODE}"), place % PER_NODE)

@@ -65,7 +65,7 @@ def test_an_epoch_counts_its_samples() -> None:
     for number, done in [(1, 1000), (2, 1512)]:  # the script left the second epoch early
         policy.observe(epoch(number, done), NOW)
 
-    log = policy._estimates.history(A).log
+    log = policy._estimates.histories[A].log
     assert [(number, row[2]) for number, row in log] == [(1, 1000.0), (2, 1512.0)]
 
 

@@ -95,7 +95,8 @@ def test_an_implausible_speed_is_dropped_and_recorded_once(speed: float) -> None
         tell(fooled, "a", (1, crowd))
         fooled.add("a", (1, BATCH, "", ((1, crowd),)), BATCH, speed)
 
-    assert fooled.learnt() == taught.learnt()
+    assert fooled.cost("a", "b") == taught.cost("a", "b")
+    assert fooled.step_s("a", 1, BATCH) == taught.step_s("a", 1, BATCH)
     assert list(fooled.dropped) == ["a"]
     assert fooled.dropped["a"] == pytest.approx(speed, nan_ok=True)
 
@@ -144,9 +145,7 @@ def somewhere(seed: int, jobs: int = 4) -> Occupancy:
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 10**6))
-def test_a_gain_is_the_difference_of_all_speeds(
-    seed: int,
-) -> None:
+def test_a_gain_is_the_difference_of_all_speeds(seed: int) -> None:
     where, costs = somewhere(seed), new()
     before = all_shares(where, costs)
     first, layout = next(iter(where.nodes)), {NODES[seed % 3]: 2}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.policy.api import JobView, StepsSeen
+from controlplane.policy.api import JobEnded, JobView, StepsSeen
 from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.slot_partition import partition_of
@@ -119,9 +119,9 @@ def test_usage_comes_from_the_job_its_relatives_or_all_families() -> None:
     usages = WorkerUsages()
     assert usages.of(A, "busy") == UNKNOWN
     for cores, sent in ((4.0, 1e9), (None, 5e9), (9.0, 1e9)):
-        usages.take(used(A, "busy", cores=cores, sent=sent))
-    usages.take(used(B, "chatty", cores=1.0, sent=3e9))
-    usages.forget(A)
+        usages.observe(used(A, "busy", cores=cores, sent=sent))
+    usages.observe(used(B, "chatty", cores=1.0, sent=3e9))
+    usages.observe(JobEnded(job=A, family="busy", samples_done=0, succeeded=True))
 
     assert usages.of(A, "busy") == WorkerUsage(5.0, 1e9)
     assert usages.of(C, "other") == WorkerUsage(3.0, 2e9)
