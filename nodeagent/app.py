@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from nodeagent.folders import SOCKET, FolderLocks
 from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
+from nodeagent.metrics import NodeFigures, NodeMetrics
 from nodeagent.reconciler import (
     Action,
     Connected,
@@ -51,6 +53,7 @@ from schemas.codec import TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.host.files import take_pid_file
 from schemas.host.logging import notify, watchdog
+from schemas.host.metrics_server import MetricsServer
 from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
@@ -180,7 +183,13 @@ class Agent:
         self._manager.adopt()
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
-        async with asyncio.TaskGroup() as tasks:
+        metrics = NodeMetrics()
+        server = MetricsServer(metrics.registry.page)
+        folders = {name: getattr(self._folders, name) for name in ("run", "work", "checkpoints")}
+        async with (
+            server.served(self._settings.address, self._settings.metrics),
+            asyncio.TaskGroup() as tasks,
+        ):
             works: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
                 "controller": self._receive_from_controller,
                 "worker messages": self._workers.receive,
@@ -191,6 +200,7 @@ class Agent:
                 "output": self._shipper.ship,
                 "zygotes": self._warm_up,
                 "disk use": self._disk_limits.run,
+                "metrics": lambda: metrics.keep(self._figures, folders),
                 "watchdog": watchdog,
             }
             works |= {f"files {i}": work for i, work in enumerate(self._ended_jobs.tasks())}
@@ -295,6 +305,15 @@ class Agent:
             self._bulk.use(bulk)
         if welcome.report_again:
             self._manager.report_again()
+
+    def _figures(self) -> NodeFigures:
+        return NodeFigures(
+            slots=len(self._spec.slots),
+            workers=Counter(one.phase.value for one in self._reconciler.workers.values()),
+            problems=len(self._health.problems),
+            events_waiting=len(self._session.spool),
+            unconfirmed_s=self._session.unconfirmed_s(self._now()),
+        )
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

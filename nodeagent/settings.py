@@ -54,6 +54,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # default: keys/NODE.key_secret
     address: str = "127.0.0.1"  # address at which workers on other nodes reach workers here
     states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # for other nodes; 0: any
+    metrics: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # HTTP, for Prometheus; 0: off
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
     cores: int = 0  # shared by the slots; 0: as many as the agent may use

@@ -35,6 +35,7 @@ def check(path: Path) -> list[SettingsError]:
     findings.attempt("controller.host", lambda: _resolve(settings.controller.host))
     if findings.address("address", settings.address):
         findings.port("states_port", settings.address, settings.states_port)
+        findings.port("metrics", settings.address, settings.metrics)
     for name in ("run", "work", "checkpoints"):
         findings.folder(name, home / getattr(settings, name))
     findings.attempt("jobs", lambda: check_jobs(settings))

@@ -14,8 +14,9 @@ import structlog
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta, SendSweepDelta
-from controlplane.core.history import Record
+from controlplane.core.history import PhaseChanged, Record
 from controlplane.core.model.job import number_of
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.state import State
 from controlplane.journal.database import JournalError
 from controlplane.journal.releases import keep_own_code, own_release
@@ -31,7 +32,7 @@ from controlplane.service.job_files import JobFiles
 from controlplane.service.keys import KeyFile, KeyTable
 from controlplane.service.log_relay import LogRelay
 from controlplane.service.log_store import LogStore
-from controlplane.service.metrics import Metrics, MetricsServer, ServiceFigures
+from controlplane.service.metrics import Metrics, ServiceFigures
 from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.planner.plan_coordinator import (
     PlanCoordinator,
@@ -55,6 +56,7 @@ from schemas.errors import SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, extended_start, notify, watchdog
+from schemas.host.metrics_server import MetricsServer
 from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
 from schemas.ids import Seconds, Term
@@ -155,6 +157,7 @@ class Controller:
             code=code,
         )
         self._telemetry = TelemetryTable()
+        self._metrics = Metrics()
         self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
         store = settings.store
         self._snapshots = SnapshotStore(
@@ -284,10 +287,9 @@ class Controller:
         """
         listen = self._settings.listen
         failure: JournalError | None = None
-        metrics = Metrics()
-        server = MetricsServer(metrics.page)
+        server = MetricsServer(self._metrics.registry.page)
         async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
-            owned = [tasks.create_task(work) for work in self._tasks(metrics)]
+            owned = [tasks.create_task(work) for work in self._tasks()]
             try:
                 failure = await self._first_commit(stop) or await self._until(stop)
             finally:
@@ -334,7 +336,7 @@ class Controller:
 
     # --- parts
 
-    def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
+    def _tasks(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return the tasks that run until cancelled, in the order in which they start.
 
         A failed task is started again, unless an input was handled only in part.
@@ -353,7 +355,7 @@ class Controller:
             "journal": self._journal_keeper.run,
             "files": self._file_keeper.run,
             "planner": self._planner.run,
-            "metrics": lambda: metrics.keep(core, search, self._figures),
+            "metrics": lambda: self._metrics.keep(core, search, self._figures),
             "subscribers": self._feed.admit_subscribers,
             "shippers": self._log_relay.serve_shippers,
             "followers": self._log_relay.serve_followers,
@@ -409,6 +411,10 @@ class Controller:
 
     def _record(self, record: Record) -> None:
         self._observer.recorded(record)
+        if isinstance(record, PhaseChanged) and record.change.from_state == Phase.QUEUED.value:
+            job = self._state().jobs.get(record.job)
+            if job is not None and job.phase is Phase.STARTING:
+                self._metrics.queue_wait.observe(job.accounting.queued_s)
 
     def _state(self) -> State:
         return self._commit_loop.committed.state
@@ -446,6 +452,8 @@ class Controller:
             snapshot_failures=self._journal_keeper.failures,
             journal_bytes=loop.journal_bytes(),
             commit_s=loop.longest_commit_s(),
+            requests=self._request_server.requests,
+            webhooks=self._webhooks.waiting(),
             key_ends={row.name: row.expires for row in rows if row.expires is not None},
         )
 

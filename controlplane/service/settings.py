@@ -104,7 +104,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")]
     url: Annotated[str, msgspec.Meta(pattern="^https?://[^ ]+$")]
     events: tuple[Notified, ...] = ("job.succeeded", "job.failed", "job.cancelled", "job.rejected")
-    secret: str = ""  # file with the secret that signs requests, relative to the settings file
+    key: str = ""  # file with the secret that signs requests, relative to the settings file
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ def load_secret(path: Path) -> bytes:
     require_private(path)
     secret = path.read_bytes()[:MAX_SECRET_BYTES].strip()
     if not secret:
-        raise SettingsError(f"{path} is empty", "write a random secret into it", "webhooks.secret")
+        raise SettingsError(f"{path} is empty", "write a random secret into it", "webhooks.key")
     return secret
 
 
@@ -74,8 +74,8 @@ def check_webhooks(hooks: tuple[Webhook, ...], home: Path) -> None:
         if names.count(name) > 1:
             raise SettingsError(f"webhooks: two are named {name}", "rename one", "webhooks.name")
     for hook in hooks:
-        if hook.secret:
-            load_secret(home / hook.secret)
+        if hook.key:
+            load_secret(home / hook.key)
 
 
 class Webhooks:
@@ -103,9 +103,7 @@ class Webhooks:
     ) -> None:
         check_webhooks(hooks, home)
         self._hooks = hooks
-        self._secrets = {
-            hook.name: load_secret(home / hook.secret) for hook in hooks if hook.secret
-        }
+        self._secrets = {hook.name: load_secret(home / hook.key) for hook in hooks if hook.key}
         self._journal = journal
         self._reader = reader
         self._feed = feed

@@ -28,6 +28,8 @@ rule_files: ["{rules}"]
 scrape_configs:
   - job_name: ones
     static_configs: [{{targets: ["{target}"]}}]
+  - job_name: agents
+    static_configs: [{{targets: ["{agent}"]}}]
 """
 
 
@@ -51,9 +53,14 @@ def value(port: int, query: str) -> float | None:
 def test_prometheus_scrapes_a_cluster_and_evaluates_every_rule(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "home", tmp_path / "jobs")
     cluster.up()
+    cluster.down()
+    agent, settings = free_port(), tmp_path / "home" / "agent-1.toml"
+    settings.write_text(f"metrics = {agent}\n{settings.read_text()}")
+    cluster.up()
     listen = tomllib.loads((tmp_path / "home" / "controller.toml").read_text())["listen"]
     config, port = tmp_path / "prometheus.yml", free_port()
-    config.write_text(CONFIG.format(rules=RULES, target=f"127.0.0.1:{listen['metrics']}"))
+    target = f"127.0.0.1:{listen['metrics']}"
+    config.write_text(CONFIG.format(rules=RULES, target=target, agent=f"127.0.0.1:{agent}"))
     subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
     prometheus = subprocess.Popen(
         [
@@ -67,7 +74,11 @@ def test_prometheus_scrapes_a_cluster_and_evaluates_every_rule(tmp_path: Path) -
         while True:
             try:
                 rules = [rule for group in read(port, "rules")["groups"] for rule in group["rules"]]
-                done = value(port, "ones_slots") and {rule["health"] for rule in rules} == {"ok"}
+                done = (
+                    value(port, "ones_slots")
+                    and value(port, "ones_node_slots")
+                    and {rule["health"] for rule in rules} == {"ok"}
+                )
             except OSError:
                 done = None
             if done:

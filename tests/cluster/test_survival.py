@@ -16,6 +16,7 @@ from controlplane.client import BlockingClient
 from nodeagent.folders import NodeFolders
 from schemas.transport.keys import write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
+from tests.support.webhook_receiver import Receiver
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -326,3 +327,37 @@ def test_an_exit_code_is_known_even_if_the_zygote_died_before(
 
     assert house.wait(job).code == 1
     assert house.show(job)["reason"] == "the script exited with code 3"
+
+
+def test_webhooks_bring_each_end_once_although_the_controller_is_killed_again_and_again(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base, receiver = tmp_path_factory.mktemp("w"), Receiver()
+    house = Cluster(base / "home", base / "jobs", slots=2)
+    house.up()
+    house.down()
+    settings = house.home / "controller.toml"
+    hook = f'\n[[webhooks]]\nname = "a"\nurl = "{receiver.url}"\n'
+    settings.write_text(settings.read_text() + hook)
+    house.up()
+
+    jobs = []
+    for _ in range(8):
+        jobs += [house.submit("pass", slots=1), house.submit("raise SystemExit(3)", slots=1)]
+        kill(house.up()["controller"])
+        house.up()
+    for job in jobs:
+        house.wait(job)
+    deadline = time.monotonic() + LIMIT_S
+    while len({headers["webhook-id"] for headers, _ in receiver.accepted}) < len(jobs):
+        assert time.monotonic() < deadline, receiver.jobs
+        time.sleep(LOOK_S)
+    house.down()
+    receiver.close()
+
+    once = {
+        headers["webhook-id"]: (body["data"]["job"], body["type"])
+        for headers, body in receiver.accepted
+    }
+    ends = ("job.succeeded", "job.failed")
+    assert sorted(once.values()) == sorted((job, ends[at % 2]) for at, job in enumerate(jobs))

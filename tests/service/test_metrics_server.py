@@ -10,9 +10,10 @@ from itertools import count
 
 import pytest
 
-from controlplane.service import metrics
-from controlplane.service.metrics import MAX_CONNECTIONS, MAX_HEADER, Metrics, MetricsServer
+from controlplane.service.metrics import Metrics
 from schemas.errors import SettingsError
+from schemas.host import metrics_server as metrics
+from schemas.host.metrics_server import MAX_CONNECTIONS, MAX_HEADER, MetricsServer
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 BOUND_S = 60.0
@@ -144,11 +145,11 @@ async def test_a_rendered_page_is_reused_briefly_and_not_sent_for_head(
 
 
 async def test_prometheus_gets_the_requested_format() -> None:
-    page, kind = Metrics().page("application/openmetrics-text; version=1.0.0")
+    page, kind = Metrics().registry.page("application/openmetrics-text; version=1.0.0")
 
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     assert page.endswith(b"# EOF\n")
-    assert Metrics().page("")[1].startswith("text/plain")
+    assert Metrics().registry.page("")[1].startswith("text/plain")
 
 
 async def test_an_occupied_port_is_named_and_port_0_serves_nothing(house: House) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -193,6 +194,7 @@ class RequestServer:
         self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = WaitingRequests()
+        self.requests = Counter[str]()  # by user, since the start
 
     async def serve(self) -> None:
         """Handle requests until cancelled."""
@@ -220,6 +222,7 @@ class RequestServer:
             request = REQUEST.decode(incoming.frames[2])
             incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
+            self.requests[who.name] += 1
             wait_s = getattr(request, "wait_s", 0.0)
             with self._queue.waits(user, wait_s), self.waiting.interruptible(incoming, wait_s):
                 reply = _encode_reply(await self._dispatch(request, who, usage))

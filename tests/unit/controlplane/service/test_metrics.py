@@ -45,10 +45,10 @@ def numbers(controller: Controller) -> dict[str, float]:
     metrics.write(controller.reactor, told(controller))
     return {
         "/".join([sample.name, *sample.labels.values()]): sample.value
-        for family in metrics.registry.collect()
+        for family in metrics.registry.collectors.collect()
         for sample in family.samples
         if (not sample.labels or "interval" in sample.labels)
-        and not sample.name.startswith("process_")
+        and not sample.name.startswith(("process_", "ones_queue_wait_seconds"))
     }
 
 
@@ -89,7 +89,7 @@ def test_counters_count_only_increments() -> None:
         search = msgspec.structs.replace(counted, generations=generations)
         metrics.write(controller.reactor, search)
 
-    assert metrics.registry.get_sample_value("ones_search_generations_total") == 47.0
+    assert metrics.registry.collectors.get_sample_value("ones_search_generations_total") == 47.0
 
 
 def test_promises_are_counted_by_outcome() -> None:
@@ -107,7 +107,7 @@ def test_promises_are_counted_by_outcome() -> None:
 
     metrics.write(controller.reactor, told(controller))
 
-    read = metrics.registry.get_sample_value
+    read = metrics.registry.collectors.get_sample_value
     assert {
         outcome: read("ones_promises", {"outcome": outcome})
         for outcome in ("open", "kept", "broken")
@@ -126,7 +126,7 @@ def test_an_operator_sees_who_has_slots_and_the_condition_of_the_controller() ->
 
     found = {
         "/".join([sample.name, *sample.labels.values()]): sample.value
-        for family in metrics.registry.collect()
+        for family in metrics.registry.collectors.collect()
         for sample in family.samples
     }
     wanted = {
@@ -141,7 +141,28 @@ def test_an_operator_sees_who_has_slots_and_the_condition_of_the_controller() ->
 def test_every_alert_uses_metrics_that_exist() -> None:
     text = (Path(__file__).parents[4] / "docs" / "alerts.yml").read_text()
     controller, metrics = running(), Metrics()
-    metrics.write(controller.reactor, told(controller), ServiceFigures(key_ends={"eve": 1e9}))
-    known = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    figures = ServiceFigures(key_ends={"eve": 1e9}, webhooks={"chat": 1}, requests={"eve": 2})
+    metrics.write(controller.reactor, told(controller), figures)
+    known = {
+        sample.name for family in metrics.registry.collectors.collect() for sample in family.samples
+    }
 
     assert set(re.findall(r"\bones_[a-z_]+", text)) <= known
+
+
+def test_requests_are_counted_by_user_and_waits_in_a_histogram() -> None:
+    controller, metrics = running(), Metrics()
+    for requests in ({"ann": 3, "bob": 1}, {"ann": 5, "bob": 1}):
+        figures = ServiceFigures(requests=requests, webhooks={"chat": 4})
+        metrics.write(controller.reactor, told(controller), figures)
+    metrics.queue_wait.observe(70.0)
+
+    value = metrics.registry.collectors.get_sample_value
+    assert (
+        value("ones_requests_total", {"user": "ann"}),
+        value("ones_webhook_waiting", {"name": "chat"}),
+    ) == (5.0, 4.0)
+    assert [
+        value("ones_queue_wait_seconds_bucket", {"le": limit})
+        for limit in ("60.0", "300.0", "+Inf")
+    ] == [0.0, 1.0, 1.0]
