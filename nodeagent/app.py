@@ -58,12 +58,13 @@ from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
-from schemas.transport.keys import load_keys, load_public
+from schemas.transport.keys import ServerKeys, load_keys
 from schemas.transport.sockets import Link
 from schemas.wire.agent import (
     AgentEvent,
     GroupDelta,
     Hello,
+    NextServerKey,
     NodeHealth,
     Refused,
     StepsReported,
@@ -77,6 +78,7 @@ from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
 log = structlog.get_logger("agent")
 TICK_INTERVAL_S: Final = 0.25
 CHECK_INTERVAL_S: Final = 1.0
+OTHER_KEY_S: Final = 5.0  # without a message; in a rotation the controller may have its next key
 RELOADABLE: Final = (
     "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
     "keep_checkpoints_bytes", "disk_reserve_bytes", "log_bytes", "python", "workdir.size",
@@ -117,8 +119,11 @@ class Agent:
         self._ended_jobs = EndedJobs(
             self._folders, lambda: self._settings, lambda: set(self._reconciler.jobs)
         )
-        key = load_public(home / settings.controller.key)
-        self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
+        self._server_keys = ServerKeys(home / settings.controller.key)
+        self._ports = ControllerPorts(
+            self._link, settings.controller, self._server_keys, self._node
+        )
+        self._heard_at = Seconds(0.0)  # last message of the controller, or last change of the key
         self._workers = WorkerChannel(
             self._folders.socket,
             self._on_worker_message,
@@ -240,8 +245,11 @@ class Agent:
                 log.warning("dropped", error=str(error))
                 continue
             with log_errors("message of the controller", kind=type(message).__name__):
+                self._heard_at = self._now()
                 if isinstance(message, AskFiles | AskPiece):
                     self._bulk.answer(message)
+                elif isinstance(message, NextServerKey):
+                    self._server_keys.learn(message.public)
                 else:
                     self._apply(self._session.receive(message, self._now()))
 
@@ -253,6 +261,9 @@ class Agent:
                 fence_s = self._settings.fence_s
                 if fence_s and self._session.unconfirmed_s(self._now()) >= fence_s:
                     self._manager.fence()
+            if self._now() - self._heard_at >= OTHER_KEY_S:
+                self._heard_at = self._now()
+                self._ports.try_other_key()
             await asyncio.sleep(TICK_INTERVAL_S)
 
     async def _read_reports(self) -> None:
@@ -300,6 +311,7 @@ class Agent:
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
+        self._server_keys.confirm()
         log.info("welcome", session=welcome.session, term=welcome.term)
         if (bulk := self._ports.welcomed(welcome)) is not None:
             self._bulk.use(bulk)

@@ -24,6 +24,7 @@ from schemas.codec import FROM_WORKER, TO_SHIPPER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit
 from schemas.ids import NodeId, WorkerId, worker_id
+from schemas.transport.keys import ServerKeys
 from schemas.transport.sockets import Incoming, Link, Socket
 from schemas.wire import Message
 from schemas.wire.agent import GroupDelta, Welcome
@@ -103,11 +104,13 @@ class ControllerPorts:
     """The socket for orders and heartbeats, and the socket for events."""
 
     def __init__(
-        self, link: Link, controller: settings.Controller, key: bytes, node: NodeId
+        self, link: Link, controller: settings.Controller, keys: ServerKeys, node: NodeId
     ) -> None:
         self._link = link
         self._host = controller.host
-        self._key = key
+        self._port = controller.agents
+        self._keys = keys
+        self._welcomed_key = b""
         self._node = node
         self._ports = (0, 0)
         self.orders = self._connect("DEALER", controller.agents)
@@ -116,9 +119,9 @@ class ControllerPorts:
     def welcomed(self, welcome: Welcome) -> Socket | None:
         """Connect to a welcome's ports and return the bulk socket. Return None if none changed."""
         ports = (welcome.event_port, welcome.log_port)
-        if ports == self._ports:
+        if (ports, self._keys.current) == (self._ports, self._welcomed_key):
             return None
-        self._ports = ports
+        self._ports, self._welcomed_key = ports, self._keys.current
         if self.events is not None:
             self.events.close()
         self.events = self._connect("PUB", welcome.event_port)
@@ -130,7 +133,12 @@ class ControllerPorts:
             self.events.send(self._node.encode(), data)
 
     def _connect(self, kind: str, port: int) -> Socket:
-        return self._link.connect(kind, f"tcp://{self._host}:{port}", self._key)
+        return self._link.connect(kind, f"tcp://{self._host}:{port}", self._keys.current)
+
+    def try_other_key(self) -> None:
+        """Connect with the controller's other key, if there is one."""
+        if (key := self._keys.other()) is not None:
+            self.orders.reconnect(f"tcp://{self._host}:{self._port}", key)
 
 
 class BulkTraffic:

@@ -26,6 +26,7 @@ from schemas.errors import SettingsError
 from schemas.host.settings import read_toml
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
+from schemas.transport.keys import load_keys, load_public, next_key_path, write_keys
 
 JOURNAL: Final = "journal.sqlite"
 WHERE: Final = "controller.toml, state folder or journal (default: of the cluster in --home)"
@@ -84,6 +85,38 @@ def restore_journal(
     kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
     return Exit.OK
+
+
+@admin.command(name="rotate-key")
+def rotate_key(
+    *,
+    of: Annotated[
+        Path | None, Parameter(help="controller.toml or its folder (default: --home)")
+    ] = None,
+    finish: Annotated[bool, Parameter(help="use the next key from the next start on")] = False,
+    common: Common = COMMON,
+) -> None:
+    """Make the controller's next key pair; with --finish, put it in the place of the current one.
+
+    Reload the controller in between, so that connected nodes and clients learn the next key.
+    """
+    config = _config(of, common)
+    path = config.parent / load(config).keys.server
+    following = next_key_path(path)
+    if not finish:
+        if not following.exists():
+            write_keys(path.parent, following.stem)
+        then = "reload the controller (SIGHUP), then use --finish and restart it"
+        public = load_public(following).decode()
+        _say(common, {"next": str(following), "public": public, "then": then})
+        return
+    load_keys(following)
+    for suffix in (path.suffix, ".key"):
+        one = path.with_suffix(suffix)
+        if one.exists():
+            one.replace(path.with_name(f"{path.stem}-old{suffix}"))
+        following.with_suffix(suffix).replace(one)
+    _say(common, {"key": str(path), "then": "restart the controller"})
 
 
 @admin.command(name="accept-loss")

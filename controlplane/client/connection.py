@@ -19,7 +19,7 @@ import msgspec
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
 from schemas.errors import OnesError, SettingsError, UnreachableError, error_from_code
 from schemas.host import settings
-from schemas.transport.keys import load_keys, load_public
+from schemas.transport.keys import ServerKeys, load_keys, next_key_path
 from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
@@ -138,6 +138,7 @@ RETRY_LIMIT_S: Final = 60.0  # how long calls that wait or follow tolerate an ab
 REPLY_TIMEOUT_S: Final = 3.0  # time until a request is repeated, beyond the wait of a long poll
 TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
 TIMEOUT_S: Final = 10.0  # default timeout if the controller listens
+KEY_TIMEOUT_S: Final = 1.0  # for a reply while the server's key is being rotated
 PROBE_DELAY_S: Final = 0.2  # time without a reply after which the client probes the endpoint
 PROBE_TIMEOUT_S: Final = 0.5  # timeout of the probe
 R = TypeVar("R", bound=Message)
@@ -152,14 +153,30 @@ class ClusterConnection:
         self._timeout = TIMEOUT_S if asked is None else float(asked)
         self._probes = asked is None  # True: fail early if no process listens
         self._link = Link(load_keys(self._home.key))
-        self._server_key = load_public(self._home.server_key)
+        self._server_keys = ServerKeys(self._home.server_key)
         self._calls: RequestChannel | None = None
         self._logs: RequestChannel | None = None
 
     async def __aenter__(self) -> Self:
         """Open the socket. The first call discovers whether a controller is running."""
         self._calls = self._open_channel(self._home.endpoint, REPLY)
+        if next_key_path(self._home.server_key).exists():
+            await self._choose_key()
         return self
+
+    async def _choose_key(self) -> None:
+        """Use the server's next key if the controller does not reply to the current one."""
+        for _ in range(2):
+            try:
+                await self._channel.call(GetCluster(), KEY_TIMEOUT_S, KEY_TIMEOUT_S)
+            except UnreachableError:
+                if self._server_keys.other() is None:
+                    return
+                self._channel.close()
+                self._calls = self._open_channel(self._home.endpoint, REPLY)
+            else:
+                self._server_keys.confirm()
+                return
 
     async def __aexit__(self, *_: object) -> None:
         """Close all sockets."""
@@ -171,7 +188,10 @@ class ClusterConnection:
 
     async def cluster(self) -> Cluster:
         """Return facts about the cluster, with the user and the role of this client's key."""
-        return await self._call(GetCluster(), Cluster)
+        found = await self._call(GetCluster(), Cluster)
+        if found.next_key:
+            self._server_keys.learn(found.next_key)
+        return found
 
     async def _upload(
         self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
@@ -185,12 +205,17 @@ class ClusterConnection:
             if on_sent is not None:
                 on_sent(offset, len(archive))
             if offset >= len(archive):
+                await self.cluster()  # a change of the server's key becomes known to all who submit
                 return
 
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
+        return _expected(await self._ask(self._channel, request, wait_s), kind)
+
+    @property
+    def _channel(self) -> RequestChannel:
         if self._calls is None:
             raise UnreachableError("the client is not open", "use `async with Client() as client`")
-        return _expected(await self._ask(self._calls, request, wait_s), kind)
+        return self._calls
 
     async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
         reply_timeout_s = wait_s + REPLY_TIMEOUT_S
@@ -220,7 +245,9 @@ class ClusterConnection:
         return _expected(await self._ask(self._logs, request, wait_s), kind)
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
-        return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)
+        return RequestChannel(
+            self._link.connect("DEALER", endpoint, self._server_keys.current), codec
+        )
 
 
 async def _listens(endpoint: str) -> bool:

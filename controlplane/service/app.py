@@ -61,7 +61,13 @@ from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
 from schemas.ids import Seconds, Term
 from schemas.session import SessionTimings
-from schemas.transport.keys import Identity, load_authorised, load_keys
+from schemas.transport.keys import (
+    Identity,
+    load_authorised,
+    load_keys,
+    load_public,
+    next_key_path,
+)
 from schemas.transport.sockets import HIGH_WATER, AddressInUseError, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
 
@@ -197,6 +203,7 @@ class Controller:
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
             audit=self._audit,
+            next_key=self._next_key(),
         )
         self._webhooks = Webhooks(
             self._settings.webhooks,
@@ -269,6 +276,12 @@ class Controller:
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
+        self._node_sessions.announce_key(self._next_key())
+
+    def _next_key(self) -> str:
+        """Return the public key that will replace the server's key, or "" if there is none."""
+        path = next_key_path(self._home / self._settings.keys.server)
+        return load_public(path).decode() if path.exists() else ""
 
     def _cut_off(self, owners: list[Identity]) -> None:
         """Disconnect the owners of keys that were revoked, have expired or were changed."""
@@ -427,6 +440,7 @@ class Controller:
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(
             release=__version__,
+            next_key=self._node_sessions.next_key,
             term=self.term,
             policy=self._settings.policy.name,
             user=who.name,

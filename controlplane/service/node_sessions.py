@@ -49,6 +49,7 @@ from schemas.wire.agent import (
     GroupDelta,
     Heartbeat,
     Hello,
+    NextServerKey,
     Numbered,
     Refused,
     StepsReported,
@@ -153,6 +154,7 @@ class NodeSessions:
     ports: tuple[int, int]
     on_steps: Callable[[StepsReported], None]
     audit: Audit
+    next_key: str = ""  # public key after the rotation of the server's key; empty: none
 
     def __post_init__(self) -> None:
         """Set up the state that no caller passes."""
@@ -169,6 +171,16 @@ class NodeSessions:
         self.timings = timings
         for session in self._sessions.values():
             session.timings = timings
+
+    def announce_key(self, public: str) -> None:
+        """Send the server's next public key to all nodes, also those that greet later."""
+        self.next_key = public
+        for route in self._routes.values():
+            self._send_key(route)
+
+    def _send_key(self, route: bytes) -> None:
+        if self.next_key:
+            self.orders.send(route, encode(NextServerKey(public=self.next_key)))
 
     def cut_off_revoked(self) -> None:
         """Stop using connections whose keys were revoked.
@@ -309,6 +321,7 @@ class NodeSessions:
             session = self._session(hello.node)
             outputs = session.open_session(hello, committed, self._now(), *self.ports)
             self._apply(hello.node, outputs)
+            self._send_key(route)
 
         log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
         stated = {name: getattr(hello, name) for name in NodeGreeted.__struct_fields__}

@@ -7,6 +7,7 @@ invalid without any action.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
 import stat
@@ -200,6 +201,57 @@ def load_public(path: Path) -> bytes:
         SettingsError: if the file cannot be read or contains no key.
     """
     return _load(path)[0]
+
+
+def next_key_path(path: Path) -> Path:
+    """Return the path of the key that will replace the key at `path` in a rotation."""
+    return path.with_name(f"{path.stem}-next{path.suffix}")
+
+
+class ServerKeys:
+    """Public keys by which a peer knows the controller: the current and, in a rotation, the next.
+
+    Args:
+        path: file of the current key. The next key is in the file of `next_key_path`, if it exists.
+
+    Raises:
+        SettingsError: if the file of the current key cannot be read or contains no key.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.current = load_public(path)
+
+    def other(self) -> bytes | None:
+        """Use the other key from now on and return it, or return None if there is only one."""
+        for path in (next_key_path(self._path), self._path):
+            with contextlib.suppress(SettingsError):
+                if (found := load_public(path)) != self.current:
+                    self.current = found
+                    return found
+        return None
+
+    def learn(self, public: str) -> None:
+        """Store the next key, if the folder of the current key may be written."""
+        path = next_key_path(self._path)
+        with contextlib.suppress(SettingsError):
+            if public.encode() == load_public(path):
+                return
+        if public.encode() != self.current:
+            fresh = path.with_suffix(".new")
+            with contextlib.suppress(OSError):
+                fresh.write_text(f'curve\n    public-key = "{public}"\n', encoding="ascii")
+                fresh.replace(path)
+
+    def confirm(self) -> None:
+        """Replace the stored key by the next one if the controller has replied to the next one.
+
+        If the folder cannot be written, the next key stays the second one.
+        """
+        with contextlib.suppress(OSError, SettingsError):
+            following = next_key_path(self._path)
+            if following.exists() and load_public(following) == self.current:
+                following.replace(self._path)
 
 
 def load_authorised(path: Path) -> dict[bytes, Identity]:

@@ -207,6 +207,13 @@ class Socket:
         """Subscribe to messages that begin with `topic`. An empty topic selects all (SUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
+    def reconnect(self, address: str, server_key: bytes) -> None:
+        """Connect anew to a peer that has another public key (Z85)."""
+        with contextlib.suppress(zmq.ZMQError):  # not connected at the moment
+            self._socket.disconnect(address)
+        self._socket.curve_serverkey = server_key
+        self._socket.connect(address)
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close(linger=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from msgspec.structs import fields, replace
 
 from schemas.epochs import EpochFacts, StepTimes
@@ -447,5 +448,13 @@ ToSession = (
     | GroupDelta
     | SweepDelta
 )
-ToAgent = ToSession | files.ToNode
+
+
+class NextServerKey(Message, tag="agent.next_server_key.1"):
+    """Controller to agent: the public key (Z85) of the controller after its next rotation."""
+
+    public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+
+
+ToAgent = ToSession | files.ToNode | NextServerKey
 Published = Numbered | Telemetry

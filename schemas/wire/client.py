@@ -254,6 +254,7 @@ class Cluster(Message, tag="client.cluster.1"):
     projects: tuple[str, ...] = ()  # projects whose jobs you see; empty: all
     topics: tuple[str, ...] = ()  # prefixes of the feed topics that you may subscribe to
     agents_port: int = 0  # port for agents; 0: unknown, because the controller is older
+    next_key: str = ""  # public key that the controller will have after its rotation; empty: none
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from nodeagent.folders import NodeFolders
-from schemas.transport.keys import write_keys
+from schemas.transport.keys import load_public, write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 from tests.support.webhook_receiver import Receiver
 
@@ -361,3 +362,48 @@ def test_webhooks_bring_each_end_once_although_the_controller_is_killed_again_an
     }
     ends = ("job.succeeded", "job.failed")
     assert sorted(once.values()) == sorted((job, ends[at % 2]) for at, job in enumerate(jobs))
+
+
+def test_a_new_key_of_the_controller_disturbs_no_training(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = tmp_path_factory.mktemp("k")
+    house = Cluster(base / "home", base / "jobs", slots=1)
+    pids = house.up()
+    user = base / "user"  # a client and an agent have folders of their own
+    shutil.copytree(house.home / "keys", user / "keys")
+    shutil.copy(house.home / "client.toml", user)
+    agent = house.home / "agent-1.toml"
+    text = agent.read_text().replace("[controller]", '[controller]\nkey = "node/server.key"')
+    (house.home / "node").mkdir()
+    shutil.copy(house.home / "keys" / "server.key", house.home / "node")
+    kill(pids["agents"][0])
+    agent.write_text(text)
+    pids = house.up()
+    job = house.submit(env=held(base), record_samples=True)
+    workers = house.until_epoch(job, 1)["workers"]
+
+    assert house.ones("admin", "rotate-key", "--home", str(house.home)).code == 0
+    os.kill(pids["controller"], signal.SIGHUP)
+    until_file(house.home / "node" / "server-next.key")
+    assert house.ones("logs", job, "--home", str(user)).code == 0
+    until_file(user / "keys" / "server-next.key")
+    assert house.ones("admin", "rotate-key", "--finish", "--home", str(house.home)).code == 0
+    kill(pids["controller"])
+    house.up()
+
+    assert house.show(job)["workers"] == workers
+    assert house.ones("ps", "--home", str(user)).code == 0
+    new = load_public(house.home / "keys" / "server.key")
+    assert load_public(user / "keys" / "server.key") == new
+    assert load_public(house.home / "node" / "server.key") == new
+    (base / "go on").touch()
+    trained_without_a_scratch(house, job)
+    house.down()
+
+
+def until_file(path: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(LOOK_S)

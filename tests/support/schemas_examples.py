@@ -243,6 +243,7 @@ _OF_AGENTS: Final = (
     agent.Heartbeat(session="3.1", events_sent=300, number=12),
     agent.HeartbeatAck(session="3.1", term=TERM, committed=299, number=12),
     agent.HelloRequest(term=TERM, echo="3.2"),
+    agent.NextServerKey(public="a" * 40),
     agent.EventsCommitted(boot=BOOT, through=299, term=TERM),
     agent.ResendEvents(boot=BOOT, first=300),
     agent.Resent(events=(_NUMBERED,)),
@@ -292,7 +293,7 @@ _OF_CLIENTS: Final = (
     client.Keys(keys=(_KEY,), next="keys.9"),
     client.Cluster(
         release="0.1.0", term=TERM, policy="ones", user="ada", role="user", feed_port=7703,
-        log_port=7705, agents_port=7701, last_seq=70_000, stalled="database or disk is full",
+        log_port=7705, agents_port=7701, next_key="b" * 40, last_seq=70_000, stalled="database or disk is full",
         projects=("vision", "speech"),
         topics=("project/vision/", "project/speech/", "node/", "cluster"),
     ),
