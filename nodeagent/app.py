@@ -20,7 +20,7 @@ from nodeagent import settings as agent_settings
 from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
 from nodeagent.cgroups import find
 from nodeagent.connections import BulkTraffic, ControllerPorts, SnapshotFetcher, WorkerChannel
-from nodeagent.devices import inventory
+from nodeagent.devices import gpu_check, inventory
 from nodeagent.ended_jobs import DiskLimits, EndedJobs
 from nodeagent.errors import log_errors
 from nodeagent.folders import SOCKET, FolderLocks
@@ -133,7 +133,7 @@ class Agent:
         places, shared = checked_places(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(
             places=places,
-            shared=shared,
+            shared=(*shared, *filter(None, [gpu_check(self._spec.slots)])),
             socket=self._folders.sockets / SOCKET,
             listen=self._workers.listen,
             changed=self._health_changed,

@@ -203,6 +203,99 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+HARDWARE_XIDS: Final = frozenset({48, 62, 64, 74, 79, 95, 109, 119, 120, 140})
+UNCORRECTED, SINCE_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+XID_EVENTS: Final = 8  # nvmlEventTypeXidCriticalError
+GPU_REMEDY: Final = "drain the node, and reset the GPU or the host"
+
+
+class GpuCheck:
+    """Health of the GPUs of a node's slots, by the driver's counters and errors.
+
+    Xid errors that a program can cause are ignored (NVIDIA, "XID Errors", r580). Other errors
+    count from the first check on.
+
+    Args:
+        uuids: GPUs or MIG instances.
+        nvml: module `pynvml`; None if it is not installed.
+    """
+
+    setting: Final = "devices"
+    timeout_problem: Final = f"devices: the GPU driver hangs; {GPU_REMEDY}"
+
+    def __init__(self, uuids: Sequence[str], nvml: ModuleType | None) -> None:
+        self._uuids = uuids
+        self._nvml = nvml
+        self._events: Any = None  # of all GPUs; None: not registered
+        self._names: dict[str, str] = {}  # UUID by PCI bus id
+        self._xids: dict[str, int] = {}  # last hardware error by UUID
+
+    def problem(self, *, full: bool) -> str:
+        """Return what is wrong with a GPU, and the remedy, or "" if nothing is."""
+        nvml = self._nvml
+        if nvml is None:
+            return ""
+        try:
+            nvml.nvmlInit()
+            self._collect_xids(nvml)
+        except nvml.NVMLError as error:
+            return f"devices: the GPU driver does not respond: {error}; {GPU_REMEDY}"
+        for uuid in self._uuids:
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                why = self._fault(nvml, uuid, handle)
+            except nvml.NVMLError as error:
+                why = str(error)
+            if why:
+                return f"devices: GPU {uuid}: {why}; {GPU_REMEDY}"
+        return ""
+
+    def _fault(self, nvml: ModuleType, uuid: str, handle: Any) -> str:
+        if uuid in self._xids:
+            return f"Xid error {self._xids[uuid]}"
+        with contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            nvml.nvmlDeviceGetMemoryInfo(handle)  # fails if the GPU is lost
+        with contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            errors = nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, SINCE_LOAD)
+            if errors:
+                return f"{errors} uncorrected memory errors"
+        with contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            if nvml.nvmlDeviceGetRemappedRows(handle)[3]:
+                return "a faulty row of its memory cannot be replaced"
+        return ""
+
+    def _collect_xids(self, nvml: ModuleType) -> None:
+        if self._events is None:
+            self._events = nvml.nvmlEventSetCreate()
+            for uuid in self._uuids:
+                with contextlib.suppress(nvml.NVMLError):  # such as a MIG instance
+                    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                    self._names[_bus(nvml, handle)] = uuid
+                    nvml.nvmlDeviceRegisterEvents(handle, XID_EVENTS, self._events)
+        with contextlib.suppress(nvml.NVMLError_Timeout, nvml.NVMLError_NotSupported):
+            while True:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventData in HARDWARE_XIDS:
+                    name = self._names.get(_bus(nvml, event.device), "")
+                    self._xids[name] = event.eventData
+
+
+def _bus(nvml: ModuleType, handle: Any) -> str:
+    return _text(nvml.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def gpu_check(slots: Sequence[SlotSpec]) -> GpuCheck | None:
+    """Return the check of the GPUs of these slots, or None if no slot has one."""
+    uuids = [slot.uuid for slot in slots if slot.kind == "gpu" and slot.uuid]
+    if not uuids:
+        return None
+    try:
+        import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
+    except ImportError:
+        return None
+    return GpuCheck(uuids, pynvml)
+
+
 def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
     """Return the slots, cores and memory (bytes) of this host.
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -138,11 +138,26 @@ def checked_places(
     return (run, workers, sockets, work), (checkpoints,)
 
 
+class Checked(Protocol):
+    """A part of the node that is checked in a thread of its own."""
+
+    @property
+    def setting(self) -> str:
+        """Name of the setting that the problem concerns."""
+
+    @property
+    def timeout_problem(self) -> str:
+        """Problem to report if a check does not finish."""
+
+    def problem(self, *, full: bool) -> str:
+        """Return what keeps workers from starting, and a remedy, or ""."""
+
+
 @dataclass(slots=True)
 class _FolderCheck:
-    """Check of a folder, with the running check and the result of the last check."""
+    """Check of a folder or of GPUs, with the running check and the result of the last check."""
 
-    place: Place
+    place: Checked
     every: int  # 1: checked at every check of the watch; 10: at every tenth check
     found: str = ""
     began: float | None = None
@@ -160,7 +175,7 @@ class HealthWatch:
         self,
         *,
         places: Sequence[Place],
-        shared: Sequence[Place],
+        shared: Sequence[Checked],
         socket: Path,
         listen: Callable[[], None],
         changed: Callable[[tuple[str, ...]], None],
@@ -177,7 +192,7 @@ class HealthWatch:
     def reserve(self, reserve_bytes: int) -> None:
         """Change the free space below which a disk is full. The sockets' folder has no limit."""
         for look in self._checks:
-            if not look.place.own:
+            if isinstance(look.place, Place) and not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)
 
     async def run(self) -> None:
@@ -223,7 +238,7 @@ class HealthWatch:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(end, found)
 
-        threading.Thread(target=work, name=f"look at {look.place.path}", daemon=True).start()
+        threading.Thread(target=work, name=f"check of {look.place.setting}", daemon=True).start()
 
     def _repair_socket(self) -> str:
         if self._identity is not None and _identity(self._socket) == self._identity:
