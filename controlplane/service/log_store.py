@@ -38,6 +38,8 @@ INDEX_SUFFIX: Final = ".index"
 NAME: Final = re.compile(r"\d+\.\d+")  # name of a worker's file: version and rank
 NUMBERS: Final = struct.Struct(">QQ")  # `order` and `end` of an entry
 ENTRY_BYTES: Final = NUMBERS.size + 4  # includes a CRC-32
+BLOCK_BYTES: Final = 64 << 10  # read at a time for one page
+MAX_PIECES: Final = 2000  # on one page; each takes some microseconds of the event loop
 BLOCK_ENTRIES: Final = 256  # entries to read at once
 ENDED: Final = 1 << 63  # flag of `end`: the output is complete
 MICROSECONDS: Final = 1_000_000  # per second
@@ -111,10 +113,17 @@ class _Output:
                     yield entry, self, start
                     start = entry.end
 
-    def read(self, start: int, end: int) -> bytes:
-        """Return stored bytes. If some are lost, begin with a note that says how many."""
+    def read(self, start: int, end: int, ahead: dict[_Output, tuple[int, bytes]]) -> bytes:
+        """Return stored bytes. If some are lost, begin with a note that says how many.
+
+        `ahead` has the last block of each output, with its start. A page needs few reads then.
+        """
         begin = max(start, end - MAX_PIECE_BYTES)
-        data = _read(self.path, begin, end - begin)
+        at, block = ahead.get(self, (0, b""))
+        if not at <= begin <= end <= at + len(block):
+            at, block = begin, _read(self.path, begin, max(end - begin, BLOCK_BYTES))
+            ahead[self] = at, block
+        data = block[begin - at : end - at]
         lost = end - start - len(data)
         note = f"[ones: {lost} bytes of stored output cannot be read]\n" if lost else ""
         return note.encode() + data
@@ -238,17 +247,17 @@ class LogStore:
         self._index_pending(found)
         cursor = max(0, cursor, int(since * MICROSECONDS) - 1)
         pieces: list[LogPiece] = []
-        left = max_bytes
+        left, ahead = max_bytes, dict[_Output, tuple[int, bytes]]()
         chosen = {
             output: who
             for who, output in found.outputs.items()
             if rank in (None, who[1]) or who == NO_WORKER
         }
         for entry, output, start in heapq.merge(*(one.entries(cursor) for one in chosen)):
-            if pieces and entry.end - start > left:
+            if pieces and (entry.end - start > left or len(pieces) >= MAX_PIECES):
                 return pieces, cursor
             if entry.end > start:
-                data = output.read(start, entry.end)
+                data = output.read(start, entry.end, ahead)
                 left -= len(data)
                 version, of_rank = chosen[output]
                 pieces.append(
