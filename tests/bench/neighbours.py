@@ -7,6 +7,7 @@ those just before. Bob's processes are niced: elsewhere they would have processo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Final
 import numpy as np
 import psutil
 
-from controlplane.client import BlockingClient, JobSpec
+from controlplane.client import BlockingClient, Client, JobSpec
 from schemas.errors import OnesError
 from schemas.transport.keys import write_keys
 from tests.bench import report
@@ -35,6 +36,8 @@ SETTLE_S: Final = 1.0
 SUBMIT_S: Final = 0.2
 STEP_S: Final = 0.02
 OUTPUT: Final = "output"
+RESIZES: Final = "resizes"  # that wait for slots
+WAITING: Final = 3000
 TRAINING: Final = """
     import os
     import time
@@ -135,6 +138,21 @@ def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
     return JobSpec(name=name, script="train.py", workdir=str(work), batch_size=20, env=env)
 
 
+async def order_resizes(home: Path) -> None:
+    """Let so many queued jobs wait for more slots than the cluster has free."""
+    snapshot = (home / "snapshot").read_text()
+    spec = JobSpec(name="waits", script="train.py", batch_size=20, slots=(1, 2))
+    turns = asyncio.Semaphore(50)
+    async with Client(home) as client:
+
+        async def one() -> None:
+            async with turns:
+                accepted = await client.submit_stored(spec, snapshot)
+                await client.resize(accepted.job, slots=2)
+
+        await asyncio.gather(*(one() for _ in range(WAITING)))
+
+
 def most_bytes(process: psutil.Process, until: float) -> float:
     most = 0
     while time.time() < until:
@@ -147,6 +165,8 @@ def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, flo
     cluster = Cluster(base / "cluster", base, slots=2)
     controller = psutil.Process(cluster.up()["controller"])
     try:
+        with (cluster.home / "controller.toml").open("a") as settings:
+            settings.write(f"\n[limits]\nordered_slots = {2 * WAITING}\n")
         ann, bob = (user_of(cluster, base, name) for name in ("ann", "bob"))
         controller.send_signal(signal.SIGHUP)
         time.sleep(SETTLE_S)
@@ -188,6 +208,10 @@ def _one(
     hostile = None
     if attack == OUTPUT:
         flag.touch()
+    elif attack == RESIZES:
+        asyncio.run(order_resizes(bob))
+        time.sleep(SETTLE_S)
+        middle = time.time()
     else:
         command = [sys.executable, "-m", "tests.bench.hostile_user", attack, str(bob)]
         hostile = subprocess.Popen([*command, str(seconds + SETTLE_S)], cwd=ROOT)
@@ -208,7 +232,7 @@ def _one(
 
 def main() -> None:
     arguments = report.parser(__doc__ or "", "2 s of each")
-    known = [*ATTACKS, OUTPUT]
+    known = [*ATTACKS, OUTPUT, RESIZES]
     arguments.add_argument("--attacks", default=",".join(known), help="which of them")
     chosen = arguments.parse_args()
     attacks = chosen.attacks.split(",")
