@@ -19,6 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/chaos", description=__doc__)
     parser.add_argument("--seed", default="1", help="one, or several as in 1-10")
     parser.add_argument("--minutes", type=float, default=0.5, help="of faults; jobs end after it")
+    parser.add_argument(
+        "--software", action="store_true", help="also upgrades between builds, and restores"
+    )
     parser.add_argument("--show", action="store_true", help="only say what would happen")
     parser.add_argument(
         "--keep", type=Path, help="folder for what hosts had on their disks, if something was wrong"
@@ -31,7 +34,7 @@ def main() -> int:
     first, _, last = chosen.seed.partition("-")
     wrong = 0
     for seed in range(int(first), int(last or first) + 1):
-        schedule = draw(seed, 60.0 * chosen.minutes)
+        schedule = draw(seed, 60.0 * chosen.minutes, software=chosen.software)
         print(
             f"seed {seed}: policy {schedule.policy}, {len(schedule.jobs)} jobs, "
             f"{len(schedule.faults)} faults{', uids of their own' * schedule.own_uids}",

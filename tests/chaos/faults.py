@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from controlplane.journal.database import JournalError
 from tests.chaos.network import Weather
 from tests.chaos.schedule import Fault
 from tests.chaos.site import CONTROL, Site
@@ -112,6 +113,23 @@ def _delete(site: Site, fault: Fault) -> tuple[str, Mend]:
     return path.name if fault.kind == "delete socket" else path.parent.name, _nothing
 
 
+def _software(site: Site, fault: Fault) -> tuple[str, Mend]:
+    """Another build takes over from a killed controller, or a restored journal from a stopped one."""
+    host = site.hosts[CONTROL]
+    if host.pid is None or host.process is None:
+        return "", _nothing
+    _signal(host.pid, signal.SIGKILL)
+    host.process.wait()
+    if fault.kind == "upgrade":
+        site.change_build()
+    else:
+        try:
+            site.restore()
+        except JournalError as error:  # no room for a copy on a full disk
+            return f"not restored: {error}", lambda: site.start(CONTROL)
+    return f"build {site.build}", lambda: site.start(CONTROL)
+
+
 def _clock(site: Site, fault: Fault) -> tuple[str, Mend]:
     site.set_clock(CONTROL, fault.amount)
     return "clock", lambda: site.set_clock(CONTROL, 0.0)
@@ -122,5 +140,5 @@ KINDS: Final[dict[str, Callable[[Site, Fault], tuple[str, Mend]]]] = {
     "stop worker": _process, "kill zygote": _process, "kill search": _process,
     "stop search": _process, "power off": _power, "cut": _road, "cut one way": _road,
     "lose packets": _road, "delay": _road, "slow": _road, "fill disk": _disk,
-    "delete socket": _delete, "delete log": _delete, "set clock": _clock,
+    "delete socket": _delete, "delete log": _delete, "set clock": _clock, "upgrade": _software, "restore": _software,
 }  # fmt: skip

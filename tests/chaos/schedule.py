@@ -65,18 +65,24 @@ class Schedule:
     own_uids: bool = False  # each job runs as a uid of its own; else as its node's agent
 
 
-def draw(seed: int, lasts_s: float) -> Schedule:
+def draw(seed: int, lasts_s: float, *, software: bool = False) -> Schedule:
     """The run of a seed.
 
     Args:
         seed: the same gives the same.
         lasts_s: until everything is mended, seconds.
+        software: also upgrade the killed controller to another build, and restore its journal.
     """
     dice = random.Random(f"chaos {seed}")
     policy = dice.choice(POLICIES)
     jobs = [_job(dice, at, n) for n, at in enumerate(_times(dice, 1.0, 0.6 * lasts_s, JOB_EVERY_S))]
     times = _times(dice, CALM_S, 0.9 * lasts_s, FAULT_EVERY_S)
     faults = [_fault(dice, at, lasts_s) for at in times]
+    if software:
+        more = random.Random(f"software {seed}")
+        kinds = ("upgrade", "restore", more.choice(("upgrade", "restore")))
+        drawn = (Fault(more.uniform(CALM_S, 0.9 * lasts_s), kind, "control") for kind in kinds)
+        faults = sorted([*faults, *drawn], key=lambda fault: fault.at_s)
     own_uids = random.Random(f"uids {seed}").random() < OWN_UIDS
     return Schedule(seed, lasts_s, policy, tuple(jobs), tuple(faults), own_uids)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from controlplane.journal.backup import back_up, restore
 from nodeagent import cgroups
 from nodeagent.job_cgroups import JobGroups
 from schemas.transport.keys import write_keys
@@ -29,6 +30,8 @@ INTERPRETER: Final = (Path(sys.executable), Path(sys.executable).resolve(), Path
 PASSABLE, OPEN = 0o711, 0o1777  # jobs with uids of their own reach their folders, and write records
 PORTS: Final = {"agents": 7701, "clients": 7702}
 MODULES: Final = {"controller": "controlplane.service", "agent": "nodeagent"}
+ROOT: Final = Path(__file__).parents[2]
+ANNOUNCED: Final = 'ctx.announce("worker.ready", job, place(worker))'  # not by the other build
 FAKETIME: Final = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
 
@@ -87,6 +90,7 @@ class Site:
         self._slots, self._policy, self._fence_s = slots, policy, fence_s
         self._own_uids = own_uids
         self._lives = itertools.count()
+        self.build = 0  # of the controller
         base.chmod(PASSABLE)
         self._stack = contextlib.ExitStack()
 
@@ -135,10 +139,37 @@ class Site:
                 cwd="/",
                 env={
                     **os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
-                    **self._clock(name),
+                    **self._clock(name), **self._code(name),
                 },
                 start_new_session=True,
             )  # fmt: skip
+
+    def change_build(self) -> None:
+        """Let the controller's next process run the other one of two builds."""
+        self.build = 1 - self.build
+        folder = self.base / "builds" / str(self.build)
+        if self.build and not folder.exists():
+            for package in ("controlplane", "schemas"):
+                shutil.copytree(
+                    ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            version = folder / "schemas" / "__init__.py"
+            version.write_text(version.read_text().replace('__version__ = "', '__version__ = "9.'))
+            reports = folder / "controlplane" / "core" / "handlers" / "reports.py"
+            text = reports.read_text()
+            assert ANNOUNCED in text
+            reports.write_text(text.replace(ANNOUNCED, f"pass  # {ANNOUNCED}"))
+
+    def restore(self) -> None:
+        """Put a copy of the stopped controller's journal in its place, as after a loss of the disk.
+
+        Raises:
+            JournalError: if there is no room for a copy.
+        """
+        journal = self.hosts[CONTROL].folder / "state" / "journal.sqlite"
+        copy = self.base / "journal.copy"
+        back_up(journal, copy, force=True)
+        restore(copy, journal, force=True)
 
     def set_clock(self, name: str, ahead_s: float) -> None:
         """The wall clock of a host's daemon jumps; what counts up is left alone."""
@@ -206,6 +237,11 @@ class Site:
             (lid / "over").chmod(path.stat().st_mode | 0o001)
             command += ["sh", "-ec", f'{script}; exec "$@"', "sh", str(path), str(lid)]
         return command
+
+    def _code(self, name: str) -> dict[str, str]:
+        if name != CONTROL or not self.build:
+            return {}
+        return {"PYTHONPATH": str(self.base / "builds" / str(self.build))}
 
     def _clock(self, name: str) -> dict[str, str]:
         if FAKETIME is None or name != CONTROL:
