@@ -32,7 +32,7 @@ FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
 
 @dataclass(frozen=True, slots=True)
 class StepMeans:
-    """Means over recent steps of one group with the same shares."""
+    """Means over the recent steps of one group, while its shares did not change."""
 
     version: int  # version of the group
     shares: tuple[int, ...]  # samples of a step, by rank

@@ -257,7 +257,7 @@ class WorkerManager:
         return _Watched(folder, job, uid=uid)
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
-        """Return the account of a job. If it has none, delay the error to slow down retries."""
+        """Return the account of a job. Raise an error if there is none, after a delay."""
         try:
             await asyncio.to_thread(self._claim, job, user, journal)
             return await self._accounts.prepare(job, user) if self._accounts is not None else None

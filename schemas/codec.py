@@ -32,7 +32,7 @@ class Codec(Generic[M]):
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[M]:
-        """Decoder, built on first use. Building all decoders takes a tenth of a short command."""
+        """Decoder, built on first use: building all takes a tenth of a short command's time."""
         return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:

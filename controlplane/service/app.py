@@ -313,7 +313,7 @@ class Controller:
             raise failure
 
     async def _first_commit(self, stop: asyncio.Event) -> JournalError | None:
-        """Wait until the start of this term is durable, and report readiness; return a failure.
+        """Wait until the start of this term is durable, then report readiness. Return any failure.
 
         A release that cannot commit never reports readiness, so an upgrade does not continue.
         """

@@ -301,7 +301,7 @@ class StepReduction:
         noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, contribution: Contribution) -> None:
-        """Add the losses of a pass with place 0, which are means over samples or items."""
+        """Add the losses of the pass at place 0. These losses are means over samples or items."""
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         count, items = contribution.micro_batch.count, contribution.items

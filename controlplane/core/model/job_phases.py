@@ -100,7 +100,7 @@ class Queued(msgspec.Struct, kw_only=True, tag="queued"):
 
 
 class Starting(msgspec.Struct, kw_only=True, tag="starting"):
-    """Status of a job with an ordered group, which resumes from the job's checkpoint, if any."""
+    """Status of a job whose group was ordered to start, from the checkpoint if there is one."""
 
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None

@@ -221,7 +221,7 @@ class PlacementIndex:
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Return the classes of neighbours of a job, i.e. of other jobs on its nodes; sorted."""
+        """Return the sorted classes of the other jobs on a job's nodes."""
         found = self._seen(job)
         if found is None or self._view is None:
             return []

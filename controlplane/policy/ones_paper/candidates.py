@@ -265,7 +265,10 @@ def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
-    """Give each new job its least slots: idle ones, then those of jobs with most T_processed."""
+    """Give each new job its minimum number of slots.
+
+    Idle slots come first, then slots of the jobs with the highest T_processed.
+    """
     found = genes
     candidates = np.arange(len(genes))
     new = _fitting_new_jobs(problem, genes.shape[1])

@@ -70,7 +70,10 @@ def is_plausible_noise(noise_scale: float | None) -> TypeGuard[float]:
 
 
 def stage(epoch: int) -> int:
-    """Return the stage of training: early epochs one by one, then eight stages per doubling."""
+    """Return the training stage of an epoch.
+
+    Each early epoch is a stage. Later, eight stages follow each time the epoch number doubles.
+    """
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 

@@ -90,7 +90,7 @@ def loss_figures(result: SimulationResult) -> dict[str, Any]:
     Returns:
         `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5).
         `mean_loss`: mean over active jobs in the middle third of the submissions (figure 4).
-        `cores_*`: mean share of the used slots of each group of jobs in this third (figure 3).
+        `cores_*`: for each group of jobs, its mean share of the used slots in that third (fig. 3).
         `loss_area_s`: mean integral of an ended job's normalised loss. Unlike `mean_loss`, it does
         not fall if jobs run longer at a low loss.
     """

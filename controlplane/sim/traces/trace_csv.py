@@ -10,7 +10,7 @@ therefore `gpu-time:SECONDS`, its slots times its duration. The model replaces i
 with the closest GPU time, as the ONES paper does with Microsoft's trace. Names of models are not
 used: a `vgg19` or `LM` in these traces trains other data for another number of steps.
 
-The durations of Gavel's jobs follow from the speeds of single, consolidated jobs on V100 in
+The durations of Gavel's jobs are computed from the speeds of single, consolidated jobs on V100 in
 `simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), with four
 significant digits; Narayanan et al., *Heterogeneity-Aware Cluster Scheduling Policies for Deep
 Learning Workloads*, OSDI '20.
