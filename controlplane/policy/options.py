@@ -126,7 +126,6 @@ class OnesOptions(Options, frozen=True):
     interference: bool = True  # learn how jobs on one node slow each other down, and separate them
     gpu_types: bool = True  # learn how fast each type of GPU is
     migration: bool = True  # move small jobs away if other jobs need whole nodes
-    swaps: bool = True  # where GPU types differ, let jobs trade places; False: no trades at all
 
     def __post_init__(self) -> None:
         """Check the ranges; `max_stretch` must be 0 or a limit that all jobs can keep."""

@@ -28,7 +28,6 @@ THINK_S: Final = 10.0
 POPULATIONS: Final = (4, 8, 16, 32)
 GENERATIONS: Final = (0, 1, 3, 10)
 SEARCHED: Final = ("", "_interference", "_partial", "_types", "_all")
-TRADED: Final = ("_types", "_interference", "_interference_50", "_partial")
 USUAL: Final = (16, 3)  # population, generations
 
 
@@ -41,18 +40,6 @@ def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
             Pair(f"on_vs_off{name}", on, off),
             Pair(f"climb_vs_off{name}", climb, off),
             Pair(f"on_vs_climb{name}", on, climb),
-        ]
-    return pairs
-
-
-def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    pairs = []
-    for name in names:
-        on, off = here[name].but(search="evolution"), here[name].but(search="greedy")
-        pairs += [
-            Pair(f"swaps_greedy{name}", off, off.but(swaps=False)),
-            Pair(f"swaps{name}", on, on.but(swaps=False)),
-            Pair(f"on_vs_off{name}", on, off),
         ]
     return pairs
 
@@ -188,10 +175,6 @@ def main() -> None:
                 f"the search {at}", searches(here, [at])[: 1 if chosen.on_off else None], seeds
             )
         return
-    if chosen.swaps:
-        for name in TRADED:
-            told.section(f"trading places {name}", trades(here, [name]), seeds)
-        return
     told.section("the paper's policy over ones", paper(here), seeds)
     if chosen.paper:
         told.section("literally, but that nobody starves", fed(here), seeds)
@@ -202,7 +185,6 @@ def main() -> None:
     else:
         for name in SEARCHED:
             told.section(f"the search {name}", searches(here, [name]), seeds)
-        told.section("trading places", trades(here, TRADED), seeds)
         told.section("each term off, over ones", terms(here), seeds)
         told.section("literally, but that nobody starves", fed(here), seeds[:1])
         told.curve(here["_interference"], seeds if chosen.grid else seeds[:1], whole=chosen.grid)
@@ -214,7 +196,6 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = report.parser(__doc__ or "", "one seed of 30 jobs and a few figures")
     parser.add_argument("--paper", action="store_true", help="only the paper's policy over ones")
-    parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
     parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
     parser.add_argument(
         "--on-off", action="store_true", help="of these, evolution over greedy only"

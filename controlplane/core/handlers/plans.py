@@ -269,9 +269,8 @@ def _is_at_target(job: Job, swap: Swap) -> bool:
 def _yield_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.yields[name].mode.value
-    if reason.code != "trade":  # the policy's reason for a trade says so already
-        words += f", because it trades slots with {others}"
-    return Reason("swap", f"{words}: {reason.text}", reason.numbers)
+    text = f"{words}, because it trades slots with {others}: {reason.text}"
+    return Reason("swap", text, reason.numbers)
 
 
 def _without_speed(reason: Reason) -> Reason:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.random import Generator
@@ -26,7 +25,7 @@ from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.search_loop import Evolution
-from controlplane.prediction import BoolArray, FloatArray, IntArray
+from controlplane.prediction import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,6 @@ def laid_out(
 
 
 NOISE = 0.3  # sigma of the log factors of a random draw; a judgement
-PAIR = 2
-TRIO_SHARE = 0.25  # share of trades of three jobs; a judgement
 JITTER_SIGMA = 0.2  # sigma of the random costs of nodes; a judgement
 
 
@@ -181,16 +178,6 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
     return PlacementHints(movers=(int(rng.choice(some)),), jitter=node_jitter(problem, rng))
 
 
-def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Choose two or three jobs that exchange slots, or None if GPU types do not differ."""
-    able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
-    many = PAIR + int(rng.random() < TRIO_SHARE)
-    if not problem.seeks_trades or len(able) < many:
-        return None
-    rows = rng.choice(able, size=many, replace=False)
-    return PlacementHints(traders=tuple(rows.tolist()), jitter=node_jitter(problem, rng))
-
-
 def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
     """Return random costs of nodes, shape (N,), in log step times; None if all places are equal."""
     if not problem.places_matter:
@@ -198,62 +185,7 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
     return np.asarray(rng.normal(0.0, JITTER_SIGMA, len(problem.slots_on)))
 
 
-LOSERS: Final = 4  # jobs tried in each round
-PARTNERS: Final = 4  # partners tried for each of these jobs
-ROUNDS: Final = 4  # each round applies the best trade it finds
-MIN_GAIN: Final = 1e-9  # relative; a smaller gain is a rounding error
-
-
-def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
-    """Let pairs of jobs trade places while that improves the schedule; return the best schedule.
-
-    Greedy filling sees sizes but no places. Where GPU types differ, the jobs that lose most by
-    their places try to trade with the jobs on the nodes that suit them best.
-    """
-    if not problem.seeks_trades:
-        return best
-    for _ in range(ROUNDS):
-        found = max(
-            (
-                other
-                for pair in _pairs(problem, best)
-                if (other := laid_out(problem, best, best.levels, PlacementHints(traders=pair)))
-            ),
-            key=lambda other: other.fitness,
-            default=best,
-        )
-        if found.fitness <= best.fitness * (1.0 + MIN_GAIN):
-            break
-        best = found
-    return best
-
-
-def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
-    """Return the pairs of rows to try; the first job of a pair chooses its slots first."""
-    able = problem.free_to_move & (best.levels > 0)
-    lost = np.where(able, problem.worth[problem.rows, best.levels] - best.value, 0.0)
-    losers = [row for row in np.argsort(-lost, kind="stable")[:LOSERS].tolist() if lost[row] > 0]
-    return [(row, other) for row in losers for other in _partners(problem, best, row, able)]
-
-
-def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> list[int]:
-    """Return the jobs on other nodes that suit `row` best; among equals, the closest in size."""
-    at = np.flatnonzero(best.owner >= 0)
-    owners = best.owner[at]
-    costs = problem.node_costs(row, best.owner)[problem.node_of[at]]
-    worst = np.full(len(able), -np.inf)
-    np.maximum.at(worst, owners, costs)
-    mine = np.flatnonzero(best.owner == row)
-    home = np.isin(problem.node_of[at], problem.node_of[mine])
-    elsewhere = able.copy()
-    elsewhere[owners[home]] = False
-    sizes = problem.sizes[problem.rows, best.levels]
-    others = np.flatnonzero(elsewhere & np.isfinite(worst))
-    order = np.lexsort((others, np.abs(sizes[others] - sizes[row]), worst[others].round(3)))
-    return [int(other) for other in others[order][:PARTNERS]]
-
-
-KINDS = 4  # of children: crossed, mutated, resized, moved; trades are a fifth kind
+KINDS = 4  # of children: crossed, mutated, resized, moved
 MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
@@ -310,7 +242,6 @@ class EvolutionarySearch(Evolution):
         self._children, self._bred_count = [], 0
         found += [self._refresh_former(problem, one) for one in former[:1]]
         self._select(found)
-        self._select([*self.population, with_places_exchanged(problem, self.best)])
 
     def stats(self) -> SearchStats:
         """Return statistics of the population."""
@@ -354,7 +285,7 @@ class EvolutionarySearch(Evolution):
         climbs = self._options.search == "climb"
         many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._bred_count % (KINDS + problem.seeks_trades):
+        match self._bred_count % KINDS:
             case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
@@ -362,8 +293,8 @@ class EvolutionarySearch(Evolution):
                 levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
             case 2:
                 levels = resized(problem, one.levels, rng)
-            case kind:
-                hints = (moved if kind < KINDS else traded)(problem, one, rng)
+            case _:
+                hints = moved(problem, one, rng)
                 if hints is None:
                     levels = resized(problem, one.levels, rng)
                 else:

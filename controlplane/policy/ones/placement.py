@@ -6,7 +6,7 @@ job. Here only changed jobs are laid out, and they are aligned to nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,6 @@ class PlacementHints:
     """Options for one layout."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
-    traders: tuple[int, ...] = ()  # rows that redistribute their slots, in this order
     jitter: FloatArray | None = None  # shape (N,), additional costs of nodes
     evacuate: bool = False  # small jobs may be moved to empty a node
 
@@ -45,7 +44,7 @@ def lay_out(
     The layout starts from `owner`, at the levels `before`. Levels have shape (J,).
     """
     changed = np.flatnonzero(levels != before)
-    if not len(changed) and not hints.movers and not hints.traders:
+    if not len(changed) and not hints.movers:
         return owner
     layout = _Layout(problem, owner, hints)
     sizes = problem.sizes[problem.rows, levels]
@@ -57,8 +56,6 @@ def lay_out(
     for row in _by_priority(problem, takers, sizes):
         if not layout.settle(row, int(sizes[row])):
             return None
-    if hints.traders and not layout.redistribute(hints.traders, sizes):
-        return None
     return layout.owner
 
 
@@ -134,36 +131,6 @@ class _Layout:
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
         return True
-
-    def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose again among all the slots that they have; False: impossible.
-
-        A job that stays on a node keeps its slots there.
-        """
-        for row in rows:
-            self._release(self._slots(row))
-        nowhere = np.zeros_like(self._free_slots)
-        for row in rows:
-            chosen = self._choose_nodes(row, self._free_slots, nowhere, int(sizes[row]))
-            if chosen is None:
-                return False
-            for node, many in chosen:
-                self._take(row, node, many)
-        for row in rows:
-            self._return_to(row)
-        return True
-
-    def _return_to(self, row: int) -> None:
-        """Exchange slots within nodes so that a job gets its present slots back."""
-        node_of, owner = self._problem.node_of, self.owner
-        for slot in self._problem.job_rows[row].now:
-            other = int(owner[slot])
-            if other == row or (other != FREE and other not in self._hints.traders):
-                continue
-            mine = self._slots(row)
-            strange = mine[(node_of[mine] == node_of[slot]) & (self._problem.owner[mine] != row)]
-            if len(strange):
-                owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
         """Assign slots to a starting job, free ones if no more nodes are needed; False: too few."""

@@ -49,7 +49,6 @@ class PlanReasons:
         # The shares of speed that places and neighbours leave to jobs, before and after the plan.
         self._pace = [_place_share(problem, *plan) for plan in plans]
         self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
-        self._trades = problem.trades(best.owner)
         rows = np.flatnonzero(best.levels)
         at = (rows, best.levels[rows])
         slot_values = problem.value[at] / problem.sizes[at]
@@ -59,12 +58,7 @@ class PlanReasons:
         """Return why a job changes or waits, given its local batches; None: nothing changes."""
         if placed == dict(self._problem.job_rows[row].job.running_on):
             return None if placed else self._waiting(row)
-        reason = self._with_fairness(row, self._change(row, placed))
-        partners = self._trades.partners(row)
-        if not partners:
-            return reason
-        text = f"exchanges slots with {self._names(partners)}: {reason.text}"
-        return Reason("trade", text, reason.numbers)
+        return self._with_fairness(row, self._change(row, placed))
 
     def _with_fairness(self, row: int, reason: Reason) -> Reason:
         """Return `reason`, with the effect of `max_stretch` added to its text."""
@@ -82,7 +76,7 @@ class PlanReasons:
         return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
 
     def _change(self, row: int, placed: Mapping[SlotId, int]) -> Reason:
-        """Return why a job changes, ignoring trades."""
+        """Return why a job changes."""
         problem, job_row = self._problem, self._problem.job_rows[row]
         numbers, recipients = self._numbers(row), self._recipients(row)
         was, now = len(job_row.now), len(placed)
@@ -143,8 +137,7 @@ class PlanReasons:
         if after[row] > before[row]:
             return "move", "moved to better neighbours"
         if recipients := self._recipients(row):
-            trades = self._trades.partners(row)
-            return "move", "makes room" if trades else f"moved to make room for {recipients}"
+            return "move", f"moved to make room for {recipients}"
         on_former = np.isin(problem.node_of, list(former - new))
         there = set(problem.owner[on_former & (problem.owner >= 0)].tolist()) - {row}
         relieved = [other for other in there if after[other] > before[other]]
@@ -247,8 +240,6 @@ def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatAr
     sane = (levels > 0) & (plain > 0.0)
     share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
     pace = np.power(share, 1.0 / problem.speedup_exponent)
-    for row, left in problem.left_by_trading(owner).items():
-        pace[row] /= left
     stalled = moved & sane & (levels == problem.present)  # leave out the temporary stall
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 

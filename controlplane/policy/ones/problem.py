@@ -8,11 +8,9 @@ applied here, so that the value of a schedule includes the cost of its trades.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 
@@ -68,62 +66,22 @@ class InterferenceModel:
         return there
 
 
-class YieldMode(IntEnum):
-    """Way in which a job yields its slots, cheapest first."""
+def exchanges_slots(before: IntArray, after: IntArray) -> bool:
+    """True if running jobs would need each other's slots, so that none of them can move first.
 
-    DETOUR = 0  # the job goes to free slots or keeps some; one more change
-    PAUSE = 1  # the job stops and restarts
-
-
-@dataclass(frozen=True, slots=True)
-class Trades:
-    """The groups of jobs that take each other's slots; jobs are numbered by rows."""
-
-    groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
-    yields: Mapping[int, YieldMode] = field(default_factory=dict)  # by row
-
-    def partners(self, row: int) -> tuple[int, ...]:
-        """Return the rows of the jobs with which a job trades places."""
-        group = next((group for group in self.groups if row in group), ())
-        return tuple(other for other in group if other != row)
-
-
-NO_TRADES: Final = Trades()
-ChooseYield = Callable[[int, int, int], tuple[YieldMode, float]]
-
-
-def trades_between(
-    before: IntArray, after: IntArray, spare: int, choose_yield: ChooseYield
-) -> Trades:
-    """Return the trades that are needed to change one layout into another.
-
-    `before` and `after` have the row on each slot, or a negative number; shape (S,). `spare` slots
-    are free in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields,
-    and the cost of yielding.
+    `before` and `after` have the row on each slot, or a negative number; shape (S,).
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
     both = (old >= 0) & (new >= 0)
     if not both.any():
-        return NO_TRADES
+        return False
     takes = set(new.tolist()) & set(before.tolist())  # running jobs that get other slots
     needs: dict[int, set[int]] = {}
     for taker, owner in set(zip(new[both].tolist(), old[both].tolist(), strict=True)):
         if taker in takes and owner in takes:
             needs.setdefault(taker, set()).add(owner)
-    waiting = _blocked(needs, needs.keys())
-    if not waiting:
-        return NO_TRADES
-    groups = _connected_groups(waiting, needs)
-    kept = np.bincount(before[(before == after) & (before >= 0)], minlength=int(before.max()) + 1)
-    yields: dict[int, YieldMode] = {}
-    while waiting:
-        blocking = sorted({owner for row in waiting for owner in needs[row]} & waiting)
-        ways = {row: choose_yield(row, int(kept[row]), spare) for row in blocking}
-        row = min(ways, key=lambda row: (*ways[row], row))
-        yields[row] = ways[row][0]
-        waiting = _blocked(needs, waiting - {row})
-    return Trades(groups, yields)
+    return bool(_blocked(needs, needs.keys()))
 
 
 def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
@@ -134,17 +92,6 @@ def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
         if not ready:
             return waiting
         waiting -= ready
-
-
-def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the sorted groups of rows that depend on each other, directly or indirectly."""
-    groups: list[set[int]] = []
-    for row in sorted(rows):
-        mine = {row} | (needs[row] & rows)
-        touched = [group for group in groups if group & mine]
-        groups = [group for group in groups if not group & mine]
-        groups.append(mine.union(*touched))
-    return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +132,6 @@ class Problem:
     capacity: int  # slots in play
     speedup_exponent: float
     evacuates: bool = True  # True if small jobs may be moved to make room on whole nodes
-    swaps: bool = True  # True if running jobs may trade places
     slow: FloatArray | None = None  # shape (J, types), factors of step times
     interference: InterferenceModel | None = None
     floors: FairnessFloors | None = None  # set by `max_stretch`; None: no limit
@@ -241,7 +187,7 @@ class Problem:
         """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
         The value is multiplied by share^`speedup_exponent`, where the share is the part of the
-        speed that nodes, GPU types, neighbours, a move and trades leave.
+        speed that nodes, GPU types, neighbours and a move leave.
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -255,8 +201,6 @@ class Problem:
             factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
         same = moved & runs & (levels == self.present)
         factor[same] *= self.move_factor[same]
-        for row, left in self.left_by_trading(owner).items():
-            factor[row] *= left
         if self.slow is not None:
             slowest, at = np.zeros(len(levels)), np.flatnonzero(owner >= 0)
             np.maximum.at(slowest, owner[at], self.slow[owner[at], self.cluster.type_of[at]])
@@ -336,45 +280,6 @@ class Problem:
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
-    @property
-    def seeks_trades(self) -> bool:
-        """True if the search looks for trades of places, which it does only where GPU types differ.
-
-        For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
-        """
-        return self.swaps and self.slow is not None
-
-    def trades(self, owner: IntArray) -> Trades:
-        """Return the trades that a schedule requires, with the jobs that yield their slots."""
-        spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
-        return trades_between(self.owner, owner, spare, self._choose_yield)
-
-    def left_by_trading(self, owner: IntArray) -> dict[int, float]:
-        """Return, by row, the share of its speed-up that each trading job keeps, at most 1.
-
-        A job that pauses pays for a restart instead of the move; a job that takes a detour pays for
-        one more change. If the search looks for trades, every trading job pays for one more change,
-        because it waits for the others.
-        """
-        trades = self.trades(owner)
-        found = dict.fromkeys(trades.yields, 1.0)
-        if self.seeks_trades:
-            found = {row: float(self.move_factor[row]) for group in trades.groups for row in group}
-        for row, way in trades.yields.items():
-            move = float(self.move_factor[row])
-            again = self.job_rows[row].restart_factor / move if way is YieldMode.PAUSE else move
-            found[row] *= min(1.0, again)
-        return found
-
-    def _choose_yield(self, row: int, kept: int, spare: int) -> tuple[YieldMode, float]:
-        """Return how a job would yield its slots, and the slot seconds that its start costs."""
-        job_row = self.job_rows[row]
-        job, size = job_row.job, len(job_row.now)
-        meanwhile = kept + min(spare, size - kept)
-        staging = spare > 0 and meanwhile >= job.least and size + meanwhile <= job.batch_limit
-        way = YieldMode.DETOUR if staging or kept >= max(1, job.least) else YieldMode.PAUSE
-        return way, size * (job.start_s or 1.0)
-
     def has_barred_move(self, owner: IntArray) -> bool:
         """True if the layout needs a move that is not allowed.
 
@@ -386,7 +291,7 @@ class Problem:
         leaves = np.bincount(old[old >= 0], minlength=len(self.job_rows))
         if ((takes > self.spare) & (leaves > 0)).any():
             return True
-        return not self.swaps and bool(self.trades(owner).groups)
+        return exchanges_slots(self.owner, owner)
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
         """Return the rows of the movable jobs that are on more nodes than they need."""

@@ -367,7 +367,6 @@ class ProblemBuilder:
             capacity=found.supply.capacity,
             speedup_exponent=options.speedup_exponent,
             evacuates=options.migration,
-            swaps=options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(families, found.kept, view, cluster),
             floors=floors,

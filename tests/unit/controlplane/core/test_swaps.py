@@ -152,9 +152,9 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
     assert why == "pauses temporarily, because it trades slots with b-2, c-3: planned"
 
 
-def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None:
+def test_the_policys_reason_and_expected_speed_belong_to_the_last_step() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
-    told = {A: Reason("trade", f"exchanges slots with {B}: makes room", {"speed_then": 2.0})}
+    told = {A: Reason("moves", "moves to faster GPUs", {"speed_then": 2.0})}
     target = {A: {T0: BATCH}, B: {S0: BATCH}}
 
     based_on = full.controller.state.version
@@ -162,9 +162,11 @@ def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None
     full.settle()
 
     pause, start = full.controller.history_of(A).decisions[1:]
-    assert pause.reason == f"pauses temporarily: exchanges slots with {B}: makes room"
+    assert pause.reason == (
+        "pauses temporarily, because it trades slots with b-2: moves to faster GPUs"
+    )
     assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
-    assert (pause.code, start.code) == ("swap", "trade")
+    assert (pause.code, start.code) == ("swap", "moves")
 
 
 def test_two_circles_of_one_plan_go_on_beside_each_other() -> None:

@@ -314,7 +314,7 @@ def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]
         ),
         (
             posed(
-                single(A, S0), single(B, T0), nodes=(1, 1, 1), options=OnesOptions(swaps=False),
+                single(A, S0), single(B, T0), nodes=(1, 1, 1),
                 types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)],
             ),
             [[0], [1]], ([[1], [0]], [[2], [0]]), None,

@@ -1,4 +1,4 @@
-"""Layout of schedules on slots, and trades of places with their cost."""
+"""Layout of schedules on slots."""
 
 from __future__ import annotations
 
@@ -15,20 +15,12 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView, SlotView
 from controlplane.policy.ones.evolution import (
     Candidate,
-    laid_out,
-    present,
-    score,
-    traded,
-    with_places_exchanged,
 )
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import (
     CLOSED,
-    NO_TRADES,
     Problem,
-    Trades,
-    YieldMode,
-    trades_between,
+    exchanges_slots,
 )
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
@@ -366,10 +358,6 @@ FREE = -1
 SLOW_FOR_A = [(2.0, 1.0), (1.0, 1.0)]
 
 
-def cheapest_last(row: int, *_: int) -> tuple[YieldMode, float]:
-    return YieldMode.PAUSE, -row
-
-
 def on(job: JobId, *slots: SlotId, **changes: Any) -> JobView:
     """1 or 2 slots, a batch of 64, hours to go."""
     given = {"epoch": 1, "family": "f", "stop_samples": 1_000_000, "slots": (1, 2)}
@@ -390,110 +378,29 @@ def nodes(problem: Problem, found: Candidate) -> list[list[int]]:
     return [problem.node_of[list(found.slots(row))].tolist() for row in problem.rows]
 
 
-# --- trades
+# --- exchanges
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "trades"),
+    ("before", "after", "exchanges"),
     [
-        ([0, 1], [1, 0], Trades(((0, 1),), {1: YieldMode.PAUSE})),
-        ([0, 1, 2], [1, 2, 0], Trades(((0, 1, 2),), {2: YieldMode.PAUSE})),
-        (
-            [0, 1, 2, 3], [1, 0, 3, 2],
-            Trades(((0, 1), (2, 3)), {3: YieldMode.PAUSE, 1: YieldMode.PAUSE}),
-        ),
-        ([0, 1, FREE], [FREE, 0, 1], NO_TRADES),
-        ([0, 1], [1, FREE], NO_TRADES),
-        ([0, 1, 1], [0, 0, 1], NO_TRADES),
-        ([0, FREE], [1, 0], NO_TRADES),
+        ([0, 1], [1, 0], True),
+        ([0, 1, 2], [1, 2, 0], True),
+        ([0, 1, FREE], [FREE, 0, 1], False),
+        ([0, 1], [1, FREE], False),
+        ([0, 1, 1], [0, 0, 1], False),
+        ([0, FREE], [1, 0], False),
     ],
-    ids=["pair", "three", "two pairs", "free slot", "a job stops", "a job shrinks", "a job starts"],
-)  # fmt: skip
-def test_jobs_trade_places_if_they_take_each_others_slots_in_a_circle(
-    before: list[int], after: list[int], trades: Trades
+    ids=["pair", "three", "free slot", "a job stops", "a job shrinks", "a job starts"],
+)
+def test_jobs_that_take_each_others_slots_in_a_circle_exchange_them(
+    *, before: list[int], after: list[int], exchanges: bool
 ) -> None:
-    assert trades_between(np.array(before), np.array(after), 0, cheapest_last) == trades
+    assert exchanges_slots(np.array(before), np.array(after)) is exchanges
 
 
-def test_a_job_that_can_continue_yields_before_a_job_that_must_pause() -> None:
-    problem = two_types(on(A, S0, S1), on(B, T0, T1, start_s=0.1))
-    keeps_one = score(problem, problem.present, np.array([0, 1, 1, 0]))
-    all_of_it = score(problem, problem.present, np.array([1, 1, 0, 0]))
+def test_a_layout_in_which_jobs_exchange_slots_is_barred() -> None:
+    problem = two_types(on(A, S0, S1), on(B, T0, T1))
 
-    assert problem.trades(keeps_one.owner).yields == {1: YieldMode.DETOUR}
-    assert problem.trades(all_of_it.owner).yields == {1: YieldMode.PAUSE}
-
-
-# --- what it costs
-
-
-def test_a_trade_costs_a_restart_a_move_and_another_change_of_both() -> None:
-    problem = two_types(on(A, S0), on(B, T0, start_s=200.0))
-
-    found = score(problem, problem.present, np.array([1, 0]))
-
-    shares = found.value / problem.value[problem.rows, problem.present]
-    paid = shares ** (1.0 / problem.speedup_exponent)
-    dear, (held, cheap) = problem.job_rows[1].restart_factor, problem.move_factor
-    assert dear < cheap
-    assert problem.trades(found.owner).yields == {0: YieldMode.PAUSE}
-    assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor * held, cheap**2])
-
-
-def test_places_are_traded_only_if_that_pays() -> None:
-    soon_over = {"stop_samples": 3000, "samples_done": 1000, "start_s": 60.0}
-    long_ones, short_ones = two_types(), two_types(on(A, S0, **soon_over), on(B, T0, **soon_over))
-
-    found = [with_places_exchanged(each, present(each)) for each in (long_ones, short_ones)]
-
-    assert nodes(long_ones, found[0]) == [[1], [0]]
-    assert nodes(short_ones, found[1]) == [[0], [1]]
-
-
-def test_trades_can_be_switched_off() -> None:
-    problem = two_types(swaps=False)
-
-    assert with_places_exchanged(problem, present(problem)).key == present(problem).key
-    assert traded(problem, present(problem), default_rng(0)) is None
-    assert (
-        laid_out(problem, present(problem), problem.present, PlacementHints(traders=(0, 1))) is None
-    )
-
-
-def test_no_trade_is_sought_for_better_neighbours() -> None:
-    problem = surrounded(two_types(), costs=[[0.0, 1.0], [1.0, 0.0]])
-
-    assert problem.places_matter
-    assert with_places_exchanged(problem, present(problem)).key == present(problem).key
-    assert traded(problem, present(problem), default_rng(0)) is None
-
-
-def test_traders_keep_their_slots_on_nodes_where_both_stay() -> None:
-    problem = two_types(on(A, S0, T1), on(B, T0, S1))
-
-    found = laid_out(problem, present(problem), problem.present, PlacementHints(traders=(0, 1)))
-
-    assert found is not None
-    assert [found.slots(row) for row in (0, 1)] == [(2, 3), (0, 1)]
-    kept = problem.owner == found.owner
-    assert kept.tolist() == [False, True, False, True]
-
-
-# --- whatever the problem
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(problem=problems(), seed=st.integers(0, 1000))
-def test_a_trade_keeps_sizes_and_an_exchange_is_never_worse(problem: Problem, seed: int) -> None:
-    parent, rng = present(problem), default_rng(seed)
-    hints = traded(problem, parent, rng)
-    found = laid_out(problem, parent, parent.levels, hints) if hints else None
-    if hints is not None and found is not None:
-        assert all(problem.free_to_move[row] for row in hints.traders)
-        before, after = parent.by_row(), found.by_row()
-        assert [len(places) for places in before] == [len(places) for places in after]
-        others = set(problem.rows.tolist()) - set(hints.traders)
-        assert all(before[row] == after[row] for row in others)
-        yields = problem.trades(found.owner).yields
-        assert set(yields) <= set(hints.traders)
-    assert with_places_exchanged(problem, parent).fitness >= parent.fitness
+    assert problem.has_barred_move(np.array([1, 1, 0, 0]))
+    assert not problem.has_barred_move(problem.owner)
