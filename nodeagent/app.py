@@ -288,7 +288,10 @@ class Agent:
                 case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
-                    self._handle(SweepDesired(delta))
+                    if self._ended_jobs.is_of_other_journal(delta.job, delta.journal):
+                        log.error("sweep has the name of another one, not kept", job=delta.job)
+                    else:
+                        self._handle(SweepDesired(delta))
                 case Welcome():
                     self._welcomed(output)
                 case Refused(message=why):

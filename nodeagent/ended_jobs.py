@@ -69,14 +69,14 @@ class Leftovers:
             OSError: if the disk cannot store the record.
         """
         path = self.root / OWNERS / job
-        known, _, _ = self._owner(job).partition(" ")
+        known, _, _ = self.owner(job).partition(" ")
         if known and known != journal and (self.root / job).exists():
             what = f"{self.root / job} has files of another cluster's job {job}"
             raise StartError(what, "move them away, or submit the job again for another number")
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_private(path, f"{journal} {user}".encode())
 
-    def _owner(self, job: str) -> str:
+    def owner(self, job: str) -> str:
         """Return the journal and the user of a job, or "" if they are not known."""
         with contextlib.suppress(OSError):
             return read_small(self.root / OWNERS / job).decode(errors="replace")
@@ -140,7 +140,7 @@ class Leftovers:
         self, found: dict[str, AgedFile], wanted: int, sizes: dict[str, AgedFile]
     ) -> Iterator[AgedFile]:
         """Delete and yield folders until `wanted` bytes are free."""
-        users = {name: self._owner(name).partition(" ")[2] for name in found}
+        users = {name: self.owner(name).partition(" ")[2] for name in found}
         used = Counter[str]()
         for name, one in found.items():
             used[users[name]] += one.size
@@ -288,6 +288,11 @@ class EndedJobs:
         for area in self._areas:
             with contextlib.suppress(OSError):  # the health watch reports the node
                 area.claim(job, user, journal)
+
+    def is_of_other_journal(self, job: JobId, journal: str) -> bool:
+        """True if files here belong to a job with the same name from another journal."""
+        known = self._own[0].owner(job).partition(" ")[0]
+        return "" not in {known, journal} and known != journal
 
     def make_room(self) -> None:
         """Check all folders now, because a file system is full."""

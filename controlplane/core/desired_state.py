@@ -167,6 +167,7 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
         attempts=engine.attempts,
         units=tuple(unit.order for unit in sweep.units.values() if unit.node == node),
         wanted=(*kept, *fetched),
+        journal=job.journal,
     )
 
 

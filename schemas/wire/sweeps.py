@@ -60,6 +60,7 @@ class SweepDelta(Message, tag="agent.sweep_delta.1"):
     attempts: int  # highest attempt ordered on any node when this delta was made
     units: tuple[UnitOrder, ...]  # units of this node's workers
     wanted: tuple[WantedState, ...]
+    journal: str = ""  # id of the journal that accepted the sweep; empty: older controller
 
 
 class SweepDeltaAcked(Message, tag="agent.sweep_delta_acked.1"):

@@ -23,6 +23,7 @@ from schemas.session import Apply
 from schemas.transport.keys import write_keys
 from schemas.transport.sockets import Incoming, ThreadDealer
 from schemas.wire.agent import HelloRequest, NodeHealth, Welcome
+from schemas.wire.sweeps import SweepDelta
 from tests.support.builders import A, B, run, stop
 from tests.support.reconciler_events import FIRST
 
@@ -95,6 +96,18 @@ async def test_workers_connect_again_when_the_socket_and_its_folder_were_deleted
 
     assert await hears_a_worker(agent)
     assert agent._hello().problems == ()
+
+
+async def test_a_sweep_with_the_name_of_another_journals_sweep_deletes_no_state(
+    agent: Agent,
+) -> None:
+    agent._ended_jobs.claim(A, "ann", "cafe")
+    for journal, kept in (("beef", 0), ("cafe", 1)):
+        delta = SweepDelta(
+            job=A, term=Term(1), revision=1, attempts=0, units=(), wanted=(), journal=journal
+        )
+        agent._apply([Apply(delta)])
+        assert len(agent._states._newest) == kept
 
 
 async def test_a_node_that_cannot_start_workers_reports_it(agent: Agent, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ _OF_AGENTS: Final = (
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
     sweeps.SweepDelta(
         job=JOB, term=TERM, revision=52, attempts=40, units=(UNIT,),
-        wanted=(sweeps.WantedState(state=STATE, sources=(SOURCE,)),),
+        wanted=(sweeps.WantedState(state=STATE, sources=(SOURCE,)),), journal="0123456789abcdef",
     ),
     sweeps.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
 )  # fmt: skip

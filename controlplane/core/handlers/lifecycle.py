@@ -90,6 +90,7 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
         revision=sweep.revision,
         attempts=sweep.engine.state.attempts,
         wanted={node: delta.wanted for node, delta in last.items()},
+        journal=job.journal,
     )
     while len(state.left_sweeps) > MAX_ENDED_SWEEPS:
         del state.left_sweeps[next(iter(state.left_sweeps))]
@@ -108,7 +109,7 @@ def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
             left.revision += 1
             delta = SweepDelta(
                 job=name, term=ctx.state.term, revision=left.revision,
-                attempts=left.attempts, units=(), wanted=left.wanted[node],
+                attempts=left.attempts, units=(), wanted=left.wanted[node], journal=left.journal,
             )  # fmt: skip
             deltas.append(SendSweepDelta(node, delta))
     ctx.out[:] = [*deltas, *ctx.out]

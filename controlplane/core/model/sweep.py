@@ -72,6 +72,7 @@ class LeftSweep(msgspec.Struct, kw_only=True):
     revision: int  # revision of the last delta
     attempts: int  # number of ordered units
     wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
+    journal: str = ""  # id of the journal in which the sweep was accepted
 
 
 def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
