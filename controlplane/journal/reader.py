@@ -98,20 +98,31 @@ class Reader:
             if isinstance(event, ControllerStarted):
                 yield number, event.release
 
-    def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
+    def feed(
+        self,
+        from_seq: int,
+        limit: int,
+        on_damage: Callable[[JournalError], None] | None = None,
+    ) -> tuple[FeedEvent, ...]:
         """Return a page of the feed, at most `limit` events.
 
-        `from_seq` is the number of the first event. Deleted events are skipped.
+        `from_seq` is the number of the first event. Deleted events are skipped, and damaged ones
+        too if `on_damage` is given, which is called for each.
 
         Raises:
-            JournalError: also if an event is damaged.
+            JournalError: also if an event is damaged and `on_damage` is None.
         """
         select = "SELECT seq, body, crc FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?"
         found = []
         for seq, body, crc in self._rows(select, from_seq, limit):
-            if not self._is_intact(seq, 0.0, body, crc):
-                raise self._damage(f"feed event {seq}", "wrong checksum")
-            found.append(self._decoded(feed_from, body, f"feed event {seq}"))
+            try:
+                if not self._is_intact(seq, 0.0, body, crc):
+                    raise self._damage(f"feed event {seq}", "wrong checksum")
+                found.append(self._decoded(feed_from, body, f"feed event {seq}"))
+            except JournalError as damage:
+                if on_damage is None:
+                    raise
+                on_damage(damage)
         return tuple(found)
 
     def first_event(self) -> int:
