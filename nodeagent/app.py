@@ -185,6 +185,7 @@ class Agent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the agent until `stop` is set. Its workers continue afterwards."""
+        self._heard_at = self._now()
         self._manager.adopt()
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
@@ -263,7 +264,8 @@ class Agent:
                     self._manager.fence()
             if self._now() - self._heard_at >= OTHER_KEY_S:
                 self._heard_at = self._now()
-                self._ports.try_other_key()
+                with log_errors("other key"):
+                    self._ports.try_other_key()
             await asyncio.sleep(TICK_INTERVAL_S)
 
     async def _read_reports(self) -> None:

@@ -113,7 +113,7 @@ class ControllerPorts:
         self._welcomed_key = b""
         self._node = node
         self._ports = (0, 0)
-        self.orders = self._connect("DEALER", controller.agents)
+        self.orders = self._connect("DEALER", controller.agents, prompt=True)
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
@@ -132,8 +132,9 @@ class ControllerPorts:
         if self.events is not None:
             self.events.send(self._node.encode(), data)
 
-    def _connect(self, kind: str, port: int) -> Socket:
-        return self._link.connect(kind, f"tcp://{self._host}:{port}", self._keys.current)
+    def _connect(self, kind: str, port: int, *, prompt: bool = False) -> Socket:
+        address = f"tcp://{self._host}:{port}"
+        return self._link.connect(kind, address, self._keys.current, prompt=prompt)
 
     def try_other_key(self) -> None:
         """Connect with the controller's other key, if there is one."""

@@ -102,6 +102,9 @@ def rotate_key(
     """
     config = _config(of, common)
     path = config.parent / load(config).keys.server
+    if path.suffix != ".key_secret":
+        hint = "name the file NAME.key_secret, with its public key in NAME.key"
+        raise SettingsError(f"keys.server: {path} cannot be replaced", hint, "keys.server")
     following = next_key_path(path)
     if not finish:
         if not following.exists():
@@ -111,11 +114,12 @@ def rotate_key(
         _say(common, {"next": str(following), "public": public, "then": then})
         return
     load_keys(following)
-    for suffix in (path.suffix, ".key"):
-        one = path.with_suffix(suffix)
-        if one.exists():
-            one.replace(path.with_name(f"{path.stem}-old{suffix}"))
-        following.with_suffix(suffix).replace(one)
+    for suffix in (".key", path.suffix):  # the secret key last, so that a crash can be repeated
+        one, fresh = path.with_suffix(suffix), following.with_suffix(suffix)
+        if fresh.exists():
+            if one.exists():
+                one.replace(path.with_name(f"{path.stem}-old{suffix}"))
+            fresh.replace(one)
     _say(common, {"key": str(path), "then": "restart the controller"})
 
 

@@ -170,13 +170,21 @@ class ClusterConnection:
             try:
                 await self._channel.call(GetCluster(), KEY_TIMEOUT_S, KEY_TIMEOUT_S)
             except UnreachableError:
-                if self._server_keys.other() is None:
+                if not self._try_other_key():
                     return
-                self._channel.close()
-                self._calls = self._open_channel(self._home.endpoint, REPLY)
             else:
                 self._server_keys.confirm()
                 return
+
+    def _try_other_key(self) -> bool:
+        """Connect with the server's other key. Return False if there is none."""
+        if self._server_keys.other() is None:
+            return False
+        for channel in (self._calls, self._logs):
+            if channel is not None:
+                channel.close()
+        self._calls, self._logs = self._open_channel(self._home.endpoint, REPLY), None
+        return True
 
     async def __aexit__(self, *_: object) -> None:
         """Close all sockets."""
@@ -209,7 +217,14 @@ class ClusterConnection:
                 return
 
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
-        return _expected(await self._ask(self._channel, request, wait_s), kind)
+        try:
+            reply = await self._ask(self._channel, request, wait_s)
+        except UnreachableError:
+            if not self._try_other_key():
+                raise
+            reply = await self._ask(self._channel, request, wait_s)
+            self._server_keys.confirm()
+        return _expected(reply, kind)
 
     @property
     def _channel(self) -> RequestChannel:
@@ -238,11 +253,20 @@ class ClusterConnection:
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
         """Send a request to the port for output and files, and connect on the first call."""
+        try:
+            reply = await self._ask(await self._log_channel(), request, wait_s)
+        except UnreachableError:
+            if not self._try_other_key():
+                raise
+            reply = await self._ask(await self._log_channel(), request, wait_s)
+        return _expected(reply, kind)
+
+    async def _log_channel(self) -> RequestChannel:
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
             self._logs = self._open_channel(endpoint, LOG_REPLY)
-        return _expected(await self._ask(self._logs, request, wait_s), kind)
+        return self._logs
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
         return RequestChannel(

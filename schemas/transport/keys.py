@@ -200,7 +200,9 @@ def load_public(path: Path) -> bytes:
     Raises:
         SettingsError: if the file cannot be read or contains no key.
     """
-    return _load(path)[0]
+    public = _load(path)[0]
+    check_public(public.decode("ascii", "replace"))
+    return public
 
 
 def next_key_path(path: Path) -> Path:
@@ -232,7 +234,12 @@ class ServerKeys:
         return None
 
     def learn(self, public: str) -> None:
-        """Store the next key, if the folder of the current key may be written."""
+        """Store the next key, if the folder of the current key may be written.
+
+        Raises:
+            SettingsError: if `public` is not a public key.
+        """
+        check_public(public)
         path = next_key_path(self._path)
         with contextlib.suppress(SettingsError):
             if public.encode() == load_public(path):

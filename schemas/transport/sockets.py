@@ -20,8 +20,9 @@ from schemas.errors import SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
-# After a partition, a new connection carries data sooner than TCP's next retransmission.
-UNACKNOWLEDGED_MS: Final = 4000
+# A prompt socket replaces its connection after this time without a sign of its peer, because after
+# a partition a new connection carries data sooner than TCP's next retransmission.
+PROMPT_MS: Final = 4000
 CONNECT_TIMEOUT_MS: Final = 1000
 HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
@@ -306,15 +307,21 @@ class Link:
         self._flood_guard.add(zmq.Socket.shadow(socket), self._shadow, port)
         return Socket(socket, self._known if secured else None, self._flood_guard)
 
-    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
+    def connect(
+        self, kind: str, address: str, server_key: bytes | None = None, *, prompt: bool = False
+    ) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB), which queues nothing while disconnected.
 
         The peer need not listen yet. `server_key` is the peer's public key in Z85, or None on ipc.
+        A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
+        because messages are lost when a peer that reads late is taken for a lost one.
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))
-        socket.setsockopt(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        if prompt:
+            socket.setsockopt(zmq.HEARTBEAT_IVL, PROMPT_MS // 4)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PROMPT_MS)
         if kind == "DEALER":
             socket.immediate = True
         if server_key is not None and self._keys is not None:

@@ -388,10 +388,14 @@ def test_a_new_key_of_the_controller_disturbs_no_training(
     until_file(house.home / "node" / "server-next.key")
     assert house.ones("logs", job, "--home", str(user)).code == 0
     until_file(user / "keys" / "server-next.key")
-    assert house.ones("admin", "rotate-key", "--finish", "--home", str(house.home)).code == 0
-    kill(pids["controller"])
-    house.up()
+    with BlockingClient(user) as client:
+        before = client.cluster().term
+        assert house.ones("admin", "rotate-key", "--finish", "--home", str(house.home)).code == 0
+        kill(pids["controller"])
+        house.up()
+        after = client.cluster().term
 
+    assert after > before
     assert house.show(job)["workers"] == workers
     assert house.ones("ps", "--home", str(user)).code == 0
     new = load_public(house.home / "keys" / "server.key")

@@ -31,8 +31,10 @@ class HeldLink(Link):
         self._held.append(super().bind(kind, address))
         return self._held[-1]
 
-    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
-        self._held.append(super().connect(kind, address, server_key))
+    def connect(
+        self, kind: str, address: str, server_key: bytes | None = None, *, prompt: bool = False
+    ) -> Socket:
+        self._held.append(super().connect(kind, address, server_key, prompt=prompt))
         return self._held[-1]
 
 

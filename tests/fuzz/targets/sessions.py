@@ -17,8 +17,7 @@ from schemas.session import (
     ToController,
     ToNode,
 )
-from schemas.wire import files
-from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry
+from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry, ToSession
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 
@@ -52,7 +51,7 @@ def agent(data: bytes) -> None:
                     message = TO_AGENT.decode(hostile_bytes(choices, TO_AGENT.tags, KNOWN))
                 except OnesError:
                     continue
-                if isinstance(message, files.AskFiles | files.AskPiece):
+                if not isinstance(message, ToSession):
                     continue  # are no matter of the session
                 outputs = session.receive(message, Seconds(now))
         for output in outputs:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from schemas.errors import SettingsError
 from schemas.transport.keys import ServerKeys, load_public, next_key_path, write_keys
 
 
@@ -46,3 +49,14 @@ def test_a_key_that_another_process_replaced_is_found(tmp_path: Path) -> None:
     new = write_keys(tmp_path, "server").public
 
     assert keys.other() == new
+
+
+def test_a_damaged_next_key_is_neither_stored_nor_used(tmp_path: Path) -> None:
+    write_keys(tmp_path, "server")
+    keys = ServerKeys(tmp_path / "server.key")
+
+    with pytest.raises(SettingsError, match="not 40 characters"):
+        keys.learn("short")
+    next_key_path(tmp_path / "server.key").write_text('curve\n    public-key = "short"\n')
+
+    assert keys.other() is None
