@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from controlplane.core.commands import CoreError
 from controlplane.journal.database import (
     CHECK_DISK,
     JOURNAL_ID,
@@ -30,7 +31,7 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.replay import EventCheck, earliest, recover
 from controlplane.journal.retention import Retention, forget
 from controlplane.journal.snapshots import FORMAT, image_of, round_trips
-from controlplane.journal.take_snapshot import take_snapshot
+from controlplane.journal.take_snapshot import LOCK_SUFFIX, take_snapshot
 from controlplane.journal.writer import take_lock
 from schemas.ids import Seconds
 
@@ -61,6 +62,10 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")
         _verify(part, journal)
+        # With a snapshot the copy needs no other release. Without one it is complete nevertheless.
+        with contextlib.suppress(JournalError, CoreError):
+            take_snapshot(part)
+        part.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
         _durable(part)
         part.replace(copy)
         _durable(copy.parent)

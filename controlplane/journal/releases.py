@@ -13,6 +13,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib import resources
@@ -28,6 +29,8 @@ PACKAGES: Final = ("controlplane", "schemas")
 SNAPSHOT_MODULE: Final = "controlplane.journal.take_snapshot"
 FOLDER: Final = "releases"
 KEPT: Final = 3  # number of releases, the newest ones
+BUSY_LIMIT_S: Final = 60.0  # wait for another process that takes a snapshot
+BUSY_PAUSE_S: Final = 0.5
 SKIPPED: Final = (".md", ".pyc", "py.typed")
 
 
@@ -70,7 +73,7 @@ def _own_archive() -> bytes:
 
 
 def keep_own_code(journal: Path) -> Path:
-    """Store the code of this release beside `journal`, delete the oldest copies, return the path.
+    """Store the code of this release beside `journal` and return the path.
 
     Raises:
         OSError: if the disk cannot store the code.
@@ -78,7 +81,7 @@ def keep_own_code(journal: Path) -> Path:
     folder = journal.parent / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{own_release()}.zip"
-    if own.is_file():
+    if _is_intact(own):
         os.utime(own)
     else:
         part = own.with_suffix(".part")
@@ -88,19 +91,28 @@ def keep_own_code(journal: Path) -> Path:
             os.fsync(file.fileno())
         part.replace(own)
         sync_folder(folder)
-    for old in sorted(folder.glob("*.zip"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-        old.unlink(missing_ok=True)
     return own
+
+
+def delete_old_code(journal: Path) -> None:
+    """Delete the code of all but the newest releases, once no input needs it for a replay."""
+    stored = (journal.parent / FOLDER).glob("*.zip")
+    for old in sorted(stored, key=lambda one: one.stat().st_mtime)[:-KEPT]:
+        old.unlink(missing_ok=True)
 
 
 def code_of(journal: Path, release: str) -> Path | None:
     """Return the stored code of `release`, or None if it is missing or damaged."""
     path = journal.parent / FOLDER / f"{release}.zip"
+    return path if _is_intact(path) else None
+
+
+def _is_intact(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
-            return path if archive.testzip() is None else None
-    except (OSError, zipfile.BadZipFile):
-        return None
+            return archive.testzip() is None
+    except Exception:  # noqa: BLE001 - zipfile and zlib raise many kinds for damaged files
+        return False
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
@@ -120,17 +132,23 @@ def snapshot_by(code: Path, release: str, journal: Path, last: int) -> None:
     Raises:
         JournalError: if that release fails.
     """
-    child = subprocess.run(  # noqa: S603 - code that the controller itself stored
-        child_command(SNAPSHOT_MODULE, str(journal), str(last)),
-        env=child_environment(code),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if child.returncode:
-        why = child.stderr.strip()[-2000:]
+    deadline = time.monotonic() + BUSY_LIMIT_S
+    while True:
+        child = subprocess.run(  # noqa: S603 - code that the controller itself stored
+            child_command(SNAPSHOT_MODULE, str(journal), str(last)),
+            env=child_environment(code),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        busy = not child.returncode and child.stdout.strip() == "0"
+        if not busy or time.monotonic() > deadline:
+            break
+        time.sleep(BUSY_PAUSE_S)
+    if child.returncode or busy:
+        why = "another process takes a snapshot" if busy else child.stderr.strip()[-2000:]
         raise JournalError(
             f"{journal}: release {release} does not replay its inputs up to {last}: {why}",
             "install that release again, or restore a backup (`ones admin restore`)",

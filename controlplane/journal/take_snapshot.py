@@ -30,6 +30,7 @@ from schemas.ids import Seconds
 
 NICENESS: Final = 15  # training and the controller come first
 ZLIB_LEVEL: Final = 1
+LOCK_SUFFIX: Final = ".snapshot.lock"
 SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read more inputs"
 
 
@@ -65,11 +66,11 @@ def take_snapshot(path: Path, last: int | None = None) -> int:
         JournalError: if the journal is damaged, or there is no room.
         CoreError: if this release cannot handle the inputs.
     """
+    with contextlib.closing(Reader(path)) as reader:
+        found = recover(reader, most=last)  # without the lock, which a child may need for this
     with _exclusive(path) as alone:
         if not alone:
             return 0
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=last)
         if found.last > found.snapshot:
             save_state(path, found.reactor, found.last, found.at)
         return found.last
@@ -77,7 +78,7 @@ def take_snapshot(path: Path, last: int | None = None) -> int:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[bool]:
-    lock = os.open(path.with_suffix(".snapshot.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(path.with_suffix(LOCK_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

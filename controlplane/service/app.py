@@ -19,7 +19,7 @@ from controlplane.core.model.job import number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.state import State
 from controlplane.journal.database import JournalError
-from controlplane.journal.releases import keep_own_code, own_release
+from controlplane.journal.releases import delete_old_code, keep_own_code, own_release
 from controlplane.policy.api import PolicyEvent
 from controlplane.service import keys
 from controlplane.service import settings as controller_settings
@@ -194,6 +194,7 @@ class Controller:
             self._owners.of,
         )
         self.term = self._commit_loop.begin(own_release())
+        delete_old_code(self._commit_loop.reader.path)
         self._node_sessions = NodeSessions(
             commit_loop=self._commit_loop,
             orders=await self._bind("ROUTER", listen.agents),

@@ -1,13 +1,15 @@
 """Backup of everything that a controller needs on another host, in one tar file.
 
-The file contains the settings folder with its keys, the keys that were added online, the journal at
-one moment, the code of the releases that wrote it, and the working directories of jobs that have
-not ended. Output and checkpoints of jobs are not included.
+The file contains the settings folder with its keys, other keys and the model that the settings
+name, the keys that were added online, the journal at one moment, the code of the releases that
+wrote it, and the working directories of jobs that have not ended. Output and checkpoints of jobs
+are not included.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 import tarfile
@@ -33,7 +35,7 @@ MANIFEST: Final = "backup.json"
 JOURNAL: Final = "journal.sqlite"
 ARCHIVES: Final = "snapshots"
 KEYS: Final = "keys"
-PATTERN: Final = "ones-*.tar"
+PATTERN: Final = "ones-????????T??????Z.tar"
 NO_BACKUP: Final = "name a file that `ones admin backup --all` wrote"
 
 
@@ -71,11 +73,13 @@ def back_up_all(config: Path, target: Path, *, keep: int = 0, force: bool = Fals
         part.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
         name = error.filename or target
         raise SettingsError(f"{name}: {error.strerror}", "check the file and the disk") from None
+    finally:
+        part.unlink(missing_ok=True)
     if folder is not None and keep:
-        for old in sorted(folder.glob(PATTERN))[:-keep]:
+        others = sorted(set(folder.glob(PATTERN)) - {target}, reverse=True)
+        for old in others[keep - 1 :]:
             old.unlink()
     return target
 
@@ -89,7 +93,7 @@ def _write(part: Path, config: Path, settings: ControllerSettings, copies: Path)
     back_up(state / JOURNAL, copies / JOURNAL)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w") as tar:
+        with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
             for path in sorted(copies.rglob("*")):
                 tar.add(path, str(path.relative_to(copies)), recursive=False)
             for name, path in _settings_files(config, settings):
@@ -104,22 +108,27 @@ def _write(part: Path, config: Path, settings: ControllerSettings, copies: Path)
 
 
 def _settings_files(config: Path, settings: ControllerSettings) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the settings folder and of its keys, and keys that are elsewhere."""
+    """Yield the files of the settings folder and of its keys, and named files elsewhere."""
     home = config.parent
-    files = [config, *home.glob("*.toml"), *(home / KEYS).glob("*")]
+    files = [config, *home.glob("*.toml"), *(home / KEYS).rglob("*")]
     readable = (path for path in files if path.is_file() and os.access(path, os.R_OK))
     found = {path: f"settings/{path.relative_to(home)}" for path in readable}
-    for field, path in _key_files(home, settings).items():
+    for field, path in _named_files(home, settings).items():
         found.setdefault(path, f"{KEYS}/{field}")
     for path, name in found.items():
         yield name, path
 
 
-def _key_files(home: Path, settings: ControllerSettings) -> dict[str, Path]:
-    return {
+def _named_files(home: Path, settings: ControllerSettings) -> dict[str, Path]:
+    """Return the keys and the policy's model that the settings name."""
+    found = {
         "server": home / settings.keys.server,
         "authorised": home / settings.keys.authorised,
+        **{f"webhook-{hook.name}": home / hook.key for hook in settings.webhooks if hook.key},
     }
+    if isinstance(model := settings.policy.options.get("model"), str):
+        found["model"] = Path(model).absolute()
+    return found
 
 
 def _needed_archives(journal: Path) -> list[str]:
@@ -138,7 +147,7 @@ def restore_all(file: Path, home: Path) -> Path:
     """Write the files of a backup to a new host, and return the path of the settings.
 
     Files go to the places that the settings name. Paths that are relative in the settings start at
-    `home`. No existing file is replaced.
+    `home`. No existing file is replaced. A failure leaves no file behind.
 
     Raises:
         SettingsError: if the file is not a backup, or a file of the controller exists already.
@@ -164,22 +173,32 @@ def _place(copies: Path, home: Path) -> Path:
     settings = load(near / manifest.settings)
     state = home / settings.state
     moves = {path: home / path.relative_to(near) for path in _below(near)}
-    elsewhere = _key_files(home, settings)
+    elsewhere = _named_files(home, settings)
     moves |= {path: elsewhere[path.name] for path in _below(copies / KEYS)}
     for name in (RELEASES, ARCHIVES):
         moves |= {path: state / path.relative_to(copies) for path in _below(copies / name)}
     if (copies / keys.FILE).exists():
         moves[copies / keys.FILE] = state / keys.FILE
+    moves = {
+        source: target
+        for source, target in moves.items()
+        if not (target.is_file() and filecmp.cmp(source, target, shallow=False))
+    }
     for path in (*moves.values(), state / JOURNAL):
         if path.exists():
             raise SettingsError(
                 f"{path} already exists", "restore into an empty folder, or remove it", "file"
             )
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for source, target in moves.items():
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.move(source, target)
-    restore(copies / JOURNAL, state / JOURNAL)
+    try:
+        for source, target in moves.items():
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.move(source, target)
+        restore(copies / JOURNAL, state / JOURNAL)
+    except BaseException:
+        for target in moves.values():
+            target.unlink(missing_ok=True)
+        raise
     return home / manifest.settings
 
 

@@ -89,15 +89,16 @@ class HostileClient(Client):
 
     async def _call(self, request: Any, kind: type[Any], wait_s: float = 0.0) -> Any:
         reply: Any = next(one for one in EXAMPLES.values() if type(one) is kind)
-        if kind is Cluster:
-            reply = msgspec.structs.replace(reply, next_key="")  # is stored, not printed
         type(self).said += 1
         if hasattr(reply, "next_seq"):
             events = reply.events if self.said == 1 else ()
             return msgspec.structs.replace(reply, events=tuple(hostile(events, self.texts)))
         if isinstance(reply, SweepDetail) and request.from_trial:
             return msgspec.structs.replace(reply, trials=())
-        return hostile(reply, self.texts)
+        reply = hostile(reply, self.texts)
+        if kind is Cluster:
+            reply = msgspec.structs.replace(reply, next_key="")  # is stored, not printed
+        return reply
 
     async def _bulk_call(self, request: Any, kind: type[Any], wait_s: float = 0.0) -> Any:
         return await self._call(request, kind)

@@ -1,19 +1,30 @@
 """Inputs are replayed by the release that wrote them, or with the stored events as the truth."""
 
 import contextlib
+import fcntl
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from controlplane.core.state import State
 from controlplane.journal import releases
-from controlplane.journal.backup import problems
+from controlplane.journal.backup import back_up, problems
 from controlplane.journal.database import JournalError, open_for_reading
 from controlplane.journal.reader import Reader
-from controlplane.journal.releases import KEPT, child_environment, keep_own_code, own_release
+from controlplane.journal.releases import (
+    KEPT,
+    child_environment,
+    code_of,
+    delete_old_code,
+    keep_own_code,
+    own_release,
+)
 from controlplane.journal.replay import recover
 from controlplane.journal.take_snapshot import take_snapshot
 
@@ -150,6 +161,44 @@ def test_a_replay_that_ends_before_the_stored_events_is_refused(journal: Path) -
         recovered(journal)
 
 
+@pytest.mark.slow
+def test_a_snapshot_is_taken_although_another_release_has_to_begin_it(
+    tmp_path: Path, journal: Path
+) -> None:
+    run_killed(journal, other_release(tmp_path))
+    events, _ = run_killed(journal)
+
+    assert take_snapshot(journal) == 4
+    assert recovered(journal).feed_seq == events
+
+
+@pytest.mark.slow
+def test_a_recovery_waits_for_a_snapshot_that_another_process_takes(
+    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, _ = run_killed(journal, other_release(tmp_path))
+    lock = os.open(journal.with_suffix(".snapshot.lock"), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    monkeypatch.setattr(releases.time, "sleep", lambda _: os.close(lock))
+
+    assert recovered(journal).feed_seq == events
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.floats(0.0, 1.0, exclude_max=True), bit=st.integers(0, 7))
+def test_damaged_code_is_not_used(tmp_path: Path, at: float, bit: int) -> None:
+    journal = tmp_path / "journal.sqlite"
+    own = keep_own_code(journal)
+    intact = own.read_bytes()
+    damaged = bytearray(intact)
+    damaged[int(at * len(damaged))] ^= 1 << bit
+    own.write_bytes(damaged)
+
+    if code_of(journal, own_release()) is None:
+        assert keep_own_code(journal).read_bytes() == intact
+    own.write_bytes(intact)
+
+
 def test_only_the_newest_releases_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / releases.FOLDER
     folder.mkdir()
@@ -157,7 +206,24 @@ def test_only_the_newest_releases_are_kept(tmp_path: Path) -> None:
         (folder / f"{number}.zip").touch()
 
     own = keep_own_code(tmp_path / "journal.sqlite")
+    assert len(list(folder.glob("*"))) == KEPT + 2  # until the journal needs the oldest no more
+    delete_old_code(tmp_path / "journal.sqlite")
 
     assert own.name == f"{own_release()}.zip"
     assert own.is_file()
     assert len(list(folder.glob("*"))) == KEPT
+
+
+@pytest.mark.slow
+def test_a_backup_needs_no_other_release(tmp_path: Path, journal: Path) -> None:
+    run_killed(journal, other_release(tmp_path))
+    events, _ = run_killed(journal)
+    recovered(journal)
+    (tmp_path / "new").mkdir()
+
+    back_up(journal, copy := tmp_path / "new" / "journal.sqlite")
+
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+    with contextlib.closing(open_for_reading(copy)) as database:
+        assert database.execute("SELECT max(input) FROM snapshots").fetchall() == [(4,)]
+    assert recovered(copy).feed_seq == events

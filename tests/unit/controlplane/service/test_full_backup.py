@@ -12,9 +12,11 @@ import pytest
 
 from controlplane.cli.admin import admin
 from controlplane.cli.output import Exit
+from controlplane.journal.database import JournalError
 from controlplane.journal.reader import Reader
 from controlplane.journal.releases import FOLDER, own_release
 from controlplane.journal.replay import recover
+from controlplane.service import full_backup
 from controlplane.service.full_backup import back_up_all, restore_all
 from schemas.errors import SettingsError
 from schemas.ids import JobId
@@ -91,7 +93,7 @@ def test_keys_and_state_elsewhere_return_to_where_the_settings_name_them(
     config.write_text(f'state = "{state}"\n[keys]\nserver = "{key}"\n')
     secret = key.read_bytes()
     file = back_up_all(config, tmp_path / "all.tar")
-    with pytest.raises(SettingsError, match="key already exists"):
+    with pytest.raises(SettingsError, match=r"journal\.sqlite already exists"):
         restore_all(file, tmp_path / "new")
     key.unlink()
     state.rename(tmp_path / "former")
@@ -102,8 +104,59 @@ def test_keys_and_state_elsewhere_return_to_where_the_settings_name_them(
     assert (state / "journal.sqlite").is_file()
 
 
-def test_nothing_is_restored_over_a_file(config: Path, tmp_path: Path) -> None:
+def test_named_files_and_linked_keys_are_part_of_the_backup(config: Path, tmp_path: Path) -> None:
+    home, vault = config.parent, tmp_path / "vault"
+    vault.mkdir()
+    (home / "keys" / "server.key_secret").rename(vault / "server")
+    (home / "keys" / "server.key_secret").symlink_to(vault / "server")
+    (home / "keys" / "users").mkdir()
+    (home / "keys" / "users" / "ann.key").write_text("ann's")
+    (home / "chat.secret").write_text("chat's")
+    (model := tmp_path / "model.npz").write_text("weights")
+    config.write_text(
+        f'state = "state"\n[policy]\nname = "drl"\noptions = {{model = "{model}"}}\n'
+        '[[webhooks]]\nname = "chat"\nurl = "http://host/"\nkey = "chat.secret"\n'
+    )
+    file, new = back_up_all(config, tmp_path / "all.tar"), tmp_path / "new"
+    secret = (vault / "server").read_bytes()
+    model.unlink()
+
+    restore_all(file, new)
+
+    assert (new / "keys" / "server.key_secret").read_bytes() == secret
+    assert not (new / "keys" / "server.key_secret").is_symlink()
+    assert (new / "keys" / "users" / "ann.key").read_text() == "ann's"
+    assert (new / "chat.secret").read_text() == "chat's"
+    assert model.read_text() == "weights"
+
+
+def test_a_failure_leaves_no_file_behind(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise JournalError("no room", "free space")
+
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    monkeypatch.setattr(full_backup, "_needed_archives", fail)
+    with pytest.raises(JournalError):
+        back_up_all(config, folder)
+    monkeypatch.undo()
     file = back_up_all(config, tmp_path / "all.tar")
+    monkeypatch.setattr(full_backup, "restore", fail)
+    with pytest.raises(JournalError):
+        restore_all(file, tmp_path / "new")
+    monkeypatch.undo()
+
+    assert list(folder.iterdir()) == []
+    assert files_below(tmp_path / "new") == {}
+    restore_all(file, tmp_path / "new")
+
+
+def test_nothing_is_restored_over_a_file(config: Path, tmp_path: Path) -> None:
+    config.with_name("client.toml").write_text("before")
+    file = back_up_all(config, tmp_path / "all.tar")
+    config.with_name("client.toml").write_text("after")
     before = files_below(config.parent)
 
     with pytest.raises(SettingsError, match="already exists; restore into"):
@@ -117,12 +170,13 @@ def test_a_folder_keeps_the_newest_backups(config: Path, tmp_path: Path) -> None
     folder.mkdir()
     for day in range(3):
         (folder / f"ones-2020010{day}T000000Z.tar").touch()
-    (folder / "other.tar").touch()
+    (folder / "ones-before-upgrade.tar").touch()
+    (folder / "ones-20990101T000000Z.tar").touch()  # written before a clock was set back
 
     newest = back_up_all(config, folder, keep=2)
 
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ("ones-20200102T000000Z.tar", newest.name, "other.tar")
+        ("ones-20990101T000000Z.tar", newest.name, "ones-before-upgrade.tar")
     )
     with pytest.raises(SettingsError, match="already exists"):
         back_up_all(config, newest)
