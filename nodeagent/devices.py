@@ -227,6 +227,7 @@ class GpuCheck:
         self._uuids = uuids
         self._nvml = nvml
         self._events: Any = None  # of all GPUs; None: not registered
+        self._has_events = True  # False: the driver reports none
         self._names: dict[str, str] = {}  # UUID by PCI bus id
         self._xids: dict[str, int] = {}  # last hardware error by UUID
 
@@ -237,9 +238,14 @@ class GpuCheck:
             return ""
         try:
             nvml.nvmlInit()
-            self._collect_xids(nvml)
+            if self._has_events:
+                self._collect_xids(nvml)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            self._has_events = False  # such as a virtual machine, or an old driver
         except nvml.NVMLError as error:
             return f"devices: the GPU driver does not respond: {error}; {GPU_REMEDY}"
+        if "" in self._xids:
+            return f"devices: Xid error {self._xids['']} of a GPU that is lost; {GPU_REMEDY}"
         for uuid in self._uuids:
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -272,12 +278,17 @@ class GpuCheck:
                     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
                     self._names[_bus(nvml, handle)] = uuid
                     nvml.nvmlDeviceRegisterEvents(handle, XID_EVENTS, self._events)
-        with contextlib.suppress(nvml.NVMLError_Timeout, nvml.NVMLError_NotSupported):
+        with contextlib.suppress(nvml.NVMLError_Timeout):
             while True:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 if event.eventData in HARDWARE_XIDS:
-                    name = self._names.get(_bus(nvml, event.device), "")
-                    self._xids[name] = event.eventData
+                    self._xids[self._name(nvml, event.device)] = event.eventData
+
+    def _name(self, nvml: ModuleType, handle: Any) -> str:
+        """Return the UUID of a GPU that had an error, or "" if the GPU is lost."""
+        with contextlib.suppress(nvml.NVMLError):
+            return self._names.get(_bus(nvml, handle), "")
+        return ""
 
 
 def _bus(nvml: ModuleType, handle: Any) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -107,19 +107,26 @@ class Leftovers:
         return False
 
     def delete(
-        self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
+        self,
+        keep: KeepLimits,
+        busy: Container[str],
+        now: float,
+        sizes: dict[str, AgedFile],
+        unmarked: Collection[str] | None = (),
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago. Then delete the oldest to limit the size.
 
         If the file system has less free space than the reserve, also delete folders of the user
         with the most bytes, oldest first, until twice the reserve is free. Jobs in `busy` are kept.
-        `sizes` caches sizes from earlier calls. Return the jobs whose folders were deleted.
+        `sizes` caches sizes from earlier calls. `unmarked` has ended jobs whose marks could not be
+        written; if it is None, old folders without a mark are kept. Return the jobs whose folders
+        were deleted.
 
         Raises:
             OSError: if the folder cannot be read.
         """
         found: dict[str, AgedFile] = {}
-        for name, at in self._ended(busy, now):
+        for name, at in self._ended(busy, now, unmarked):
             known = sizes.get(name)
             if known is None or known.at != at:
                 known = AgedFile(name, bytes_below(self.root / name), at)
@@ -183,12 +190,14 @@ class Leftovers:
             return [JobId(name) for name, _ in _marks(self.root / MARKS)]
         return []
 
-    def _ended(self, busy: Container[str], now: float) -> Iterator[tuple[str, float]]:
-        marks = dict(_marks(self.root / MARKS))
+    def _ended(
+        self, busy: Container[str], now: float, unmarked: Collection[str] | None
+    ) -> Iterator[tuple[str, float]]:
+        marks = {**dict.fromkeys(unmarked or (), now), **dict(_marks(self.root / MARKS))}
         with os.scandir(self.root) as entries:
             for entry in entries:
                 at = marks.pop(entry.name, None)
-                if at is None:
+                if at is None and unmarked is not None:
                     at = self._changed(entry)
                     at = at if at is not None and now - at > MIN_UNREPORTED_AGE_S else None
                 if at is None or not entry.is_dir(follow_symlinks=False):
@@ -314,6 +323,7 @@ class Keeper:
         self._keep = keep
         self._busy = busy
         self._noted: dict[JobId, bool] = {}
+        self._early = False  # True until the controller has named the active jobs
         self._wake = asyncio.Event()
         self._sizes: dict[str, AgedFile] = {}
 
@@ -331,12 +341,15 @@ class Keeper:
         """Mark and delete until cancelled."""
         loop = asyncio.get_running_loop()
         look_at = loop.time() + FIRST_CHECK_S
+        self._early = True
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), look_at - loop.time())
             self._wake.clear()
             keep = self._keep()
-            if (due := loop.time() >= look_at) or not keep.seconds:
+            if due := loop.time() >= look_at:
+                self._early = False
+            if due or not keep.seconds:
                 look_at = loop.time() + min(MAX_INTERVAL_S, max(keep.seconds, MIN_INTERVAL_S))
             look = due or not keep.seconds
             await self.turn(keep, look=look)
@@ -363,7 +376,8 @@ class Keeper:
 
     def _delete(self, keep: KeepLimits, busy: set[JobId]) -> None:
         try:
-            gone = self._area.delete(keep, busy, time.time(), self._sizes)
+            ended = None if self._early else {job for job, end in self._noted.items() if end}
+            gone = self._area.delete(keep, busy, time.time(), self._sizes, ended)
         except FileNotFoundError:  # the folder was never used
             return
         except OSError as error:

@@ -141,11 +141,21 @@ def bytes_below(folder: Path) -> int:
     """Return the disk space that files at any depth below a folder use, without following links."""
     total, waiting = 0, [str(folder)]
     while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
+                        else:
+                            total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # deeper than a path can say
+                return _bytes_by_du(folder)
     return total
+
+
+def _bytes_by_du(folder: Path) -> int:
+    command = ["du", "--summarize", "--block-size=1", "--", str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return int(found.stdout.split()[0]) if found.stdout else 0

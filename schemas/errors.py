@@ -139,6 +139,12 @@ class SettingsError(OnesError):
     needs_person = True
 
 
+class AddressInUseError(SettingsError):
+    """Another socket is bound to the address; it may be closed soon."""
+
+    needs_person = False
+
+
 BY_CODE: dict[str, type[OnesError]] = {
     leaf.code: leaf
     for leaf in (

@@ -51,6 +51,8 @@ CREATE TABLE usage
     (number INTEGER NOT NULL, job TEXT NOT NULL, user TEXT NOT NULL, project TEXT NOT NULL,
      slots INTEGER NOT NULL, begin REAL NOT NULL, end REAL NOT NULL);
 CREATE INDEX usage_by_end ON usage (end);
+CREATE INDEX usage_by_user ON usage (user, end);
+CREATE INDEX usage_by_number ON usage (number);
 CREATE TABLE snapshot_parts
     (id INTEGER PRIMARY KEY, input INTEGER NOT NULL, body BLOB NOT NULL);
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -73,6 +73,9 @@ class EndedJob(NamedTuple):
     read: Callable[[], Job]  # raises a JournalError if the row is damaged
 
 
+USAGE_ROW_BYTES: Final = 100  # of a row with its part of the indexes, measured
+
+
 class UsageRow(NamedTuple):
     """Row of table `usage`: slots that a job held for a time."""
 
@@ -100,34 +103,56 @@ def insert_usage(database: sqlite3.Connection, rows: Iterable[UsageRow]) -> None
 
 
 def usage_between(
-    database: sqlite3.Connection, since: Seconds, until: Seconds
+    database: sqlite3.Connection,
+    since: Seconds,
+    until: Seconds,
+    *,
+    held: Mapping[int, Seconds],
+    after: int,
+    most: int,
 ) -> dict[int, JobUsage]:
-    """Return the slot seconds of each job between two times, by the job's number.
+    """Return the slot seconds of jobs between two times, by the job's number.
+
+    Args:
+        held: time since which a job holds its slots, by the job's number. Rows that began then or
+            later are left out, as they were written after `held` was read.
+        after: only jobs with higher numbers.
+        most: number of jobs that are returned, those with the lowest numbers.
 
     Raises:
         sqlite3.Error: if the rows cannot be read.
     """
+    slot_s = "sum(slots * (min(end, ?2) - max(begin, ?1)))"
+    rows = "FROM usage WHERE end > ?1 AND begin < ?2"
     select = (
-        "SELECT number, job, user, project, sum(slots * (min(end, ?2) - max(begin, ?1))) "
-        "FROM usage WHERE end > ?1 AND begin < ?2 GROUP BY number ORDER BY number"
+        f"SELECT number, job, user, project, {slot_s} {rows} "
+        "AND number > ?3 GROUP BY number ORDER BY number LIMIT ?4"
     )
-    return {
-        number: JobUsage(job=JobId(job), user=user, project=project, slot_s=slot_s)
-        for number, job, user, project, slot_s in database.execute(select, (since, until))
-    }
+    later = f"SELECT {slot_s} {rows} AND number = ?3 AND begin >= ?4"
+    found = {}
+    for number, job, user, project, used in database.execute(select, (since, until, after, most)):
+        if number in held:
+            counted = database.execute(later, (since, until, number, held[number])).fetchone()[0]
+            used -= counted or 0.0  # noqa: PLW2901
+        found[number] = JobUsage(job=JobId(job), user=user, project=project, slot_s=used)
+    return found
 
 
-def forget_usage(database: sqlite3.Connection, before: float, most: int) -> int:
+def forget_usage(
+    database: sqlite3.Connection, before: float, most: int, user: str | None = None
+) -> int:
     """Delete the oldest rows that ended before a time. Return the number of deletions.
+
+    Args:
+        user: delete only rows of this user. None: of all users.
 
     Raises:
         sqlite3.Error: if the rows cannot be deleted.
     """
-    delete = (
-        "DELETE FROM usage WHERE rowid IN "
-        "(SELECT rowid FROM usage WHERE end < ? ORDER BY end LIMIT ?)"
-    )
-    return database.execute(delete, (before, most)).rowcount
+    of_user = "" if user is None else "AND user = ?3"
+    select = f"SELECT rowid FROM usage WHERE end < ?1 {of_user} ORDER BY end LIMIT ?2"  # noqa: S608
+    values = (before, most) if user is None else (before, most, user)
+    return database.execute(f"DELETE FROM usage WHERE rowid IN ({select})", values).rowcount  # noqa: S608
 
 
 def ended_row(record: JobLeft) -> EndedRow:
@@ -161,13 +186,17 @@ def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None
 
 
 def largest_user(database: sqlite3.Connection) -> str | None:
-    """Return the user whose ended jobs have the most bytes, or None if there are no ended jobs.
+    """Return the user with the most bytes of ended jobs and usage, or None if there are none.
 
     Raises:
         sqlite3.Error: if the rows cannot be read.
     """
-    select = "SELECT user FROM ended_jobs GROUP BY user ORDER BY sum(bytes) DESC, user LIMIT 1"
-    row = database.execute(select).fetchone()
+    select = (
+        "SELECT user FROM (SELECT user, sum(bytes) AS bytes FROM ended_jobs GROUP BY user "
+        "UNION ALL SELECT user, ? * count(*) FROM usage GROUP BY user) "
+        "GROUP BY user ORDER BY sum(bytes) DESC, user LIMIT 1"
+    )
+    row = database.execute(select, (USAGE_ROW_BYTES,)).fetchone()
     return row[0] if row else None
 
 

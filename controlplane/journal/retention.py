@@ -37,8 +37,8 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     """Delete the next piece of expired rows, and return the number of deleted rows and jobs.
 
     Inputs are deleted up to the second newest snapshot, so that damage to the newest snapshot
-    loses nothing. If the file is still too large, ended jobs of the user with the most bytes are
-    deleted. `database` is in autocommit mode. `now` is in seconds since the epoch.
+    loses nothing. If the file is still too large, ended jobs, then the usage, of the user with the
+    most bytes are deleted. `database` is in autocommit mode. `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -53,6 +53,7 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     if not deleted and crowded:
         most = largest_user(database)
         deleted = len(forget_ended(database, math.inf, most, SHARED_JOBS_PER_PIECE))
+        deleted = deleted or forget_usage(database, math.inf, PIECE, most)
     if not deleted:
         _shrink(database)
     return deleted

@@ -52,7 +52,7 @@ from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
-from schemas.errors import SettingsError
+from schemas.errors import AddressInUseError, SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, extended_start, notify, watchdog
@@ -68,7 +68,7 @@ from schemas.transport.keys import (
     load_public,
     next_key_path,
 )
-from schemas.transport.sockets import HIGH_WATER, AddressInUseError, Link, Socket
+from schemas.transport.sockets import HIGH_WATER, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
 
 log = structlog.get_logger("controller")

@@ -38,7 +38,7 @@ INDEX_SUFFIX: Final = ".index"
 NAME: Final = re.compile(r"\d+\.\d+")  # name of a worker's file: version and rank
 NUMBERS: Final = struct.Struct(">QQ")  # `order` and `end` of an entry
 ENTRY_BYTES: Final = NUMBERS.size + 4  # includes a CRC-32
-BLOCK_BYTES: Final = 64 << 10  # read at a time for one page
+BLOCK_BYTES: Final = 64 << 10  # read at a time for one page, less if many workers share it
 MAX_PIECES: Final = 2000  # on one page; each takes some microseconds of the event loop
 BLOCK_ENTRIES: Final = 256  # entries to read at once
 ENDED: Final = 1 << 63  # flag of `end`: the output is complete
@@ -113,7 +113,9 @@ class _Output:
                     yield entry, self, start
                     start = entry.end
 
-    def read(self, start: int, end: int, ahead: dict[_Output, tuple[int, bytes]]) -> bytes:
+    def read(
+        self, start: int, end: int, ahead: dict[_Output, tuple[int, bytes]], block_bytes: int
+    ) -> bytes:
         """Return stored bytes. If some are lost, begin with a note that says how many.
 
         `ahead` has the last block of each output, with its start. A page needs few reads then.
@@ -121,7 +123,7 @@ class _Output:
         begin = max(start, end - MAX_PIECE_BYTES)
         at, block = ahead.get(self, (0, b""))
         if not at <= begin <= end <= at + len(block):
-            at, block = begin, _read(self.path, begin, max(end - begin, BLOCK_BYTES))
+            at, block = begin, _read(self.path, begin, max(end - begin, block_bytes))
             ahead[self] = at, block
         data = block[begin - at : end - at]
         lost = end - start - len(data)
@@ -253,11 +255,12 @@ class LogStore:
             for who, output in found.outputs.items()
             if rank in (None, who[1]) or who == NO_WORKER
         }
+        block_bytes = min(BLOCK_BYTES, max_bytes // max(1, len(chosen)))
         for entry, output, start in heapq.merge(*(one.entries(cursor) for one in chosen)):
             if pieces and (entry.end - start > left or len(pieces) >= MAX_PIECES):
                 return pieces, cursor
             if entry.end > start:
-                data = output.read(start, entry.end, ahead)
+                data = output.read(start, entry.end, ahead, block_bytes)
                 left -= len(data)
                 version, of_rank = chosen[output]
                 pieces.append(

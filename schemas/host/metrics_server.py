@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disabl
 from prometheus_client import Counter as Count
 from prometheus_client.exposition import choose_encoder
 
-from schemas.errors import SettingsError
+from schemas.errors import AddressInUseError, SettingsError
 
 
 class Registry:
@@ -40,7 +41,10 @@ class Registry:
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics as text, in a format that `accept` allows, and the content type."""
-        encode, kind = choose_encoder(accept)
+        try:
+            encode, kind = choose_encoder(accept)
+        except (TypeError, ValueError):  # an invalid version in the header
+            encode, kind = choose_encoder("")
         return encode(self.collectors), kind
 
 
@@ -85,9 +89,8 @@ class MetricsServer:
             server = await asyncio.start_server(self._accept, host, port, limit=CHUNK)
         except OSError as error:
             what = f"listen.metrics: {host}:{port}: {error.strerror}"
-            raise SettingsError(
-                what, "choose another port, or 0 to disable metrics", "metrics"
-            ) from None
+            refusal = AddressInUseError if error.errno == errno.EADDRINUSE else SettingsError
+            raise refusal(what, "choose another port, or 0 to disable metrics", "metrics") from None
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
-from schemas.errors import SettingsError
+from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
@@ -35,12 +35,6 @@ DRAIN: Final = 256  # messages that are received without returning to the loop
 TURN_S: Final = 0.001  # longest time, with processing, without returning to the loop
 NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, because their events are committed once per turn
 MAX_REMEMBERED_CUTS: Final = 1024  # cut connections whose last messages may still arrive
-
-
-class AddressInUseError(SettingsError):
-    """Another socket is bound to the address; it may be closed soon."""
-
-    needs_person = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from schemas.codec import MAX_BYTES
-from schemas.errors import SettingsError
+from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport import connection_limits, sockets
 from schemas.transport.keys import (
     Identity,
@@ -28,7 +28,7 @@ from schemas.transport.keys import (
     load_public,
     write_keys,
 )
-from schemas.transport.sockets import AddressInUseError, Incoming, Socket, ThreadDealer
+from schemas.transport.sockets import Incoming, Socket, ThreadDealer
 from tests.support.schemas_links import (
     BOUND_S,
     HeldLink,

@@ -149,7 +149,8 @@ async def test_prometheus_gets_the_requested_format() -> None:
 
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     assert page.endswith(b"# EOF\n")
-    assert Metrics().registry.page("")[1].startswith("text/plain")
+    for accept in ("", "application/openmetrics-text; version=abc"):
+        assert Metrics().registry.page(accept)[1].startswith("text/plain")
 
 
 async def test_an_occupied_port_is_named_and_port_0_serves_nothing(house: House) -> None:
@@ -160,3 +161,4 @@ async def test_an_occupied_port_is_named_and_port_0_serves_nothing(house: House)
             pass
 
     assert refused.value.field == "metrics"
+    assert not refused.value.needs_person

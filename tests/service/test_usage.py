@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +15,17 @@ from controlplane.core.history import JobLeft, Record, SlotsUsed
 from controlplane.journal.database import input_from, open_for_reading
 from controlplane.journal.ended import forget_usage, usage_between
 from controlplane.journal.replay import replay
+from controlplane.service.api import reads
 from schemas.ids import JobId, Seconds
 from schemas.transport.keys import Identity
-from schemas.wire.client import GetUsage
+from schemas.wire.client import GetUsage, JobUsage
 from tests.support.builders import A
 from tests.support.recorded_history import of_jobs, write
 from tests.support.service import LiveService
 
 SEED = 3
 ALL = (Seconds(0.0), Seconds(1e12))
+EVERY: Any = {"held": {}, "after": 0, "most": 1000}  # job
 
 
 def test_the_records_of_a_job_add_up_to_its_account() -> None:
@@ -47,9 +51,9 @@ def test_usage_is_clipped_to_the_window(tmp_path: Path) -> None:
     with contextlib.closing(open_for_reading(path)) as database:
         rows = database.execute("SELECT number, slots, begin, end FROM usage").fetchall()
         middle = sorted(end for *_, end in rows)[len(rows) // 2] - 0.25
-        first = usage_between(database, early, Seconds(middle))
-        second = usage_between(database, Seconds(middle), late)
-        whole = usage_between(database, early, late)
+        first = usage_between(database, early, Seconds(middle), **EVERY)
+        second = usage_between(database, Seconds(middle), late, **EVERY)
+        whole = usage_between(database, early, late, **EVERY)
 
         assert sum(one.slot_s for one in whole.values()) == pytest.approx(
             sum(slots * (end - begin) for _, slots, begin, end in rows)
@@ -58,7 +62,7 @@ def test_usage_is_clipped_to_the_window(tmp_path: Path) -> None:
             parts = [each[number].slot_s for each in (first, second) if number in each]
             assert sum(parts) == pytest.approx(one.slot_s)
         assert forget_usage(database, middle, 10_000) > 0
-        assert usage_between(database, Seconds(middle), late) == second
+        assert usage_between(database, Seconds(middle), late, **EVERY) == second
 
 
 async def test_the_slots_that_a_job_holds_now_count(tmp_path: Path) -> None:
@@ -98,4 +102,49 @@ async def test_usage_shows_only_jobs_that_the_reader_may_know_of(tmp_path: Path)
     }
 
     assert seen == {"ann": [A], "bob": [], "olga": [A]}
+    service.loop.close()
+
+
+async def test_pages_have_every_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "MAX_USAGE_JOBS", 2)
+    service = LiveService(tmp_path)
+    service.loop.begin("")
+    service.train()
+    await service.loop.caught_up()
+    with contextlib.closing(open_for_reading(service.loop.reader.path)) as database:
+        database.executemany(
+            "INSERT INTO usage VALUES (?, ?, ?, 'p', 1, 10.0, 12.0)",
+            ((-at, f"old-{at}", "ann" if at % 2 else "bob") for at in range(5)),
+        )
+        database.execute("UPDATE usage SET number = number + 6 WHERE number < 1")
+    service.loop.committed.state.jobs_accepted = 9
+    found, cursor = list[JobUsage](), "jobs.0"
+    while cursor:
+        page = await service.ask(GetUsage(cursor=cursor), Identity("user", "bob"))
+        found, cursor = [*found, *page.jobs], page.next
+
+    assert [(used.job, used.slot_s) for used in found] == [("old-4", 2), ("old-2", 2), ("old-0", 2)]
+    service.loop.close()
+
+
+async def test_a_job_that_ends_during_the_reply_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = LiveService(tmp_path)
+    service.loop.begin("")
+    service.train()
+    await service.loop.caught_up()
+    thread = asyncio.to_thread
+
+    async def late(work: Any, *values: Any) -> Any:
+        service.finish()
+        await service.loop.caught_up()
+        return await thread(work, *values)
+
+    monkeypatch.setattr(reads.asyncio, "to_thread", late)
+    (during,) = (await service.ask(GetUsage())).jobs
+    monkeypatch.undo()
+    (after,) = (await service.ask(GetUsage())).jobs
+
+    assert during.slot_s == pytest.approx(after.slot_s, abs=1.0)
     service.loop.close()

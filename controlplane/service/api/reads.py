@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,7 +23,7 @@ from controlplane.journal.records import JobRecords
 from controlplane.service.api import replies, sweep_replies
 from controlplane.service.api.fair_queue import deadline_of
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import Rows, View, numbered, page_of
+from controlplane.service.api.views import Rows, View, numbered, page_of, parse_cursor
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.planner.plan_coordinator import PlanCoordinator
@@ -137,12 +137,15 @@ def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) ->
     )
 
 
-def _stored_usage(journal: Path, since: Seconds, until: Seconds) -> dict[int, JobUsage]:
+def _stored_usage(
+    journal: Path, since: Seconds, until: Seconds, held: Mapping[int, Seconds], after: int
+) -> dict[int, JobUsage]:
     """Read the usage of a long time on a connection of its own, outside of the event loop."""
     with contextlib.closing(open_for_reading(journal)) as database:
-        return usage_between(database, since, until)
+        return usage_between(database, since, until, held=held, after=after, most=MAX_USAGE_JOBS)
 
 
+MAX_USAGE_JOBS: Final = 5000  # of which a page is made
 MAX_EVENTS: Final = 1000
 MAX_HIDDEN_PAGES: Final = 20  # pages of invisible events to skip before an empty reply
 
@@ -253,22 +256,31 @@ class ReadRequests:
         now = loop.now()
         until = now if request.until is None else min(request.until, now)
         since = max(Seconds(0.0), request.since)
-        found = await asyncio.to_thread(_stored_usage, loop.reader.path, since, until)
-        for job in self._state.jobs.values():
-            if (used := slots_used(job, until)) is not None and until > since:
-                number, slot_s = number_of(job.job), used.slots * (until - max(used.begin, since))
+        last = self._state.jobs_accepted
+        _, after = parse_cursor({"jobs": last}, request.cursor)
+        # The state is read before the table, so that rows which are written meanwhile are known.
+        spans = [used for job in self._state.jobs.values() if (used := slots_used(job, until))]
+        held = {number_of(used.job): used for used in spans if until > since}
+        begins = {number: used.begin for number, used in held.items()}
+        found = await asyncio.to_thread(
+            _stored_usage, loop.reader.path, since, until, begins, after
+        )
+        end = max(found) if len(found) == MAX_USAGE_JOBS else last
+        for number, used in held.items():
+            if after < number <= end:
+                slot_s = used.slots * (until - max(used.begin, since))
                 before = found[number].slot_s if number in found else 0.0
                 found[number] = JobUsage(
-                    job=job.job, user=used.user, project=used.project, slot_s=before + slot_s
+                    job=used.job, user=used.user, project=used.project, slot_s=before + slot_s
                 )
         rows = [
             (number, found[number])
             for number in sorted(found)
             if view.sees(JobOwner(found[number].user, found[number].project))
         ]
-        last = rows[-1][0] if rows else 0
-        after = Rows(lambda position: (row for row in rows if row[0] > position), last)
-        lists, following = page_of({"jobs": after}, request.cursor)
+        lists, following = page_of({"jobs": Rows(lambda _: iter(rows), last)}, request.cursor)
+        if not following and end < last:
+            following = f"jobs.{end}"
         return Usage(since=since, until=until, jobs=lists["jobs"], next=following)
 
     def _summary(self, job: Job) -> JobSummary:

@@ -164,7 +164,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
     Raises:
         BadFieldError: if the cursor does not belong to these lists.
     """
-    first, position = _parsed(lists, cursor)
+    first, position = parse_cursor({name: rows.last for name, rows in lists.items()}, cursor)
     found: dict[str, list[Any]] = {name: [] for name in lists}
     room, any_row = PAGE_BYTES, False
     for name in list(lists)[list(lists).index(first) :]:
@@ -187,14 +187,19 @@ def _frozen(found: Mapping[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(rows) for name, rows in found.items()}
 
 
-def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
+def parse_cursor(lasts: Mapping[str, int], cursor: str) -> tuple[str, int]:
+    """Return the list and the position of a cursor. `lasts` has the last position of each list.
+
+    Raises:
+        BadFieldError: if the cursor does not belong to these lists.
+    """
     if not cursor:
-        return next(iter(lists)), 0
+        return next(iter(lasts)), 0
     known = CURSOR.fullmatch(cursor)
-    if known is None or known[1] not in lists:
+    if known is None or known[1] not in lasts:
         what = f"cursor: {cursor[:40]!r} does not belong to this list"
         raise BadFieldError(what, CURSOR_REMEDY, "cursor")
-    if int(known[2]) > lists[known[1]].last:
+    if int(known[2]) > lasts[known[1]]:
         what = f"cursor: {cursor!r} is beyond the end of this list"
         raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     return known[1], int(known[2])

@@ -24,6 +24,7 @@ from nodeagent.ended_jobs import (
 from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
+from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from schemas.ids import JobId
 from tests.support.file_trees import tree
@@ -229,6 +230,45 @@ def test_on_a_full_disk_files_of_the_largest_user_go_first(
     assert shared.keeps(WEEK._replace(reserve=17 << 10)) == ["b-4", "c-5", "lives-6"]
     assert shared.keeps(WEEK._replace(reserve=1 << 20)) == ["lives-6"]
     assert list((shared.area.root / OWNERS).iterdir()) == []
+
+
+def test_on_a_disk_without_room_for_a_mark_the_files_of_an_ended_job_go(
+    shared: Folder, free: Callable[[int, Path], None]
+) -> None:
+    for name in ("a-1", "lives-2"):
+        shared.job(name)
+    free(16 << 10, shared.area.root)
+
+    shared.area.delete(WEEK._replace(reserve=16 << 10), NONE, NOW, {}, {"a-1"})
+
+    assert shared.left == ["lives-2"]
+
+
+def test_old_files_without_a_mark_stay_until_the_active_jobs_are_known(tmp_path: Path) -> None:
+    own = Folder(Leftovers(tmp_path / "work"))
+    own.job("old-1", changed=30.0)
+    own.job("ended-2", ended=30.0)
+
+    own.area.delete(WEEK, NONE, NOW, {}, None)
+
+    assert own.left == ["old-1"]
+    assert own.keeps(WEEK) == []
+
+
+@pytest.mark.slow
+def test_files_deeper_than_a_path_can_say_are_measured(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    with os.fdopen(os.open("large", os.O_WRONLY | os.O_CREAT, dir_fd=here), "wb") as file:
+        file.write(bytes(1 << 20))
+    os.close(here)
+
+    assert bytes_below(tmp_path) >= 1 << 20
+    remove_tree(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["work", "states", "checkpoints"])

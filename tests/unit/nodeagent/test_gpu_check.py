@@ -37,7 +37,7 @@ class Driver:
         self.ecc: dict[str, int] = {}
         self.rows_failed: set[str] = set()
         self.xids: list[tuple[str, int]] = []
-        self.old = False  # no counters
+        self.old = False  # no counters and no events
         self.down = False
 
     def nvmlInit(self) -> None:
@@ -45,6 +45,8 @@ class Driver:
             raise NvmlError("Driver Not Loaded")
 
     def nvmlEventSetCreate(self) -> str:
+        if self.old:
+            raise Unsupported
         return "events"
 
     def nvmlDeviceRegisterEvents(self, *_: object) -> None:
@@ -60,6 +62,8 @@ class Driver:
         return uuid
 
     def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
+        if handle in self.lost:
+            raise NvmlError("GPU is lost")
         return SimpleNamespace(busId=f"bus of {handle}".encode())
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> None:
@@ -111,6 +115,18 @@ def test_a_fault_of_a_gpu_is_named(fault: Any, said: str) -> None:
 
     for _ in range(2):
         assert check.problem(full=True) == f"devices: GPU {B}: {said}; {GPU_REMEDY}"
+
+
+def test_an_error_of_a_gpu_that_cannot_be_named_is_reported() -> None:
+    driver = Driver()
+    check = GpuCheck([A], cast("Any", driver))
+    assert check.problem(full=False) == ""
+    driver.lost.add(B)
+    driver.xids = [(B, 79)]
+
+    for _ in range(2):
+        said = f"devices: Xid error 79 of a GPU that is lost; {GPU_REMEDY}"
+        assert check.problem(full=False) == said
 
 
 def test_an_error_that_a_script_can_cause_is_no_fault_of_the_gpu() -> None:

@@ -16,7 +16,7 @@ from controlplane.core.history import PROMISES, EndPromised
 from controlplane.core.reactor import Reactor
 from controlplane.journal import retention
 from controlplane.journal.database import RECORD_TABLES, open_for_writing
-from controlplane.journal.ended import EndedRow
+from controlplane.journal.ended import USAGE_ROW_BYTES, EndedRow, UsageRow
 from controlplane.journal.reader import Reader
 from controlplane.journal.records import JobRecords, RecordRow, append_rows, drop_oldest, rows_of
 from controlplane.journal.replay import recover
@@ -199,6 +199,30 @@ def test_the_user_whose_jobs_have_the_most_bytes_loses_history_first(
     while forget(database, keeps(used_bytes=0), NOW):
         pass
     assert database.execute("SELECT count(*) FROM ended_jobs").fetchone() == (0,)
+
+
+def test_the_usage_of_the_user_with_the_most_of_it_goes_before_the_history_of_others(
+    database: sqlite3.Connection,
+) -> None:
+    while forget(database, keeps(used_bytes=0), NOW):
+        pass
+    ann = EndedRow(1, JobId("a-1"), "ann", "a", "failed", None, AT, b"a" * 4096)
+    spans = [
+        UsageRow(2, JobId("b-2"), "bob", "bob", 1, Seconds(AT + at), Seconds(AT + at + 1))
+        for at in range(1000)
+    ]
+    empty = used_bytes(database)
+    append_rows(database, [(1, ann), *((1, span) for span in spans)])
+    full = used_bytes(database)
+
+    while forget(database, keeps(used_bytes=(empty + full) // 2), NOW):
+        pass
+
+    assert (full - empty) / len(spans) == pytest.approx(USAGE_ROW_BYTES, rel=0.5)
+    assert database.execute("SELECT count(*) FROM ended_jobs").fetchone() == (1,)
+    kept = [at for (at,) in database.execute("SELECT begin - ? FROM usage", (AT,))]
+    assert 0 < len(kept) < 1000
+    assert kept == list(range(1000 - len(kept), 1000))
 
 
 def test_a_running_job_keeps_its_latest_records_and_first_promise(
