@@ -46,7 +46,8 @@ class JobFiles:
 
         Raises:
             UnknownNodeError: if no such node ever joined.
-            UnavailableError: if the node does not reply, or too many requests of the user wait.
+            UnavailableError: if the node does not reply, or too many of the user's requests are
+                waiting.
             OnesError: as reported by the node.
         """
         if request.node not in self.state().nodes:

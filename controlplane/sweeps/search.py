@@ -118,10 +118,10 @@ def _reaches(trial: Trial, level: int) -> bool:
 def _best_of_prefixes(
     order: Sequence[Trial], level: int, eta: int, paused: Container[int]
 ) -> list[int]:
-    """Return the numbers of trials that are among the best 1 / eta of some prefix of `order`.
+    """Return the trial numbers that are among the best 1 / eta of some prefix of `order`.
 
-    A trial without a score is skipped if it has ended or is paused. Any other trial without a score
-    ends the longest prefix.
+    A trial without a score is skipped if it has ended or is paused. Prefixes stop before the first
+    other trial without a score.
     """
     ranks: list[tuple[float, int]] = []  # ascending: best first
     found: dict[int, None] = {}

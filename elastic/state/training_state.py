@@ -204,7 +204,7 @@ class TrainingState:
 
     @property
     def rates_may_differ(self) -> bool:
-        """True if a scheduler may just have set a rate by metrics that differ between workers."""
+        """True if the last learning rate may follow from metrics that differ between workers."""
         return self.position.epoch_step == 0 and self._tracked.follow_metrics
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Handlers of messages and silences of nodes, and of the start of a controller."""
+"""Handlers for messages from nodes, for silent nodes, and for the controller's start."""
 
 from __future__ import annotations
 

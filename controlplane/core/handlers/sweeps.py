@@ -207,7 +207,7 @@ def on_controller_started(ctx: HandlerContext) -> None:
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
     """Schedule a new delta for the node from every sweep that has sent one to this node.
 
-    Also send the node its list of states to keep for sweeps that left the state.
+    Also send the node the trial states that it must keep for sweeps which are no longer here.
     """
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep

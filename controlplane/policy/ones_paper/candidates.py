@@ -122,7 +122,7 @@ def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
 
 
 def one_slot_rates(problem: PaperProblem) -> FloatArray:
-    """Return X on the least slots divided by their number, samples/s, shape (J,)."""
+    """Return each job's X per slot at its minimum number of slots, samples/s, shape (J,)."""
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
     return np.where(rate > 0, rate, 1.0)
