@@ -59,7 +59,9 @@ class Reader:
 
     def first_and_last(self) -> tuple[int, int]:
         """Return the numbers of the oldest and newest stored inputs, or (0, 0) without inputs."""
-        ((first, last),) = self._rows("SELECT min(id), max(id) FROM inputs")
+        # In one query without subqueries, SQLite would read the whole table.
+        select = "SELECT (SELECT min(id) FROM inputs), (SELECT max(id) FROM inputs)"
+        ((first, last),) = self._rows(select)
         return first or 0, last or 0
 
     def inputs(self) -> Iterator[tuple[Seconds, Input]]:
