@@ -95,8 +95,9 @@ def check_webhooks(hooks: tuple[Webhook, ...], home: Path) -> None:
 def _address(hook: Webhook) -> SplitResult:
     try:
         url = urlsplit(hook.url)
-        valid = bool(url.hostname) and url.port != 0 and hook.url.isascii()
-    except ValueError:  # not a port, or not an IPv6 address
+        host = (url.hostname or "").encode("idna")  # as a connection does
+        valid = bool(host) and url.port != 0 and hook.url.isascii()
+    except ValueError:  # not a port, not an IPv6 address, or an empty label
         valid = False
     if not valid:
         raise SettingsError(

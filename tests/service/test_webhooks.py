@@ -278,7 +278,9 @@ def test_invalid_webhooks_are_refused_by_their_field(table: dict[str, Any], said
         convert(ControllerSettings, {"webhooks": [table]}, Path("controller.toml"))
 
 
-@pytest.mark.parametrize("url", ["http://", "http://:80/", "http://host:99999/", "http://h\u00e9/"])
+@pytest.mark.parametrize(
+    "url", ["http://", "http://:80/", "http://host:99999/", "http://a..b/", "http://h\u00e9/"]
+)
 def test_an_address_without_host_or_port_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not an address"):
         check_webhooks((Webhook(name="a", url=url),), tmp_path)

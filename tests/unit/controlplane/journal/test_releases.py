@@ -184,9 +184,19 @@ def test_a_recovery_waits_for_a_snapshot_that_another_process_takes(
     assert recovered(journal).feed_seq == events
 
 
+def test_damaged_code_is_replaced(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    intact = (own := keep_own_code(journal)).read_bytes()
+    assert code_of(journal, own_release()) == own
+    own.write_bytes(intact[:2000] + bytes(64) + intact[2064:])  # within the first files
+
+    assert code_of(journal, own_release()) is None
+    assert keep_own_code(journal).read_bytes() == intact
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0.0, 1.0, exclude_max=True), bit=st.integers(0, 7))
-def test_damaged_code_is_not_used(tmp_path: Path, at: float, bit: int) -> None:
+def test_no_damage_of_the_code_raises_an_error(tmp_path: Path, at: float, bit: int) -> None:
     journal = tmp_path / "journal.sqlite"
     own = keep_own_code(journal)
     intact = own.read_bytes()
