@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
+
+log = structlog.get_logger("cgroups")
 MOUNTS: Final = Path("/proc/self/mounts")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 PROCS: Final = "cgroup.procs"
@@ -101,8 +104,11 @@ def enter(group: Path, pid: int) -> None:
     """Move a process into a group, where its later children will start. Ignore an exited process.
 
     Raises:
+        ValueError: if the number is not positive. The kernel would move the caller for 0.
         OSError: if the kernel refuses the move.
     """
+    if pid <= 0:
+        raise ValueError(f"{pid} is not the number of a process")
     with contextlib.suppress(ProcessLookupError):
         write(group / PROCS, str(pid))
 
@@ -122,9 +128,15 @@ def below(group: Path) -> Iterator[Path]:
 
 
 def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
-    """Kill every process of a group, including new ones. Wait at most `limit_s` for the exits."""
+    """Kill every process of a group, including new ones. Wait at most `limit_s` for the exits.
+
+    If this process is in the group, nothing is killed.
+    """
     deadline = time.monotonic() + limit_s
     while found := members(group):
+        if os.getpid() in found:
+            log.error("this process is in the group of a worker", group=str(group))
+            return
         try:
             write(group / "cgroup.kill", "1")
         except OSError:  # version 1, or a kernel before 5.14

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,18 @@ def open_process(pid: int, ticks: int) -> int | None:
     return descriptor
 
 
+def is_child(pid: int, parent: int) -> bool:
+    """Return whether `parent` is the parent of a process."""
+    return _stat(pid)[1:2] == [str(parent)]
+
+
+def has_exited(pidfd: int) -> bool:
+    """Return whether the process of a pidfd has exited."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def belongs_to(pid: int, uid: int) -> bool | None:
     """Return whether a process has only this user's rights, or None if the process has exited."""
     status = _status(pid)
@@ -46,7 +59,12 @@ def belongs_to(pid: int, uid: int) -> bool | None:
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
-    """Send a signal to the processes of a group. With `uid`, skip processes of other users."""
+    """Send a signal to the processes of a group. With `uid`, skip processes of other users.
+
+    The group of this process is skipped.
+    """
+    if group == os.getpgrp():
+        return
     if uid is None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)

@@ -170,6 +170,9 @@ class WorkerManager:
             assignment, mark = folder.assignment(), folder.mark()
             if assignment is None or (mark is None and folder.exit() is None):
                 self._discard(folder)
+                if assignment is not None:  # counted, because the start may have ended that agent
+                    self._on_event(Adopted(folder.worker, assignment, None, None))
+                    self._on_event(Ended(folder.worker, None, None, unseen=True))
                 continue
             pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
             self.tokens[folder.worker] = assignment.token
@@ -303,16 +306,15 @@ class WorkerManager:
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
-            known = await self._zygotes.knows_tokens(python, account)
-            token = secrets.token_hex() if known else ""
+            await self._zygotes.get(python, account)
+            token = secrets.token_hex()
             assignment = self._assignment(action, delta.group, delta.spec, token)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
-            enter = partial(self._enter, worker, account) if self._groups.there else None
+            enter = partial(self._groups.enter, worker) if self._groups.there else None
             forked = await self._zygotes.fork(python, folder.own, account, enter)
             if account is not None:
-                _require_owner(forked.pid, account)
                 mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
                 folder.write_mark(mark)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
@@ -326,11 +328,6 @@ class WorkerManager:
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
-
-    def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
-        if account is not None:
-            _require_owner(pid, account)
-        self._groups.enter(worker, pid)
 
     async def _release(self, worker: WorkerId, folder: Path | None = None) -> None:
         """Release what a worker used, and delete its folder if it exists."""
@@ -491,9 +488,3 @@ def _kill_unannounced(folder: WorkerFolder) -> None:
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
         signal_group(mark.pid, signal.SIGKILL, folder.uid)
         os.close(pidfd)
-
-
-def _require_owner(pid: int, account: Account) -> None:
-    """Raise StartError if the process that a zygote reported belongs to another user."""
-    if belongs_to(pid, account.owner.uid) is False:
-        raise StartError("its zygote named a process of another user")

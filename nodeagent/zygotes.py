@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import psutil
@@ -24,17 +25,27 @@ import structlog
 
 from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.cgroups import PIDS
-from nodeagent.errors import AgentError, NodeStartError, StartError
-from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
+from nodeagent.errors import NodeStartError, StartError
+from nodeagent.folders import FRAME, NodeFolders
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
-from nodeagent.process_identity import belongs_to, start_ticks
+from nodeagent.process_identity import belongs_to, has_exited, is_child, start_ticks
 from nodeagent.settings import Jobs
 from schemas.codec import FROM_ZYGOTE, encode
-from schemas.errors import OnesError
+from schemas.errors import MalformedMessageError, OnesError
 from schemas.host.files import open_regular
+from schemas.host.logging import Audit
 from schemas.wire import Message
-from schemas.wire.worker import ZYGOTE_TITLE, Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
+from schemas.wire.worker import (
+    ZYGOTE_TITLE,
+    Fork,
+    Forked,
+    ForkFailed,
+    Held,
+    LetGo,
+    ProcessMark,
+    ZygoteReady,
+)
 
 log = structlog.get_logger("zygotes")
 NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # signals that the node sends
@@ -56,6 +67,7 @@ RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file ev
 FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
 MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
+_AUDIT: Final = Audit()
 PEER: Final = struct.Struct("iII")  # pid, uid and gid of the peer, see unix(7)
 
 
@@ -187,14 +199,35 @@ def start_error(python: str, output: Path) -> StartError:
     return StartError(f"python {python!r} cannot run workers: {text}", hint)
 
 
-class ZygoteConnection:
-    """Connection to one zygote. `close` also closes the writer."""
+class Peer(NamedTuple):
+    """Process at the other end of a Unix socket, named by the kernel (SO_PEERCRED)."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    pid: int
+    uid: int
+
+
+@dataclass(slots=True)
+class _Start:
+    folder: str
+    answer: asyncio.Future[Forked]
+    enter: Callable[[int], None] | None
+    process: ProcessMark | None = None  # after it was checked and may start
+
+
+class ZygoteConnection:
+    """Connection to one zygote. `close` also closes the writer.
+
+    The owner of the job chose the interpreter, so the zygote is not trusted: it may name only
+    its own children, and these must run as its user.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer
+    ) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[str, asyncio.Future[Forked]] = {}
-        self._enter: dict[str, Callable[[int], None]] = {}
+        self._peer = peer
+        self._starts: dict[str, _Start] = {}
         self._letting_go: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._listen())
         self.ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
@@ -207,60 +240,92 @@ class ZygoteConnection:
     async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
         """Have the zygote start the worker of a folder that contains an assignment.
 
-        `enter` moves the process into its control group before the worker starts. With an older
-        zygote, `enter` is called after the worker has started.
+        `enter` moves the process into its control group before the worker starts. If the zygote
+        exits after the worker was allowed to start, the worker counts as started.
 
         Raises:
-            StartError: if the worker did not start.
+            StartError: if the worker did not start, or if the zygote named another process.
         """
-        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         name = str(folder)
-        held = enter is not None and (await self.ready).holds
-        self._waiting[name] = answer
-        if held and enter is not None:
-            self._enter[name] = enter
+        start = _Start(name, asyncio.get_running_loop().create_future(), enter)
+        self._starts[name] = start
         try:
             if not self.alive:
                 raise ConnectionError("it has exited")
-            self._send(Fork(folder=name, held=held))
+            self._send(Fork(folder=name))
             await self._writer.drain()
-            forked = await asyncio.wait_for(answer, FORK_TIMEOUT_S)
-            if enter is not None and not held:
-                await asyncio.to_thread(enter, forked.pid)
+            return await asyncio.wait_for(start.answer, FORK_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             raise NodeStartError("the zygote did not fork", str(error)) from None
         finally:
-            self._waiting.pop(name, None)
-            self._enter.pop(name, None)
-        return forked
+            self._starts.pop(name, None)
 
     def _send(self, message: Message) -> None:
         data = encode(message)
         self._writer.write(FRAME.pack(len(data)) + data)
 
     async def _let_go(self, held: Held) -> None:
-        enter = self._enter.pop(held.folder, None)
-        if enter is None:  # not requested, or no longer requested
+        start = self._starts.get(held.folder)
+        if start is None or start.process is not None:  # not requested, or no longer requested
             self._send(LetGo(folder=held.folder, error="the start was cancelled"))
             return
         try:
-            await asyncio.to_thread(enter, held.pid)
-        except (OSError, AgentError) as error:
+            start.process = await asyncio.to_thread(self._check, held.pid, start.enter)
+        except StartError as error:
+            self._refuse(start, error)
+            self._send(LetGo(folder=held.folder, error=error.message))
+        except OSError as error:
             self._send(LetGo(folder=held.folder, error=f"its control group: {error}"))
         else:
             self._send(LetGo(folder=held.folder))
 
+    def _check(self, pid: int, enter: Callable[[int], None] | None) -> ProcessMark:
+        """Move a child of the zygote into its control group. The pidfd excludes a reused pid."""
+        other = StartError(f"its zygote named process {pid}, which is not its child")
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            raise other from None
+        try:
+            ticks = start_ticks(pid)
+            own = is_child(pid, self._peer.pid) and belongs_to(pid, self._peer.uid) is True
+            if ticks is None or not own or has_exited(pidfd):
+                raise other
+            if enter is not None:
+                enter(pid)
+            if has_exited(pidfd):
+                raise StartError("its process exited before the worker started")
+        finally:
+            os.close(pidfd)
+        return ProcessMark(pid=pid, started_ticks=ticks)
+
+    def _refuse(self, start: _Start, error: StartError) -> None:
+        _AUDIT.refused("message of a zygote", error.message, peer=f"uid {self._peer.uid}")
+        if not start.answer.done():
+            start.answer.set_exception(error)
+
     async def _listen(self) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
-            while True:
-                (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                if length > MAX_ZYGOTE_MESSAGE_BYTES:
-                    break  # the job chose the interpreter, so its output is not trusted
-                self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
-        gone = NodeStartError("the zygote has exited", "it is restarted for the next worker")
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(gone)
+        gone: StartError = NodeStartError(
+            "the zygote has exited", "it is restarted for the next worker"
+        )
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            try:
+                while True:
+                    (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                    if length > MAX_ZYGOTE_MESSAGE_BYTES:
+                        raise MalformedMessageError(f"a message of {length} bytes")
+                    self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
+            except OnesError as error:
+                gone = StartError(f"its zygote does not follow the protocol: {error}")
+                for start in self._starts.values():
+                    self._refuse(start, gone)
+        for start in self._starts.values():
+            if start.answer.done():
+                continue
+            if start.process is not None:  # the reply was lost
+                start.answer.set_result(_forked(start, start.process))
+            else:
+                start.answer.set_exception(gone)
         if not self.ready.done():
             self.ready.set_exception(gone)
             self.ready.exception()  # marks the exception as retrieved
@@ -270,16 +335,19 @@ class ZygoteConnection:
             case ZygoteReady():
                 if not self.ready.done():
                     self.ready.set_result(message)
-            case Forked(folder=folder):
-                if (waiting := self._waiting.get(folder)) and not waiting.done():
-                    waiting.set_result(message)
             case Held():
                 task = asyncio.create_task(self._let_go(message))
                 self._letting_go.add(task)
                 task.add_done_callback(self._letting_go.discard)
-            case ForkFailed(folder=folder, error=error):
-                if (waiting := self._waiting.get(folder)) and not waiting.done():
-                    waiting.set_exception(NodeStartError(error))
+            case Forked(folder=folder) if start := self._starts.get(folder):
+                if start.process is None or message != _forked(start, start.process):
+                    what = f"its zygote named process {message.pid}, which it may not start"
+                    self._refuse(start, StartError(what))
+                elif not start.answer.done():
+                    start.answer.set_result(message)
+            case ForkFailed(folder=folder, error=error) if start := self._starts.get(folder):
+                if not start.answer.done():
+                    start.answer.set_exception(NodeStartError(error))
 
     def close(self) -> None:
         """Close the connection. The zygote continues."""
@@ -317,21 +385,10 @@ class ZygotePool:
         zygote = await self.get(python, account)
         try:
             return await zygote.fork(folder, enter)
-        except StartError:
+        except NodeStartError:
             if zygote.alive:
                 raise
-        mark = WorkerFolder(folder).mark()
-        if mark is not None:  # the zygote forked, and exited before its reply
-            return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python, account)).fork(folder, enter)
-
-    async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
-        """Return whether an interpreter's workers send tokens. Workers of old zygotes do not.
-
-        Raises:
-            StartError: if no zygote starts. The error names the interpreter and quotes its output.
-        """
-        return (await (await self.get(python, account)).ready).tokens
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
         """Return the zygote of an interpreter and account. Start a zygote if none is found.
@@ -378,10 +435,11 @@ class ZygotePool:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
             return None
-        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another user's socket
+        peer = _peer_of(writer.get_extra_info("socket"))
+        if peer.uid != uid:  # a link, or another user's socket
             writer.close()
             return None
-        zygote = ZygoteConnection(reader, writer)
+        zygote = ZygoteConnection(reader, writer, peer)
         try:
             await asyncio.wait_for(asyncio.shield(zygote.ready), START_TIMEOUT_S)
         except (StartError, TimeoutError):
@@ -450,6 +508,13 @@ class ZygotePool:
             zygote.close()
 
 
-def _uid_at(connection: socket.socket) -> int:
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-    return int(PEER.unpack(peer)[1])
+def _forked(start: _Start, process: ProcessMark) -> Forked:
+    """Return the reply that a zygote must give after it started a checked process."""
+    return Forked(folder=start.folder, pid=process.pid, started_ticks=process.started_ticks)
+
+
+def _peer_of(connection: socket.socket) -> Peer:
+    pid, uid, _ = PEER.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    )
+    return Peer(pid, uid)

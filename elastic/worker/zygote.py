@@ -65,7 +65,7 @@ class WorkerStart:
 
     folder: Path  # folder of the worker
     line: int  # pipe to the zygote: carries an error, or is closed when the script starts
-    gate: int | None = None  # pipe that carries the signal to start; None: start at once
+    gate: int  # pipe that carries the signal to start
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +75,7 @@ class _Child:
     pidfd: int
     requester: socket.socket  # connection of the agent that requested the fork
     line: int | None  # None after the script has started
-    gate: int | None = None  # pipe to a child that waits; None if it does not wait
+    gate: int | None  # pipe to a child that waits; None after it was released
     error_text: bytearray = field(default_factory=bytearray)  # error received over `line`
 
 
@@ -124,10 +124,7 @@ class Zygote:
         connection, _ = self._listener.accept()
         self._buffers[connection] = bytearray()
         self._selector.register(connection, selectors.EVENT_READ)
-        ready = ZygoteReady(
-            pid=os.getpid(), python=sys.executable, torch=str(torch.__version__),
-            tokens=True, holds=True,
-        )  # fmt: skip
+        ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=str(torch.__version__))
         self._send(connection, ready)
 
     def _read(self, connection: socket.socket) -> WorkerStart | None:
@@ -178,7 +175,7 @@ class Zygote:
         folder = Path(request.folder)
         try:
             line, childs_end = os.pipe()
-            childs_gate, gate = os.pipe() if request.held else (None, None)
+            childs_gate, gate = os.pipe()
             try:
                 pid = os.fork()
             except OSError:
@@ -192,19 +189,18 @@ class Zygote:
         if pid == 0:
             os.setsid()
             os.close(line)
-            _close(gate)
+            os.close(gate)
             self._close_inherited()
             return WorkerStart(folder, childs_end, childs_gate)
         os.close(childs_end)
-        _close(childs_gate)
+        os.close(childs_gate)
         os.set_blocking(line, False)
         forked = Forked(folder=str(folder), pid=pid, started_ticks=_ticks(pid))
         child = _Child(forked, folder, os.pidfd_open(pid), connection, line, gate)
         self._children.add(child)
         for descriptor in (child.pidfd, line):
             self._selector.register(descriptor, selectors.EVENT_READ, child)
-        if request.held:
-            self._send(connection, Held(folder=request.folder, pid=pid))
+        self._send(connection, Held(folder=request.folder, pid=pid))
         return None
 
     def _close_inherited(self) -> None:
@@ -321,10 +317,8 @@ def main() -> None:
     _exit_worker(run(), folder)
 
 
-def _await_start(gate: int | None) -> None:
-    """Wait until the agent has placed this process, for example in its control group."""
-    if gate is None:
-        return
+def _await_start(gate: int) -> None:
+    """Wait until the agent has checked this process and placed it in its control group."""
     error_text = os.read(gate, MAX_ERROR_CHARACTERS)
     os.close(gate)
     if error_text != GO:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from schemas.epochs import EpochFacts, StepTimes
-from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
+from schemas.ids import BootId, JobId, NodeId, Pid, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, NodeSpec
 from schemas.sweeps import are_bounded, bounded_metrics
@@ -40,7 +40,7 @@ class WorkerEvent(OfJournal):
 class WorkerStarted(WorkerEvent, tag="worker.started.1"):
     """The process of the worker exists."""
 
-    pid: int
+    pid: Pid
     started_ticks: int  # /proc/PID/stat field 22; identifies a process together with pid
 
 
@@ -310,7 +310,7 @@ class WorkerSeen(Message, tag="agent.worker_seen.1"):
     version: Version
     rank: Rank
     slot: int
-    pid: int | None
+    pid: Pid | None
     started_ticks: int | None
     ended: bool
     code: int | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from schemas.epochs import EpochFacts
-from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
+from schemas.ids import JobId, NodeId, Pid, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
@@ -347,7 +347,7 @@ class WorkerInfo(Message, tag="client.worker_info.2"):
     rank: Rank  # in the current group; without a group, the rank at the worker's start
     node: NodeId
     slot: SlotId
-    pid: int | None
+    pid: Pid | None
     version: Version  # group in which the worker trains
     phase: str
     local_batch: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.ids import JobId, Rank, Version
+from schemas.ids import JobId, Pid, Rank, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member
 from schemas.wire import Message
@@ -60,7 +60,7 @@ class WorkerHello(Message, tag="worker.hello.1"):
     job: JobId
     version: Version
     rank: Rank
-    pid: int
+    pid: Pid
     token: str = ""  # as in the assignment; proves the worker's identity
 
 
@@ -93,17 +93,16 @@ class SlotGranted(Message, tag="worker.slot_granted.1"):
 
 
 class Fork(Message, tag="zygote.fork.1"):
-    """Agent to zygote: start the worker of this folder."""
+    """Agent to zygote: fork a process for the worker of this folder."""
 
     folder: str
-    held: bool = False  # the process waits for `LetGo` before it starts the worker
 
 
 class Held(Message, tag="zygote.held.1"):
     """Zygote to agent: the process exists and waits for `LetGo`."""
 
     folder: str
-    pid: int
+    pid: Pid
 
 
 class LetGo(Message, tag="zygote.let_go.1"):
@@ -117,7 +116,7 @@ class Forked(Message, tag="zygote.forked.1"):
     """Zygote to agent: the worker was started."""
 
     folder: str
-    pid: int
+    pid: Pid
     started_ticks: int
 
 
@@ -131,11 +130,9 @@ class ForkFailed(Message, tag="zygote.fork_failed.1"):
 class ZygoteReady(Message, tag="zygote.ready.1"):
     """Zygote to agent, once for each connection: the zygote accepts requests."""
 
-    pid: int
+    pid: Pid
     python: str
     torch: str  # version of torch
-    tokens: bool = False  # its workers repeat the tokens of their assignments
-    holds: bool = False  # the zygote supports `Fork.held`
 
 
 class ExitStatus(Message, tag="worker.exit_status.1"):
@@ -151,7 +148,7 @@ class ExitStatus(Message, tag="worker.exit_status.1"):
 class ProcessMark(Message, tag="worker.process_mark.1"):
     """A file in the worker's folder that identifies the process of the worker."""
 
-    pid: int
+    pid: Pid
     started_ticks: int
 
 

@@ -45,7 +45,7 @@ class Zygote:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
 
-    async def knows_tokens(self, *_: object) -> bool:
+    async def get(self, *_: object) -> bool:
         return True
 
     async def fork(self, _: str, __: Path, *___: object) -> Forked:

@@ -21,11 +21,13 @@ from nodeagent.errors import StartError
 from nodeagent.folders import FRAME, NodeFolders
 from nodeagent.owned_files import Owner
 from nodeagent.settings import Jobs
-from nodeagent.zygotes import ZygoteConnection, ZygotePool, is_zygote, spawn
+from nodeagent.zygotes import Peer, ZygoteConnection, ZygotePool, is_zygote, spawn
 from schemas.codec import encode
-from schemas.wire.worker import Forked
+from schemas.wire.worker import Forked, ForkFailed, Held
 from tests.support.file_trees import let_pass
 from tests.support.sizes import examples
+
+THIS = Peer(os.getpid(), os.getuid())
 
 
 def script(folder: Path, text: str) -> str:
@@ -186,20 +188,21 @@ async def test_a_zygote_that_is_killed_during_its_start_is_a_fault_of_the_node(
 )
 async def test_an_invalid_message_ends_the_connection_to_a_zygote(frame: bytes) -> None:
     reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())
-    zygote = ZygoteConnection(reader, writer)
+    zygote = ZygoteConnection(reader, writer, THIS)
     asked = asyncio.create_task(zygote.fork(Path("worker")))
     await asyncio.sleep(0)
 
     reader.feed_data(frame)
 
-    with pytest.raises(StartError, match="the zygote has exited"):
+    with pytest.raises(StartError, match="its zygote does not follow the protocol") as refused:
         await asked
+    assert not refused.value.node_fault
     assert not zygote.alive
 
 
 async def test_an_exited_zygote_is_not_waited_for() -> None:
     reader = asyncio.StreamReader()
-    zygote = ZygoteConnection(reader, Mock(drain=AsyncMock()))
+    zygote = ZygoteConnection(reader, Mock(drain=AsyncMock()), THIS)
     reader.feed_eof()
     await zygote._task
 
@@ -211,15 +214,15 @@ async def test_an_exited_zygote_is_not_waited_for() -> None:
 
 
 LIMIT_S = 60.0
-FORKED = Forked(folder="honest", pid=7, started_ticks=9)
+BUSY = ForkFailed(folder="honest", error="busy")
 
 
 def framed(data: bytes) -> bytes:
     return FRAME.pack(len(data)) + data
 
 
-async def answered(said: list[bytes], folder: str) -> Forked | None:
-    """What becomes of a fork, asked of one who says this over a real socket; None: it failed."""
+async def refusal(said: list[bytes], folder: str) -> str:
+    """Request a fork from a zygote that sends these bytes over a real socket; return the error."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(FRAME.size)
@@ -232,11 +235,13 @@ async def answered(said: list[bytes], folder: str) -> Forked | None:
         server = await asyncio.start_unix_server(speak, f"{where}/z")
         async with server:
             reader, writer = await asyncio.open_unix_connection(f"{where}/z")
-            zygote = ZygoteConnection(reader, writer)
+            zygote = ZygoteConnection(reader, writer, THIS)
             try:
-                return await asyncio.wait_for(zygote.fork(Path(folder)), LIMIT_S)
-            except StartError:
-                return None
+                await asyncio.wait_for(zygote.fork(Path(folder)), LIMIT_S)
+            except StartError as error:
+                return error.message
+            else:
+                return ""
             finally:
                 await asyncio.wait_for(asyncio.shield(zygote._task), LIMIT_S)
                 writer.close()
@@ -247,15 +252,16 @@ anything = st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(framed
 
 @given(st.lists(anything, max_size=6))
 @example([b"\xff\xff\xff\xff", bytes(1000)])
-@example([framed(encode(Forked(folder="other", pid=1, started_ticks=1)))])
-@example([framed(encode(FORKED))[:5], framed(encode(FORKED))[5:]])
+@example([framed(encode(Forked(folder="hostile", pid=1, started_ticks=1)))])
+@example([framed(encode(Held(folder="hostile", pid=1)))])
+@example([framed(encode(BUSY))[:5], framed(encode(BUSY))[5:]])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_hostile_messages_end_a_fork_and_affect_no_other(said: list[bytes]) -> None:
-    async def both() -> list[Forked | None]:
+    async def both() -> list[str]:
         return await asyncio.gather(
-            answered(said, "hostile"), answered([framed(encode(FORKED))], "honest")
+            refusal(said, "hostile"), refusal([framed(encode(BUSY))], "honest")
         )
 
     hostile, honest = asyncio.run(both())
 
-    assert (hostile, honest) == (None, FORKED)
+    assert (hostile != "", honest) == (True, "busy")
