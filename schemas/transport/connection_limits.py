@@ -90,6 +90,11 @@ class KeyConnections:
         self._counts[port, key] += 1
         return True
 
+    def admitted(self, port: str, host: str) -> int:
+        """Return how many silent connections of a host have completed a handshake."""
+        silent = self._silent.get((port, host))
+        return len(silent.admissions) if silent is not None else 0
+
     def first_refusal(self, port: str, key: bytes) -> bool:
         """True if the key has not been refused since it was last below the limit."""
         first = (port, key) not in self._full

@@ -8,6 +8,12 @@ TCP counts the bytes of each connection, but a Unix socket does not. For Unix so
 watches the memory of this process. When the memory grows, the guard cuts connections for which the
 kernel repeatedly has many unread bytes. When the memory grows further and no connection stands out,
 the guard cuts all connections. The cut frees their memory, and honest peers soon reconnect.
+
+A stranger can open connections without a handshake until no descriptor is free. So each port has a
+limit of such connections. Beyond it, the oldest connection without a message is cut, of the host
+with the most connections without a handshake. libzmq does not name the connection of a handshake,
+so this may also be a silent connection of a client on that host, which reconnects. The guards need
+no free descriptor for their own work.
 """
 
 from __future__ import annotations
@@ -23,8 +29,9 @@ import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,6 +62,8 @@ SAMPLE_INTERVAL_S: Final = 0.003  # between samples
 MIN_SAMPLES: Final = 4  # minimum number of samples above MAX_KERNEL_BYTES for a cut
 MAX_KERNEL_BYTES: Final = 16 << 10  # limit of unread bytes of a connection; a message is smaller
 MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFILE / 4
+MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
+SILENT_SHARE: Final = 8  # a port may use RLIMIT_NOFILE / 8 for connections without a handshake
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -120,6 +129,8 @@ class FloodGuard:
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
+        self._silent: dict[str, SilentConnections] = {}  # by port name
+        self._spare = SpareDescriptor()
         self._growth = GrowthDetector(memory_bytes, CHECK_GROWTH_BYTES)
 
     def add(
@@ -127,11 +138,14 @@ class FloodGuard:
     ) -> None:
         """Watch the connections of a bound TCP socket. `name` is a unique name of its port."""
         self._monitors[name] = _monitor(bound, context)
+        self._silent[name] = SilentConnections()
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
         """Count a message that was read from the connection with descriptor `source`."""
         extra = CURVE_OVERHEAD_BYTES if secured else 0
+        if (connection := self._connections.get(source)) is not None:
+            self._silent[connection.port].remove(source)
         self._taken[source] += sum(
             size + extra + (2 if size + extra < SHORT_FRAME_BYTES else 9) for size in sizes
         )
@@ -149,6 +163,7 @@ class FloodGuard:
         events = latest_events(monitor)
         for descriptor, event in events.of.items():
             self._process_event(event, descriptor, port)
+        self._limit_silent(port)
         if events.stopped:
             del self._monitors[port]
             monitor.close()
@@ -163,9 +178,20 @@ class FloodGuard:
                 self._connections.pop(descriptor, None)
                 self._taken.pop(descriptor, None)
                 self.keys.closed(descriptor)
+                self._silent[port].remove(descriptor)
         elif (peer := self._peer(descriptor, port)) is not None:
             self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
             self.keys.record_opened(descriptor, port, peer[0])
+            self._silent[port].add(descriptor, peer[0])
+
+    def _limit_silent(self, port: str) -> None:
+        silent, most = self._silent[port], max_descriptors() // SILENT_SHARE
+        while len(silent) > most:
+            oldest = silent.oldest(most, partial(self.keys.admitted, port))
+            if oldest is None:
+                return
+            silent.remove(oldest)
+            self._end(oldest)
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all connections."""
@@ -176,7 +202,7 @@ class FloodGuard:
         connection = self._connections.get(descriptor)
         if connection is None:
             return 0
-        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
             if wire.getpeername()[:2] == connection.peer:
                 info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 return self._unread_bytes(descriptor, connection, info)
@@ -208,10 +234,12 @@ class FloodGuard:
 
     def _end(self, descriptor: int) -> _Ended | None:
         connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            self._silent[connection.port].remove(descriptor)
         key = self.keys.cut(descriptor)
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return None
-        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
             # Close with a reset: a peer with a closed window would not receive a FIN.
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             wire.shutdown(socket.SHUT_RDWR)
@@ -262,7 +290,7 @@ class FloodGuard:
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
         """Return the peer of a connection to this port, or None if the connection is gone."""
-        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
             ):
@@ -275,11 +303,57 @@ class FloodGuard:
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._monitors.clear()
+        self._spare.close()
+
+
+class SilentConnections:
+    """Connections of one port over which no message has arrived, oldest first."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, str] = {}  # by file descriptor
+        self._of: dict[str, dict[int, None]] = {}  # descriptors by host
+
+    def __len__(self) -> int:
+        """Return the number of connections."""
+        return len(self._hosts)
+
+    def add(self, descriptor: int, host: str) -> None:
+        """Add a new connection. An earlier connection with this descriptor is closed."""
+        self.remove(descriptor)
+        self._hosts[descriptor] = host
+        self._of.setdefault(host, {})[descriptor] = None
+
+    def remove(self, descriptor: int) -> None:
+        """Remove a connection over which a message arrived, or that was closed, if it is known."""
+        host = self._hosts.pop(descriptor, None)
+        if host is not None:
+            del self._of[host][descriptor]
+            if not self._of[host]:
+                del self._of[host]
+
+    def oldest(self, most: int, admitted: Callable[[str], int]) -> int | None:
+        """Return the oldest of the host with the most connections without a handshake.
+
+        `admitted` returns how many silent connections of a host have completed a handshake. Return
+        None if up to `most` connections have not.
+        """
+        strangers = {host: len(of) - admitted(host) for host, of in self._of.items()}
+        if sum(strangers.values()) <= most:
+            return None
+        return next(iter(self._of[max(strangers, key=lambda host: strangers[host])]))
+
+
+_STATM: Final = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # may not open it later
+_PROCESS: Final = os.getpid()
 
 
 def memory_bytes() -> int:
     """Return the resident memory of this process, in bytes."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    if os.getpid() == _PROCESS:
+        text = os.pread(_STATM, 256, 0)
+    else:  # this process was forked: the descriptor shows its parent
+        text = Path("/proc/self/statm").read_bytes()
+    return int(text.split()[1]) * _PAGE
 
 
 class GrowthDetector:
@@ -301,18 +375,36 @@ class GrowthDetector:
         return grew
 
 
-def duplicate(descriptor: int) -> socket.socket:
-    """Duplicate a connection, because libzmq may close its own descriptor at any time.
+class SpareDescriptor:
+    """Descriptor for a look at a connection when no descriptor is free. For one thread."""
 
-    Raises:
-        OSError: if the descriptor is not a socket.
-    """
-    copy = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:  # the descriptor was reused
-        os.close(copy)
-        raise
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._copy = os.dup(self._null)
+
+    @contextlib.contextmanager
+    def duplicate(self, descriptor: int) -> Iterator[socket.socket]:
+        """Duplicate a connection, because libzmq may close its own descriptor at any time.
+
+        The copy is closed after the block, which must not call this method.
+
+        Raises:
+            OSError: if the descriptor is not a socket.
+        """
+        os.dup2(descriptor, self._copy, inheritable=False)
+        try:
+            with socket.socket(fileno=self._copy) as copy:
+                try:
+                    yield copy
+                finally:
+                    copy.detach()
+        finally:
+            os.dup2(self._null, self._copy, inheritable=False)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._copy)
+        os.close(self._null)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +430,7 @@ class UnixFloodGuard:
         self._monitor = _monitor(bound, context)
         self._connections: dict[int, _UnixConnection] = {}  # by file descriptor
         self._of_user: Counter[int] = Counter()
+        self._spare = SpareDescriptor()
         self._path = path
         self._memory = memory
         self._minimum = self._next_check_bytes = 0
@@ -385,6 +478,9 @@ class UnixFloodGuard:
         self._connections[descriptor] = connection
         self._of_user[connection.uid] += 1
         most = max_connections_per_user()
+        largest = max(self._of_user.values())
+        if self._of_user.total() > max_descriptors() // 2:  # users with the most get no more
+            most = min(most, largest - 1)
         if self._of_user[connection.uid] <= most:
             return []
         self._cut(descriptor)
@@ -415,7 +511,7 @@ class UnixFloodGuard:
         behind: Counter[int] = Counter()
         for _ in range(SAMPLES):
             for descriptor, connection in self._connections.items():
-                behind[descriptor] += _unread(descriptor, connection) > MAX_KERNEL_BYTES
+                behind[descriptor] += self._unread(descriptor, connection) > MAX_KERNEL_BYTES
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         lines, most = [], max(behind.values(), default=0)
         for descriptor, times in behind.items():
@@ -429,15 +525,23 @@ class UnixFloodGuard:
         self._minimum = self._memory()
         self._next_check_bytes = self._minimum + CHECK_GROWTH_BYTES
 
+    def _unread(self, descriptor: int, connection: _UnixConnection) -> int:
+        """Return the number of bytes in the kernel that libzmq has not read yet."""
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
+            if os.fstat(wire.fileno()).st_ino == connection.inode:
+                size = fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4))
+                return int.from_bytes(size, "little")
+        return 0
+
     def _cut(self, descriptor: int) -> None:
         connection = self._connections[descriptor]
         self._forget(descriptor)
-        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
             if os.fstat(wire.fileno()).st_ino == connection.inode:
                 wire.shutdown(socket.SHUT_RDWR)
 
     def _connection(self, descriptor: int) -> _UnixConnection | None:
-        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
             if wire.family == socket.AF_UNIX and wire.getsockname() == self._path:
                 credentials = wire.getsockopt(
                     socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
@@ -456,19 +560,15 @@ class UnixFloodGuard:
     def close(self) -> None:
         """Stop watching."""
         self._monitor.close(linger=0)
+        self._spare.close()
 
 
 def max_connections_per_user() -> int:
-    """Return how many connections a uid may have. libzmq aborts when no descriptor is left."""
+    """Return how many connections a uid may have."""
+    return min(MAX_CONNECTIONS_PER_USER, max_descriptors() // 4)
+
+
+def max_descriptors() -> int:
+    """Return the limit of open descriptors of this process. libzmq fails when none is left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
-    return MAX_CONNECTIONS_PER_USER if unlimited else min(MAX_CONNECTIONS_PER_USER, soft // 4)
-
-
-def _unread(descriptor: int, connection: _UnixConnection) -> int:
-    """Return the number of bytes in the kernel that libzmq has not read yet."""
-    with contextlib.suppress(OSError), duplicate(descriptor) as wire:
-        if os.fstat(wire.fileno()).st_ino == connection.inode:
-            size = fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4))
-            return int.from_bytes(size, "little")
-    return 0
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, soft)

@@ -161,7 +161,7 @@ async def test_connections_of_one_user_are_limited(
     assert lines[0] == f"{ME} is cut off: 2 of that user are connected"
     surplus.close()
     honest[0].close()
-    assert await setup.until_counted(1) == []
+    await setup.until_counted(1)  # the surplus dealer may have come back and been cut again
     assert await connected(setup.dealer())
     await setup.until_counted(2)
 
@@ -204,5 +204,5 @@ async def test_a_few_unread_bytes_are_no_flood(
         (flood_guard.MAX_KERNEL_BYTES, 0),
         (flood_guard.MAX_KERNEL_BYTES + 1, 1),
     ):
-        monkeypatch.setattr(flood_guard, "_unread", lambda *_, unread=unread: unread)
+        monkeypatch.setattr(setup.watch, "_unread", lambda *_, unread=unread: unread)
         assert len(await setup.watch._cut_flooding()) == behind
