@@ -67,7 +67,7 @@ from elastic.usage_checks import (
     refuse_unreduced,
     without_sampling_options,
 )
-from schemas.codec import ASSIGNMENT
+from schemas.codec import ASSIGNMENT, PROCESS_MARK
 from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.wire.agent import JOIN, StepsReported, TrainingFinished, WorkerReady
@@ -126,10 +126,14 @@ class ScalingAgent:
 
         Args:
             seed: seed of the job, for the order of samples and all random numbers.
+
+        Raises:
+            UsageError: if the worker started this process, for example to load data.
         """
         folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
         assignment = None
         if folder is not None:
+            _require_own_process(folder)
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         agent = cls(assignment, folder)
         agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
@@ -587,3 +591,17 @@ def load_prepared(
         scale_scheduler(scheduler, factor)
         agent.track(**{f"prepared scheduler {place + 1}": scheduler})
     return elastic
+
+
+def _require_own_process(folder: Path) -> None:
+    """Check that this process is the worker, and not one of its children.
+
+    Raises:
+        UsageError: if the worker is another process.
+    """
+    path = folder / "process"
+    if path.exists() and (pid := PROCESS_MARK.decode(path.read_bytes()).pid) != os.getpid():
+        raise UsageError(
+            f"process {os.getpid()} was started by the script of worker process {pid}",
+            'put the training below if __name__ == "__main__":, so that only the worker runs it',
+        )

@@ -18,7 +18,7 @@ from nodeagent.cgroups import MEMORY, PIDS, find
 from nodeagent.errors import NodeStartError
 from nodeagent.folders import PASSABLE, PRIVATE, NodeFolders
 from nodeagent.job_cgroups import GROUPS_NEEDED, group_of_job
-from nodeagent.owned_files import Owner, make_folder
+from nodeagent.owned_files import Owner, make_folder, remove_shared
 from nodeagent.process_identity import end_all_of
 from nodeagent.settings import AgentSettings, Jobs
 from schemas.errors import SettingsError
@@ -278,6 +278,11 @@ def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
                     yield entry.name, entry.stat(follow_symlinks=False).st_uid
 
 
+def _end_user(uid: int) -> None:
+    end_all_of(uid)
+    remove_shared(uid)
+
+
 class JobUids:
     """Uids of running workers. When no worker uses a job's own uid any more, kill its processes.
 
@@ -317,7 +322,7 @@ class JobUids:
         if not alone or uid in self._held.values() or uid in self._ending:
             return
         self._forget(uid)
-        self._ending[uid] = asyncio.create_task(asyncio.to_thread(end_all_of, uid))
+        self._ending[uid] = asyncio.create_task(asyncio.to_thread(_end_user, uid))
         try:
             await self._ending[uid]
         finally:

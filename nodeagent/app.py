@@ -89,11 +89,13 @@ RELOADABLE: Final = (
 class Agent:
     """Agent of one node, with its session, its connections to workers, and their processes.
 
+    `job_umask` is for jobs that run as the agent; -1 is the umask of this process.
+
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
     """
 
-    def __init__(self, settings: AgentSettings, home: Path) -> None:
+    def __init__(self, settings: AgentSettings, home: Path, job_umask: int = -1) -> None:
         self._settings = settings
         self._home = home
         self._node = NodeId(settings.node)
@@ -144,7 +146,7 @@ class Agent:
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
         self._groups = JobGroups(find(settings.jobs.cgroup), self._folders.run, settings.jobs)
-        self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups)
+        self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups, job_umask)
         self._manager = WorkerManager(
             settings=lambda: self._settings,
             folders=self._folders,
@@ -409,8 +411,7 @@ async def run(path: Path) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     settings = agent_settings.load(path)
     if run_as(settings) != AGENT:
-        os.umask(0o077)
         os.setgroups([])  # acting as a job, have the job's group only
-    agent = Agent(settings, path.parent)
+    agent = Agent(settings, path.parent, job_umask=os.umask(0o077))
     agent.settings_of(path).listen()
     await agent.run(stop)

@@ -20,6 +20,7 @@ from nodeagent import job_folders, settings
 from nodeagent.errors import NodeWorkspaceError, WorkspaceError, log_errors
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
+from nodeagent.process_identity import start_ticks
 from schemas.codec import FROM_WORKER, TO_SHIPPER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit
@@ -262,12 +263,20 @@ class WorkerChannel:
         self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
-        """Assign a connection to the worker whose token it sent. Ignore an invalid token."""
+        """Assign a connection to the worker with the token in `hello`. Ignore an invalid token.
+
+        Children of a worker inherit its token, so a second process is refused while the first runs.
+        """
         self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
             why = "unknown worker" if token is None else "wrong token"
+            self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
+            return
+        former = self._senders.get(self._routes.get(worker, b""))
+        if former is not None and former[1].pid != hello.pid and start_ticks(former[1].pid):
+            why = f"process {hello.pid} is not the worker's process {former[1].pid}"
             self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
             return
         self._disconnect(worker)

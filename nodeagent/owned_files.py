@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +17,8 @@ from schemas.host.files import open_regular
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _QUERY_ID: Final = 2**32 - 1  # an invalid id, for which the kernel only returns the current id
+SHARED_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))  # noqa: S108
+SHARED_OBJECTS: Final = {"shm": "--shmem-id", "sem": "--semaphore-id", "msg": "--queue-id"}
 MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 
 
@@ -135,6 +137,35 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # deeper than Python's recursion limit
         subprocess.run(["rm", "-rf", "--", str(path)], capture_output=True, check=False)  # noqa: S603, S607
+
+
+def remove_shared(uid: int, folders: Sequence[Path] = SHARED_FOLDERS) -> None:
+    """Remove what a uid without processes left in folders of all users and in System V IPC."""
+    for folder in folders:
+        with contextlib.suppress(OSError), acting_as(Owner(uid, uid)):
+            for path in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    if status.st_uid != uid:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        remove_tree(path)
+                    else:
+                        path.unlink()
+    for kind, option in SHARED_OBJECTS.items():
+        for number in _objects_of(uid, kind):
+            subprocess.run(["ipcrm", option, number], capture_output=True, check=False)  # noqa: S603, S607
+
+
+def _objects_of(uid: int, kind: str) -> list[str]:
+    """Return the ids of System V objects that a uid created (sysvipc(7))."""
+    try:
+        header, *rows = Path(f"/proc/sysvipc/{kind}").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return []
+    names = header.split()
+    found = [dict(zip(names, row.split(), strict=False)) for row in rows]
+    return [row[f"{kind}id"] for row in found if row.get("cuid") == str(uid)]
 
 
 def bytes_below(folder: Path) -> int:

@@ -42,6 +42,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Bytes = 0  # for each slot of a job here; 0: unlimited
     disk_bytes: Bytes = 0  # of a job's files in one folder; 0: half of the file system
     cgroup: str = ""  # parent of the jobs' control groups; default: the agent's own group
+    variables: tuple[str, ...] = ()  # of the agent, which jobs get too; patterns such as "HF_*"
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,7 @@ from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import MalformedMessageError, OnesError
 from schemas.host.files import open_regular
 from schemas.host.logging import Audit
+from schemas.jobs import is_reserved
 from schemas.wire import Message
 from schemas.wire.worker import (
     ZYGOTE_TITLE,
@@ -53,14 +55,13 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
 WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
-REMOVED_VARIABLES: Final = (  # TORCH_DISTRIBUTED_DEBUG=DETAIL aborts if a peer is lost
-    "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK",
-    "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG",
+VARIABLES: Final = (  # of the agent, which jobs get; patterns of names
+    "PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*",
+    "GLOO_*", "UCX_*", "FI_*", "ROCR_*", "HIP_*", "RES_OPTIONS", "SSL_CERT_DIR", "SSL_CERT_FILE",
+    "TORCH_CPP_LOG_LEVEL",
 )  # fmt: skip
-AGENT_VARIABLES: Final = (  # variables of the agent's account, removed for other accounts
-    "INVOCATION_ID", "JOURNAL_STREAM", "LOGS_DIRECTORY", "MAIL", "RUNTIME_DIRECTORY",
-    "STATE_DIRECTORY", "CONFIGURATION_DIRECTORY", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
-    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TMPDIR",
+OWN_VARIABLES: Final = (  # further variables, for jobs that run as the agent
+    "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME",
 )  # fmt: skip
 START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
 RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
@@ -110,33 +111,26 @@ def spawn(
     *,
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
+    job_umask: int = -1,
 ) -> subprocess.Popen[bytes]:
     """Start a zygote under `account`, or under the agent's account if `account` is None.
 
     The limits apply to the zygote and its workers. `output` must not be in a folder of the account.
-    `enter` moves the process into its control group before its interpreter starts.
+    `enter` moves the process into its control group before its interpreter starts. `job_umask` is
+    for jobs that run as the agent; -1 keeps the umask of this process.
 
     Raises:
         StartError: if the zygote cannot be started.
         OSError: if `enter` fails.
     """
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
-    for name in REMOVED_VARIABLES:
-        environ.pop(name, None)
-    environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
-    # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
-    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
-    identity: dict[str, Any] = {}
+    environ = _environment(limits or Jobs(), account)
+    identity: dict[str, Any] = {"umask": job_umask}
     if account is not None:
         uid, gid = account.owner
         identity = {
             "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077,
             "cwd": "/",
         }  # fmt: skip
-        for name in AGENT_VARIABLES:
-            environ.pop(name, None)
-        environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
     zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
     # Files with a setuid bit must not give jobs more rights.
     restricted = [SETPRIV, "--no-new-privs", "--"] if account is not None else []
@@ -164,6 +158,23 @@ def spawn(
     if enter is not None:
         _release_shell(process, enter)
     return process
+
+
+def _environment(jobs: Jobs, account: Account | None) -> dict[str, str]:
+    """Return the variables of a zygote. Unknown variables may be secrets of the agent."""
+    names = (*VARIABLES, *jobs.variables, *(OWN_VARIABLES if account is None else ()))
+    environ = {
+        key: value
+        for key, value in os.environ.items()
+        if any(fnmatchcase(key, name) for name in names) and not is_reserved(key)
+    }
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
+    # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
+    if account is not None:
+        environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
+    return environ
 
 
 def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
@@ -359,8 +370,13 @@ class ZygotePool:
     """Connections to zygotes. The pool finds running zygotes and starts missing ones."""
 
     def __init__(
-        self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
+        self,
+        folders: NodeFolders,
+        limits: Jobs | None = None,
+        groups: JobGroups | None = None,
+        job_umask: int = -1,
     ) -> None:
+        self._job_umask = job_umask
         self._folders = folders
         self._groups = groups or JobGroups()
         self.limits = limits
@@ -456,7 +472,15 @@ class ZygotePool:
         enter = None
         if account is not None and self._groups.there:
             enter = partial(self._groups.enter_zygote, account.cgroup)
-        process = spawn(python, path, output, account, limits=self._rlimits(), enter=enter)
+        process = spawn(
+            python,
+            path,
+            output,
+            account,
+            limits=self._rlimits(),
+            enter=enter,
+            job_umask=self._job_umask,
+        )
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)

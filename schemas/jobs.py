@@ -280,10 +280,13 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
         yield JobProblem("family", f"it has {len(spec.family)} characters", remedy)
-    elif spec.family is not None and not is_text(spec.family):
-        yield JobProblem("family", "it is not valid Unicode", "write it in UTF-8")
+    elif spec.family is not None and not (is_text(spec.family) and spec.family.isprintable()):
+        yield JobProblem("family", "it has characters that are not printable", "remove them")
     parts = spec.script.removeprefix("./").split("/")
-    if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
+    if not spec.script.isprintable():
+        remedy = "rename the file"
+        yield JobProblem("script", f"{spec.script[:200]!r} has control characters", remedy)
+    elif not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
         yield JobProblem("script", f"{spec.script[:200]!r} is not inside workdir", remedy)
     elif (other := script_problem(spec.script)) is not None:

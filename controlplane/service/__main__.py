@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -26,6 +27,7 @@ def main() -> None:
     path = parser.parse_args().config.resolve()
     setproctitle(f"ones: controller {path}")
     configure_logging()
+    os.umask(0o077)  # the journal has the environments of all users' jobs
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:
         uvloop.run(app.run(path))

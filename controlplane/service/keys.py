@@ -161,6 +161,8 @@ class KeyTable:
             who = identity_of(request.name, request.role, request.projects, request.expires)
         except SettingsError as error:
             raise BadFieldError(error.message, error.hint, error.field) from None
+        if problem := self._ambiguity(who):
+            raise BadFieldError(problem, "choose another name", problem.partition(":")[0])
         key = request.public.encode()
         if (known := self.known.listed.get(key)) is not None:
             if known != who:
@@ -185,6 +187,16 @@ class KeyTable:
         self._online = online
         self._refresh()
         return row
+
+    def _ambiguity(self, who: Identity) -> str:
+        """Return why an owner could be taken for another one, or "" if that is impossible."""
+        others = [one for one in self.known.values() if one.name != who.name]
+        roles = {one.role for one in self.known.values() if one.name == who.name}
+        if roles - {who.role}:
+            return f"name: {who.name} is the name of a {roles.pop()}"
+        if any(who.name in one.projects for one in others):
+            return f"name: {who.name} is the name of a project"
+        return ""
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
         """Revoke keys. The revocation applies at once, and is permanent as soon as it is stored.

@@ -7,6 +7,7 @@ of the job's workers.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -28,7 +29,14 @@ from controlplane.service.api.fair_queue import (
 )
 from controlplane.service.job_files import JobFiles
 from controlplane.service.log_store import LogStore
-from controlplane.service.rights import NODE, Action, Right, permit, refuse_revoked
+from controlplane.service.rights import (
+    NODE,
+    Action,
+    Right,
+    permit,
+    refuse_revoked,
+    speaks_for,
+)
 from controlplane.service.uploads import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
@@ -156,6 +164,7 @@ FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
 }
 PAGES_PER_S: Final = 2000.0  # for one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # bytes of a page that cost one more token
+FORMER_S: Final = 1.0  # age of the list of a job's former processes
 SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; later output is no longer awaited
 
 
@@ -194,6 +203,7 @@ class LogRelay:
         self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._former: dict[JobId, tuple[float, Mapping[WorkerId, Process]]] = {}
         self.waiting = WaitingRequests()
 
     async def serve_shippers(self) -> None:
@@ -247,8 +257,14 @@ class LogRelay:
         if isinstance(message, FileList | FilePiece | FilesRefused):
             self.files.receive(NodeId(incoming.identity.name), message)
             return
-        if message.journal != self.job(message.job).journal:
+        job = self.job(message.job)
+        if message.journal != job.journal:
             raise DeniedError(f"{message.job} of journal {message.journal} is another job")
+        if not speaks_for(
+            incoming.identity, job, message.version, message.rank, self._former_processes
+        ):
+            worker = worker_id(message.job, message.version, message.rank)
+            raise DeniedError(f"{worker} never ran on {incoming.identity.name}")
         key, who = (message.job, message.stream), (message.version, message.rank)
         shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
@@ -264,6 +280,15 @@ class LogRelay:
                 self._give_credit(shipped, MIN_CREDIT_BYTES)  # the stream is complete
                 return
         self._rates.answer(key, shipped)
+
+    def _former_processes(self, job: JobId) -> Mapping[WorkerId, Process]:
+        """Return processes of a job that are not its workers any more, as last read."""
+        known = self._former.get(job)
+        if known is None or time.monotonic() - known[0] > FORMER_S:
+            if len(self._former) >= MAX_STREAMS:
+                self._former.clear()
+            known = self._former[job] = time.monotonic(), self.records.processes(job)
+        return known[1]
 
     def _give_credit(self, to: _WorkerStream, credit: int) -> None:
         size, ended = self.store.stored(to.job, to.stream, (to.version, to.rank))

@@ -29,11 +29,11 @@ from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.rights import NODE, REVOKED
+from controlplane.service.rights import NODE, REVOKED, speaks_for
 from schemas.codec import FROM_AGENT, MAX_BYTES, PUBLISHED, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
-from schemas.ids import BootId, NodeId, Seconds, Term, node_of
+from schemas.ids import BootId, NodeId, Seconds, Term, node_of, worker_id
 from schemas.session import (
     Condition,
     ControllerOutput,
@@ -236,9 +236,22 @@ class NodeSessions:
         if not self._is_node(incoming, message.node):
             return
         if isinstance(message, Telemetry):
-            self.on_steps(message.steps)
+            self._receive_steps(incoming, message.steps)
         else:
             self._receive_event(message)
+
+    def _receive_steps(self, incoming: Incoming, steps: StepsReported) -> None:
+        job = self._state.jobs.get(steps.job)
+        if job is None or job.ended:
+            return
+        if steps.group > job.version or not speaks_for(
+            incoming.identity, job, steps.version, steps.rank
+        ):
+            worker = worker_id(steps.job, steps.version, steps.rank)
+            why = f"{worker} of group {steps.group} is not on this node"
+            self.audit.refused("telemetry", why, peer=str(incoming.identity))
+            return
+        self.on_steps(steps)
 
     def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:

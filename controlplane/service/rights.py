@@ -6,14 +6,15 @@ looks up the owner of a job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from controlplane.core.model.job import JobOwner
+from controlplane.core.history import Process
+from controlplane.core.model.job import Job, JobOwner
 from controlplane.service.commit_loop import CommitLoop
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.ids import JobId, stated_number
+from schemas.ids import JobId, Rank, Version, WorkerId, node_of, stated_number, worker_id
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.wire import Message
@@ -115,6 +116,27 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
         verb = {Action.CHANGE: "change", Action.OUTPUT: "read the output of"}
         what = f"you may not {verb.get(action, 'have the files of')} {name}"
         raise DeniedError(f"{what}: it belongs to {job.user}", "ask its owner, or an admin")
+
+
+def speaks_for(
+    who: Identity | None,
+    job: Job,
+    version: int,
+    rank: int,
+    processes: Callable[[JobId], Mapping[WorkerId, Process]] = lambda _: {},
+) -> bool:
+    """True if `who` is the node that runs this worker, or that ran it according to `processes`.
+
+    Agents send output and telemetry outside their sessions, so the sender of each such message is
+    checked here. The core checks the node of each event of a session.
+    """
+    if who is None or who.role != NODE:
+        return False
+    name = worker_id(job.job, Version(version), Rank(rank))
+    if (worker := job.workers.get(name)) is not None:
+        return node_of(worker.slot) == who.name
+    former = processes(job.job).get(name) if who.name in job.nodes else None
+    return former is not None and former.node == who.name
 
 
 def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:

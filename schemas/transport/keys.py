@@ -14,6 +14,7 @@ import stat
 import struct
 import tempfile
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from schemas.wire.client import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
+EAST_ASIAN: Final = frozenset({"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 MAX_NAME: Final = 64  # characters; for users, nodes and projects
 KEY_BYTES: Final = 32
 MAX_PROJECTS: Final = 100  # maximum number for one key
@@ -280,14 +282,27 @@ def check_name(name: str, field: str) -> None:
     """Check the name of a user, node or project, as used in topics, request keys and terminals.
 
     Raises:
-        SettingsError: if the name is empty, too long, `.` or `..`, or contains spaces, slashes or
-            unprintable characters.
+        SettingsError: if the name is empty, too long, `.` or `..`, contains spaces, slashes or
+            unprintable characters, or might look like another name.
     """
     steers = set(name) & {" ", "/"} or name in {".", ".."}
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or steers:
         what = f"{field}: {name[:MAX_NAME]!r} is not a name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
+    if unicodedata.normalize("NFKC", name) != name or len(_scripts(name)) > 1:
+        what = f"{field}: {name[:MAX_NAME]!a} may look like another name"
+        raise SettingsError(what, "give letters of one script, in their normal form (NFKC)", field)
+
+
+def _scripts(name: str) -> set[str]:
+    """Return the scripts of the letters of a name, such as LATIN.
+
+    Names mix the scripts of Chinese, Japanese and Korean, so these count as one.
+    """
+    letters = (unicodedata.name(letter, "?") for letter in name if letter.isalpha())
+    found = {words.partition(" ")[0] for words in letters}
+    return {"CJK" if script in EAST_ASIAN else script for script in found}
 
 
 def check_public(public: str) -> None:

@@ -205,10 +205,11 @@ class ReadRequests:
         summary, now = self._summary(job), self.commit_loop.now()
         return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
-    def ledger(self, request: GetLedger, _: Identity) -> Ledger:
+    def ledger(self, request: GetLedger, who: Identity) -> Ledger:
         """Return a page of the units of work that a sweep has recorded."""
         job = self.commit_loop.job(request.job)
-        return sweep_replies.ledger(job, self._past(request.job), request)
+        reply = sweep_replies.ledger(job, self._past(request.job), request)
+        return self.view(who).ledger(reply, job.owner)
 
     def _past(self, name: JobId) -> sweep_replies.SweepPast:
         if name in self._state.jobs:

@@ -23,6 +23,7 @@ from schemas.wire.client import (
     Explanation,
     JobDetail,
     JobSummary,
+    Ledger,
     NodeInfo,
     SweepDetail,
 )
@@ -65,6 +66,7 @@ class View:
             detail,
             summary=self.summary(detail.summary),
             spec=redacted_spec(detail.spec, self._who, owner),
+            snapshot=detail.snapshot if may(self._who, Action.FILES, owner) else "",
             history=detail.history if self._all else history,
             epochs=tuple(map(self._epoch, detail.epochs)),
         )
@@ -79,6 +81,13 @@ class View:
     def sweep(self, reply: SweepDetail) -> SweepDetail:
         """Filter a page of `ones sweep show` about a visible sweep."""
         return replace(reply, summary=self.summary(reply.summary))
+
+    def ledger(self, reply: Ledger, owner: JobOwner) -> Ledger:
+        """Filter a page of a ledger. A digest gives access to a state or a working directory."""
+        if may(self._who, Action.FILES, owner):
+            return reply
+        units = tuple(replace(unit, digest="") for unit in reply.units)
+        return replace(reply, units=units, snapshot="")
 
     def node(self, node: NodeInfo) -> NodeInfo:
         """Filter a row of `ones node list`. Slots of invisible jobs are shown only as occupied."""
@@ -119,12 +128,14 @@ class View:
 
 def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
     """Return a job file without the values that the reader must not see. Keep variable names."""
-    env, args = spec.env, spec.args
+    env, args, trial = spec.env, spec.args, spec.stated_trial
     if not may(who, Action.ENV, owner):
         env = dict.fromkeys(env, HIDDEN)
     if not may(who, Action.ARGS, owner):
         args = (HIDDEN,) * len(args)
-    return replace(spec, env=env, args=args)
+    if trial is not None and not may(who, Action.FILES, owner):
+        trial = replace(trial, digest="", sources=())
+    return replace(spec, env=env, args=args, trial=msgspec.UNSET if trial is None else trial)
 
 
 def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
