@@ -193,9 +193,9 @@ class KeyTable:
         others = [one for one in self.known.values() if one.name != who.name]
         roles = {one.role for one in self.known.values() if one.name == who.name}
         if roles - {who.role}:
-            return f"name: {who.name} is the name of a {roles.pop()}"
+            return f"name: {who.name!r} already names a key with role {roles.pop()}"
         if any(who.name in one.projects for one in others):
-            return f"name: {who.name} is the name of a project"
+            return f"name: {who.name!r} is a project"
         return ""
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:

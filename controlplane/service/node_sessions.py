@@ -242,7 +242,7 @@ class NodeSessions:
 
     def _receive_steps(self, incoming: Incoming, steps: StepsReported) -> None:
         job = self._state.jobs.get(steps.job)
-        if job is None or job.ended:
+        if job is None or job.ended or job.journal != steps.journal:
             return
         if steps.group > job.version or not speaks_for(
             incoming.identity, job, steps.version, steps.rank
