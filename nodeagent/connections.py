@@ -197,8 +197,8 @@ class WorkerChannel:
     """Connections of the workers, each identified by its worker's token.
 
     Once a connection has sent a worker's token, all of its messages are attributed to that worker,
-    even if they name another job, version or rank. `token_of` returns an empty token for a worker
-    whose older library sends no token, and None for an unknown worker.
+    even if they name another job, version or rank. `token_of` returns None for an unknown worker,
+    and an empty token for a worker with an older library that sends no token.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class WorkerChannel:
         self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
-        """Assign a connection to the worker whose token it sent. Ignore an invalid token."""
+        """Assign a connection to the worker with the token in `hello`. Ignore an invalid token."""
         self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
