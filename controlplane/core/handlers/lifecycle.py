@@ -195,8 +195,9 @@ def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool
     the script, and the failure on the first node is forgotten. A node is no longer used after
     `MAX_STRIKES` jobs in a row have failed on it.
 
-    Returns False if the script is to blame: the library refused it, or the job also failed on
-    another node. Also returns False if there is no other node.
+    Returns False if the script is to blame: the library refused it, the job also failed on another
+    node, or it failed `MAX_BLAMES` times here. Also returns False if there is no other node, for
+    sweeps, and for jobs with `on_loss = fail`.
     """
     state, blamed, status = ctx.state, job.attempts.blamed, job.status
     node = state.nodes.get(name)
