@@ -6,7 +6,6 @@ present limit as soon as the limit changes, which is more than any policy does.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -65,21 +64,19 @@ Outcomes = dict[tuple[str, str], list[Outcome]]  # by training and way
 
 
 def main() -> None:
-    chosen = arguments()
+    names = [one.name for one in TRAININGS]
+    chosen = report.arguments(
+        __doc__,
+        "one seed, a quarter of the epochs",
+        seeds=(int, None, "of every training; default: 3, quick: 1"),
+        only=(report.some_of(names), names, "some trainings"),
+    )
     trainings = [one for one in TRAININGS if one.name in chosen.only]
     with report.folder() as folder:
         seeds = range(chosen.seeds or (1 if chosen.quick else 3))
         found = outcomes(trainings, seeds, folder, quick=chosen.quick)
     figures = tell(trainings, found)
     report.write(figures, chosen.json)
-
-
-def arguments() -> argparse.Namespace:
-    names = [one.name for one in TRAININGS]
-    parser = report.parser(__doc__ or "", "one seed, a quarter of the epochs")
-    parser.add_argument("--seeds", type=int, help="of every training; default: 3, quick: 1")
-    parser.add_argument("--only", nargs="*", default=names, choices=names, help="some trainings")
-    return parser.parse_args()
 
 
 def outcomes(

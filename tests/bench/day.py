@@ -150,7 +150,7 @@ async def _look_s(client: Client) -> float:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", f"{QUICK} jobs")
+    chosen = report.arguments(__doc__, f"{QUICK} jobs")
     jobs = QUICK if chosen.quick else JOBS
     looks: list[dict[str, float]] = []
     with report.folder() as folder:

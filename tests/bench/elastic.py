@@ -353,7 +353,7 @@ def walk(job: Job, rounds: int) -> None:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "fewer changes")
+    chosen = report.arguments(__doc__, "fewer changes")
     rounds = 4 if chosen.quick else 50
     with report.folder() as base:
         cluster = Cluster(base / "home", base / "jobs")

@@ -204,7 +204,7 @@ def _is_zygote(pid: int, sockets: str) -> bool:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "every fourth case")
+    chosen = report.arguments(__doc__, "every fourth case")
     cases = CASES[::4] if chosen.quick else CASES
     rows: list[tuple[object, ...]] = []
     figures: dict[str, float] = {}

@@ -209,7 +209,7 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a tenth of the lines, 5 s at a steady rate")
+    chosen = report.arguments(__doc__, "a tenth of the lines, 5 s at a steady rate")
     with report.folder() as folder:
         figures = asyncio.run(measure(folder, quick=chosen.quick))
     report.finish(figures, chosen.json, "output")

@@ -151,7 +151,7 @@ def measured(
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "windows of 5 s, a fifth of the agents")
+    chosen = report.arguments(__doc__, "windows of 5 s, a fifth of the agents")
     window_s = 5.0 if chosen.quick else 20.0
     figures: dict[str, float] = {}
     for kind, width, idle_s in (("one thread idle", 64, 0.03), ("all threads busy", 1200, 0.0)):

@@ -198,7 +198,7 @@ def show(figures: dict[str, float]) -> None:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a fifth of the agents and jobs")
+    chosen = report.arguments(__doc__, "a fifth of the agents and jobs")
     figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
     show(figures)
     report.write(figures, chosen.json)

@@ -8,7 +8,6 @@ cores, 15 s apart, compared with `fair`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -272,28 +271,22 @@ def measures(result: SimulationResult) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = arguments()
+    chosen = report.arguments(
+        __doc__,
+        "fewer fits, one seed of 24 jobs",
+        seeds=(report.seeds, "30-32", "of simulations, as in 30-32"),
+        scaling=(float, 1.0, "exponent of speed over cores"),
+        options=(json.loads, {}, "of slaq, as JSON"),
+    )
     report.now("fits")
     figures = fits(20 if chosen.quick else 200)
     figures |= decisions(quick=chosen.quick)
     scenario = replace(SLAQ, scaling=chosen.scaling)
     if chosen.quick:
         scenario = replace(scenario, jobs=24)
-    figures |= simulations(chosen.seeds, scenario, chosen.options)
+    seeds = chosen.seeds[: 1 if chosen.quick else None]
+    figures |= simulations(seeds, scenario, chosen.options)
     report.write(figures, chosen.json)
-
-
-def arguments() -> argparse.Namespace:
-    parser = report.parser(__doc__ or "", "fewer fits, one seed of 24 jobs")
-    parser.add_argument(
-        "--seeds", type=report.seeds, default="30-32", help="of simulations, as in 30-32"
-    )
-    parser.add_argument("--scaling", type=float, default=1.0, help="exponent of speed over cores")
-    parser.add_argument("--options", type=json.loads, default="{}", help="of slaq, as JSON")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.seeds = chosen.seeds[:1]
-    return chosen
 
 
 if __name__ == "__main__":

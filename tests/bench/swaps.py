@@ -76,7 +76,7 @@ def settings(share: float) -> list[Setting]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a twentieth of the swaps")
+    chosen = report.arguments(__doc__, "a twentieth of the swaps")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     with report.folder() as folder:
