@@ -23,7 +23,7 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec, StopRule
 from tests.bench import report
 from tests.bench.live_cluster import cluster
-from tests.bench.live_jobs import EXAMPLES, LEFT_BEHIND, SEEDED
+from tests.bench.live_jobs import EXAMPLES, seeded
 
 OWN: Final = Path(__file__).parent / "trainings"
 MAX_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
@@ -107,7 +107,7 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
     return replace(
-        spec, workdir=str(_copy(one, scripts, seed)),
+        spec, workdir=str(seeded(one.folder, scripts, seed)),
         stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs), seed=seed,
         slots=(1, 1) if kept else (1, MAX_SLOTS), slots_wanted=1 if kept else 2,
         max_batch_size="keep" if kept else "auto", max_local_batch=None,
@@ -125,17 +125,6 @@ def raise_batches(client: BlockingClient, names: set[JobId]) -> None:
                 client.resize(job.job, batch=wanted)
             except OnesError:
                 continue  # it ended just now
-
-
-def _copy(one: Training, scripts: Path, seed: int) -> Path:
-    place = scripts / f"{one.name}-{seed}"
-    place.mkdir(parents=True, exist_ok=True)
-    for file in one.folder.iterdir():
-        if file.name not in LEFT_BEHIND:
-            text = file.read_text(encoding="utf-8")
-            seeded = text.replace(SEEDED, f"torch.manual_seed({seed})")
-            (place / file.name).write_text(seeded, encoding="utf-8")
-    return place
 
 
 def _outcome(client: BlockingClient, name: JobId, one: Training) -> Outcome:

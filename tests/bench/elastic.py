@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench import report
+from tests.bench.steps import ends, steps_of, submit
 from tests.support.cluster import Cluster, kill
 
 RESTART: Final = """
@@ -196,52 +197,6 @@ def _side_by_side(
     dist.destroy_process_group()
 
 
-SCRIPT: Final = """
-import os, time, torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from elastic import ScalingAgent
-
-agent = ScalingAgent.from_env()
-inputs = torch.randn(4096, 64)
-data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
-width, idle_s = int(os.environ["WIDTH"]), float(os.environ["IDLE_S"])
-
-
-def build_model():
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                         nn.Linear(width, 1))
-
-
-model, optimizer, loader = agent.load(
-    build_model, lambda p: torch.optim.SGD(p, lr=0.001, momentum=float(os.environ["MOMENTUM"])),
-    data, batch_size=64, num_workers=int(os.environ["LOADERS"]))
-name = os.path.basename(os.environ["ONES_WORKER"])
-out = open(os.environ["STEPS"] + name, "w", buffering=1)
-for epoch in agent.epochs(100000):
-    asked = time.time()
-    for x, y in loader:
-        got = time.time()
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        time.sleep(idle_s)
-        loss.backward()
-        optimizer.step()
-        now = time.time()
-        out.write(f"{now} {agent.step + 1} {agent.rank} {agent.world_size} {got - asked}\\n")
-        asked = now
-"""
-
-
-@dataclass(frozen=True)
-class Step:
-    at: float
-    step: int
-    rank: int
-    size: int
-    wait_s: float  # for its batch
-
-
 @dataclass(frozen=True)
 class Transition:
     grew: bool
@@ -256,19 +211,7 @@ class Job:
     def __init__(self, cluster: Cluster, folder: Path, **environ: object) -> None:
         self.cluster = cluster
         self.folder = folder
-        folder.mkdir()
-        defaults = {"WIDTH": 64, "IDLE_S": 0.04, "MOMENTUM": 0.9, "LOADERS": 0}
-        env = {key: str(value) for key, value in {**defaults, **environ}.items()}
-        self.job = cluster.submit(
-            SCRIPT,
-            batch_size=64,
-            max_local_batch=64,
-            slots=[1, 4],
-            record_samples=True,
-            stop={"epochs": 100_000},
-            # Workers that are killed cannot delete the temporary folders of their loaders.
-            env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", "TMPDIR": str(cluster.base), **env},
-        )
+        self.job = submit(cluster, folder, env=environ)
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
     def resize(self, slots: int) -> float:
@@ -280,20 +223,10 @@ class Job:
         self.cluster.until(self.job, lambda s: s["slots"] == slots and s["state"] == state)
         return time.time() - began
 
-    def steps(self) -> dict[str, list[Step]]:
-        found = {}
-        for path in sorted(self.folder.iterdir()):
-            rows = [line.split() for line in path.read_text().split("\n")[:-1]]
-            found[path.name] = [
-                Step(float(at), int(step), int(rank), int(size), float(wait))
-                for at, step, rank, size, wait in rows
-            ]
-        return found
-
     def transitions(self) -> list[Transition]:
         orders = [v["time"] for v in self.cluster.show(self.job)["versions"] if v["kind"] == "join"]
         found = []
-        for steps in self.steps().values():
+        for steps in steps_of(self.folder).values():
             times = [b.at - a.at for a, b in itertools.pairwise(steps)]  # times[i]: of steps[i + 1]
             swaps = [i for i in range(1, len(steps)) if steps[i].size != steps[i - 1].size]
             for swap, following in zip(swaps, [*swaps, len(steps)][1:], strict=False):
@@ -319,8 +252,8 @@ class Job:
         return found
 
     def gap_s(self, moment: float) -> float:
-        ends = sorted(step.at for steps in self.steps().values() for step in steps)
-        return min(at for at in ends if at > moment) - max(at for at in ends if at <= moment)
+        times = ends(self.folder)
+        return min(at for at in times if at > moment) - max(at for at in times if at <= moment)
 
     def ready_s(self) -> list[float]:
         ordered, found = 0.0, []
@@ -457,8 +390,7 @@ def suspended(job: Job, times: int) -> dict[str, float]:
         job.resize(2)
         time.sleep(1.0)
         gaps.append(job.gap_s(moment) * 1e3)
-        ends = sorted(step.at for steps in job.steps().values() for step in steps)
-        starts.append(min(at for at in ends if at > moment) - moment)
+        starts.append(min(at for at in ends(job.folder) if at > moment) - moment)
     return {
         "parked_gap_ms": statistics.median(gaps),
         "resume_from_checkpoint_s": statistics.median(starts),

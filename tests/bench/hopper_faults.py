@@ -78,7 +78,7 @@ class Faults:
 
 def running(shown: SweepDetail, node: str = "") -> set[Running]:
     return {
-        (one.number, one.epochs, one.left, one.partition)
+        (one.number, one.epochs, one.partitions_left, one.partition)
         for one in shown.trials
         if one.slot is not None and one.slot.startswith(node)
     }
@@ -91,11 +91,7 @@ def fault_figures(*, quick: bool) -> dict[str, float]:
     )
     with report.folder() as base:
         made = Cluster(base / "home", base, slots=2, agents=2)
-        with report.running(made):
-            settings = made.home / "controller.toml"
-            settings.write_text(settings.read_text(encoding="utf-8") + SILENCE, encoding="utf-8")
-            kill(made.up()["controller"])
-            made.up()
+        with report.running(made, SILENCE):
             faults, equal = _with_faults(made, one, repeats, base)
     shown = faults.redispatch
     rows: list[list[object]] = [

@@ -231,13 +231,11 @@ def _one(
 
 
 def main() -> None:
-    arguments = report.parser(__doc__ or "", "2 s of each")
     known = [*ATTACKS, OUTPUT, RESIZES]
-    arguments.add_argument("--attacks", default=",".join(known), help="which of them")
-    chosen = arguments.parse_args()
-    attacks = chosen.attacks.split(",")
+    attacks = (report.some_of(known), known, "which of them")
+    chosen = report.arguments(__doc__, "2 s of each", attacks=attacks)
     with report.folder() as base:
-        figures = measure(base, attacks, 2.0 if chosen.quick else 10.0)
+        figures = measure(base, chosen.attacks, 2.0 if chosen.quick else 10.0)
     names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
     rows = [
         [
@@ -248,7 +246,7 @@ def main() -> None:
             ),
             figures[f"{attack}_controller_mib"],
         ]
-        for attack in attacks
+        for attack in chosen.attacks
     ]
     title = "ms (over those before)"
     report.table(title, ["bob's", *(name.replace("_", " ") for name in names), "MiB"], rows)

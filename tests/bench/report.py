@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -152,12 +153,26 @@ def folder(keep: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Start a cluster and yield its process ids; stop the cluster afterwards."""
+def running(cluster: Cluster, controller: str = "", agent: str = "") -> Iterator[dict[str, Any]]:
+    """Start a cluster and yield its process ids; stop the cluster afterwards.
+
+    Args:
+        cluster: which.
+        controller: lines at the end of the controller's settings.
+        agent: lines at the beginning of the first agent's settings.
+    """
     try:
-        yield cluster.up()
+        pids = cluster.up()
+        if controller or agent:
+            cluster.down()
+            files = (cluster.home / name for name in ("controller.toml", "agent-1.toml"))
+            for file, first, last in zip(files, ("", agent), (controller, ""), strict=True):
+                file.write_text(first + file.read_text(encoding="utf-8") + last, encoding="utf-8")
+            pids = cluster.up()
+        yield pids
     finally:
-        cluster.down()
+        if (cluster.home / "controller.toml").exists():
+            cluster.down()
 
 
 def until(
@@ -183,3 +198,9 @@ def quantile(samples: Iterable[float], share: float) -> float:
     """Return the smallest sample that is not below `share` of them, or nan."""
     ranked = sorted(samples)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else math.nan
+
+
+def ratios(key: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[str, float]:
+    """Return the geometric mean of the ratios of paired figures, and each of them by its number."""
+    each = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {key: geometric_mean(each)} | {f"{key}_{n}": one for n, one in enumerate(each, start=1)}

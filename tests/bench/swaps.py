@@ -88,10 +88,10 @@ def main() -> None:
                 short = replace(setting, swaps=max(2, setting.swaps // 10))
                 theirs = measured(short, base / "stopped", trading=False)
                 told(rows, figures, "both pause", "both_pause", theirs)
-                both = statistics.median([*mine.yields, *mine.others])
-                stopped = statistics.median([*theirs.yields, *theirs.others])
+                both = statistics.median([*mine.aside, *mine.others])
+                stopped = statistics.median([*theirs.aside, *theirs.others])
                 figures["still_vs_both_pause"] = both / stopped
-                figures["aside_vs_both_pause"] = statistics.median(mine.yields) / stopped
+                figures["aside_vs_both_pause"] = statistics.median(mine.aside) / stopped
     heads = ["", "swaps", "job that", "still, s: median", "p99", "most", "whole, s: median",
              "epochs wrong", "two owners"]  # fmt: skip
     report.table("longest gap between two steps of a job, in each swap", heads, rows)
@@ -104,7 +104,7 @@ def told(
     whole = statistics.median(found.whole)
     figures |= {f"{key}_swaps": len(found.whole), f"{key}_whole_s_median": whole}
     figures |= {f"{key}_wrong": found.inexact, f"{key}_two_owners": found.two_owners}
-    for side, gaps in (("steps aside", found.yields), ("follows", found.others)):
+    for side, gaps in (("steps aside", found.aside), ("follows", found.others)):
         middle, late = statistics.median(gaps), percentile_99(gaps)
         rows.append(
             [name, len(found.whole), side, middle, late, max(gaps), whole, found.inexact,
@@ -154,9 +154,9 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
         who = who_stepped_aside(events, jobs)
         sides = [(gap[at], gap[1 - at]) for gap, at in zip(gaps, who, strict=True)]
     return Measured(
-        yields=[first for first, _ in sides],
+        aside=[first for first, _ in sides],
         others=[second for _, second in sides],
-        whole=[swap.ended - swap.started_at for swap in swaps],
+        whole=[swap.ended - swap.began for swap in swaps],
         inexact=inexact,
         two_owners=two_owners(events),
     )
@@ -231,7 +231,7 @@ def stamps(base: Path, number: int) -> list[float]:
 
 def longest_gap(steps: Sequence[float], swap: Swap) -> float:
     """Return the longest gap between steps that began before a swap was over."""
-    first = max(0, bisect_left(steps, swap.started_at) - 1)
+    first = max(0, bisect_left(steps, swap.began) - 1)
     last = bisect_right(steps, swap.ended) + 1
     return max(later - one for one, later in itertools.pairwise(steps[first:last]))
 
