@@ -105,21 +105,13 @@ def told(
     figures |= {f"{key}_swaps": len(found.whole), f"{key}_whole_s_median": whole}
     figures |= {f"{key}_wrong": found.inexact, f"{key}_two_owners": found.two_owners}
     for side, gaps in (("steps aside", found.aside), ("follows", found.others)):
-        middle, late = statistics.median(gaps), percentile_99(gaps)
+        middle, late = statistics.median(gaps), report.quantile(gaps, 0.99)
         rows.append(
             [name, len(found.whole), side, middle, late, max(gaps), whole, found.inexact,
              found.two_owners]
         )  # fmt: skip
         short = side.replace(" ", "_")
         figures |= {f"{key}_{short}_s_median": middle, f"{key}_{short}_s_p99": late}
-
-
-def percentile_99(values: Sequence[float]) -> float:
-    return (
-        statistics.quantiles(values, n=100, method="inclusive")[-1]
-        if len(values) > 1
-        else values[0]
-    )
 
 
 def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
@@ -171,10 +163,8 @@ def two_owners(events: Sequence[FeedEvent]) -> int:
     there: dict[object, object] = {}  # slot -> who is ready or trains there
     found = 0
     for event in events:
-        slot, who = (
-            event.detail.get("slot"),
-            (event.job, event.detail.get("version"), event.detail.get("rank")),
-        )
+        slot, version, rank = (event.detail.get(name) for name in ("slot", "version", "rank"))
+        who = event.job, version, rank
         if event.event == "worker.ready":
             found += slot in there
             there[slot] = who
