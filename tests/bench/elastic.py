@@ -24,9 +24,22 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
+from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.rendezvous import build_process_group
+from elastic.collectives.rendezvous_store import StoreServer
+from elastic.state.portions import encode_metadata
+from elastic.state.state_tensors import TensorState
+from elastic.state.transfer import broadcast_state
+from elastic.step.gradient_reduction import Reducer
 from tests.bench import report
 from tests.bench.steps import ends, steps_of, submit
-from tests.support.cluster import Cluster, kill
+from tests.support.cluster import Cluster, kill, resize
 
 RESTART: Final = """
 import sys, time, torch
@@ -93,44 +106,42 @@ def blocking_regroup_ms(times: int) -> float:
     return statistics.median(_in_two(_regroup, times, times))
 
 
+def _stores(rank: int, many: int, ports: Queue[int]) -> tuple[list[StoreServer], list[int]]:
+    """Open stores on rank 0, and return the ports of them on both ranks."""
+    if rank:
+        return [], [ports.get(timeout=60) for _ in range(many)]
+    servers = [StoreServer("127.0.0.1") for _ in range(many)]
+    for server in servers:
+        ports.put(server.port)
+    return servers, [server.port for server in servers]
+
+
+def _group(version: int, port: int, rank: int) -> ProcessGroup:
+    return build_process_group(
+        version=version, store=f"127.0.0.1:{port}", rank=rank, size=2, address="127.0.0.1",
+        device=torch.device("cpu"),
+    )  # fmt: skip
+
+
 def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
-    import torch  # noqa: PLC0415 - in the child only
-
-    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
-    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
-    from elastic.state.portions import encode_metadata  # noqa: PLC0415
-    from elastic.state.state_tensors import TensorState  # noqa: PLC0415
-    from elastic.state.transfer import broadcast_state  # noqa: PLC0415
-
     torch.set_num_threads(1)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
     state = TensorState(model, optimizer)
-    device = torch.device("cpu")
-    header = encode_metadata({"structure": state.structure(device)})
+    header = encode_metadata({"structure": state.structure(torch.device("cpu"))})
     never = threading.Event()
     for version in range(times):
         began = time.perf_counter()
-        if rank == 0:
-            server = StoreServer("127.0.0.1")
-            ports.put(server.port)
-            port = server.port
-        else:
-            port = ports.get(timeout=60)
-        group = build_process_group(
-            version=version, store=f"127.0.0.1:{port}", rank=rank, size=2,
-            address="127.0.0.1", device=device,
-        )  # fmt: skip
+        _servers, (port,) = _stores(rank, 1, ports)
+        group = _group(version, port, rank)
         broadcast_state(state, group, 0, header if rank == 0 else b"", never)
         if rank == 0:
             told.put((time.perf_counter() - began) * 1e3)
 
 
-def _model(width: int = 64) -> Any:
-    from torch import nn  # noqa: PLC0415
-
+def _model(width: int = 64) -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
     )
@@ -144,29 +155,11 @@ def ddp_ratios(steps: int) -> dict[str, float]:
 def _side_by_side(
     rank: int, steps: int, ports: Queue[int], told: Queue[tuple[float, float]]
 ) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
-
-    from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
-    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
-    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
-    from elastic.step.gradient_reduction import Reducer  # noqa: PLC0415
-
     torch.set_num_threads(1)
-    if rank == 0:
-        servers = [StoreServer("127.0.0.1"), StoreServer("127.0.0.1")]
-        for server in servers:
-            ports.put(server.port)
-        found = [server.port for server in servers]
-    else:
-        found = [ports.get(timeout=60) for _ in range(2)]
+    _servers, found = _stores(rank, 2, ports)
     store = dist.TCPStore("127.0.0.1", found[0], is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    group = build_process_group(
-        version=1, store=f"127.0.0.1:{found[1]}", rank=rank, size=2,
-        address="127.0.0.1", device=torch.device("cpu"),
-    )  # fmt: skip
+    group = _group(1, found[1], rank)
     never = threading.Event()
     mine = _model(512)
 
@@ -214,14 +207,8 @@ class Job:
         self.job = submit(cluster, folder, env=environ)
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
-    def resize(self, slots: int) -> float:
-        """Change the size and return the seconds until the change is done."""
-        began = time.time()
-        done = self.cluster.ones("resize", self.job, "--slots", str(slots))
-        assert done.code == 0, done.err
-        state = "running" if slots else "paused"
-        self.cluster.until(self.job, lambda s: s["slots"] == slots and s["state"] == state)
-        return time.time() - began
+    def resize(self, slots: int) -> None:
+        resize(self.cluster, self.job, slots)
 
     def transitions(self) -> list[Transition]:
         orders = [v["time"] for v in self.cluster.show(self.job)["versions"] if v["kind"] == "join"]
