@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msgspec.structs import fields, replace
 
-from controlplane.policy.registry import entry
+from controlplane.policy.registry import POLICIES as REGISTRY
 from controlplane.sim.models.recording import (
     ChangeTimes,
     Recording,
@@ -26,7 +26,6 @@ from controlplane.sim.models.recording import (
     write_recording,
 )
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from schemas.errors import OnesError
 from tests.bench import live_speeds, live_watch, report
 from tests.bench.live_cluster import FIXED, JOURNAL, MEASURES, Run, job_figures, run
 from tests.bench.live_jobs import (
@@ -54,14 +53,7 @@ Options = Mapping[str, Mapping[str, Any]]
 Averages = Mapping[str, float]  # completion times in seconds by policy
 
 
-def names(text: str) -> list[str]:
-    found = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in found:
-        try:
-            entry(name.removesuffix(FIXED))
-        except OnesError as error:
-            raise argparse.ArgumentTypeError(error.message) from None
-    return found
+names: Final = report.some_of([*REGISTRY, *(f"{name}{FIXED}" for name in REGISTRY)])
 
 
 def duration(text: str) -> float:
