@@ -44,14 +44,18 @@ Running = tuple[int, int, int, int | None]  # trial, epochs, partitions left, pa
 @dataclass
 class Faults:
     made: Cluster
-    client: BlockingClient
     job: JobId
     redispatch: dict[str, list[float]] = field(default_factory=dict)
     lost: int = 0
     before: list[LedgerUnit] = field(default_factory=list)
 
+    def client(self) -> BlockingClient:
+        """Return a new client, which need not notice that a controller was killed."""
+        return BlockingClient(self.made.home, timeout=60.0)
+
     def look(self) -> SweepDetail:
-        return self.client.sweep(self.job)
+        with self.client() as client:
+            return client.sweep(self.job)
 
     def trained(self, more: int) -> None:
         begun = self.look().units_done
@@ -59,7 +63,8 @@ class Faults:
         self.held()
 
     def held(self) -> None:
-        now = list(self.client.ledger(self.job).units)
+        with self.client() as client:
+            now = list(client.ledger(self.job).units)
         known = [(unit.trial, unit.version, unit.digest) for unit in now]
         self.lost += sum(
             (unit.trial, unit.version, unit.digest) not in known for unit in self.before
@@ -73,7 +78,8 @@ class Faults:
         self.redispatch.setdefault(kind, []).append(time.time() - since)
 
     def until(self, holds: Callable[[SweepDetail], bool]) -> None:
-        report.until(lambda: holds(self.look()), LIMIT_S, LOOK_S, self.made.said)
+        with self.client() as client:
+            report.until(lambda: holds(client.sweep(self.job)), LIMIT_S, LOOK_S, self.made.said)
 
 
 def running(shown: SweepDetail, node: str = "") -> set[Running]:
@@ -115,24 +121,26 @@ def _with_faults(made: Cluster, one: Training, repeats: int, base: Path) -> tupl
     workdir = workdir_of(one, base)
     spec = replace(spec_of(one, 4, 2, "greedy", workdir), slots=(1, 4), slots_wanted=4)
     with BlockingClient(made.home, timeout=60.0) as client:
-        faults = Faults(made, client, client.submit(spec))
-        faults.trained(4)
-        for _ in report.counted(
-            "kill -9 of a worker, an agent and the controller, round", range(repeats), repeats
-        ):
-            for fault in (_worker, _agent, _controller):
-                fault(faults)
-                faults.trained(3)
-        report.now("kill -9 of a node")
-        _node(faults)
+        faults = Faults(made, client.submit(spec))
+    faults.trained(4)
+    for _ in report.counted(
+        "kill -9 of a worker, an agent and the controller, round", range(repeats), repeats
+    ):
+        for fault in (_worker, _agent, _controller):
+            fault(faults)
+            faults.trained(3)
+    report.now("kill -9 of a node")
+    _node(faults)
+    with faults.client() as client:
         wait_for(client, [faults.job], made)
-        faults.held()
+    faults.held()
     return faults, equal_alone(made, faults.job, min(3, one.configurations // 4), workdir)
 
 
 def _worker(faults: Faults) -> None:
     shown = faults.look()
-    slots = {worker.slot: worker.pid for worker in faults.client.job(faults.job).workers}
+    with faults.client() as client:
+        slots = {worker.slot: worker.pid for worker in client.job(faults.job).workers}
     victim = next(one for one in shown.trials if one.slot is not None and slots.get(one.slot))
     pid = slots[victim.slot or ""]
     unit = next(iter(running(replace(shown, trials=(victim,)))))
@@ -158,7 +166,8 @@ def _controller(faults: Faults) -> None:
 
 
 def _node(faults: Faults) -> None:
-    workers = [one for one in faults.client.job(faults.job).workers if one.node == "node-2"]
+    with faults.client() as client:
+        workers = [one for one in client.job(faults.job).workers if one.node == "node-2"]
     lost = {trial for trial, *_ in running(faults.look(), "node-2")}
     kill(faults.made.up()["agents"][1])
     for worker in workers:
@@ -173,9 +182,10 @@ def _node(faults: Faults) -> None:
 
 def _lost_at(faults: Faults) -> float:
     while True:
-        for event in faults.client.events():
-            if event.event == "node.lost" and event.node == "node-2":
-                return float(event.time)
+        with faults.client() as client:
+            for event in client.events():
+                if event.event == "node.lost" and event.node == "node-2":
+                    return float(event.time)
         time.sleep(LOOK_S)
 
 

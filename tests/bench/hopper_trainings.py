@@ -158,7 +158,8 @@ def as_sweep(
         staged = wait_for(client, [job], made)
         detail, ledger = client.sweep(job), client.ledger(job)
         assert detail.summary.state == "succeeded", detail.summary
-        report.now(f"{one.name}: {compared} configurations are trained alone and compared")
+        if compared:
+            report.now(f"{one.name}: {compared} configurations are trained alone and compared")
         bit_equal = equal_alone(made, job, compared, workdir)
     return Way(
         makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
