@@ -71,7 +71,7 @@ class Run:
 
 
 def failed(jobs: Iterable[Ended]) -> int:
-    return sum(job.state not in {"succeeded", "rejected"} for job in jobs)
+    return sum(job.state != "succeeded" for job in jobs)
 
 
 def inexact(jobs: Iterable[Ended]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from schemas.jobs import Utility
 from tests.bench import live_speeds, report
 from tests.bench.live import GAP, KEEP, REPEATS, in_turn, names, repeats
-from tests.bench.live_cluster import MEASURES, Ended, Run, job_figures
+from tests.bench.live_cluster import MEASURES, Ended, Run, failed, job_figures
 from tests.bench.live_jobs import TRAININGS, Arrival, Job, Speeds, arrivals, jobs
 
 GAP_S: Final = 6.0  # mean, between submissions
@@ -27,7 +27,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {  # for jobs of half a minute
 ROOM: Final = 6.0  # times what a job takes on a slot of its own, until its deadline
 START_S: Final = 30.0  # beyond that
 HOPELESS: Final = 0.3  # the same, of the others
-SHOWN: Final = ("re-scales/job", "not exact", "failed")
+SHOWN: Final = ("re-scales/job", "not exact")
 Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours first
 
 
@@ -111,7 +111,7 @@ def tell(title: str, coming: Sequence[Arrival], live: Sequence[Run]) -> None:
     ]
     report.table(f"{title}: done after, s", ["", "worth", *(run.policy for run in live)], rows)
     heads = ["", "worth", "rejected", "promised", "kept", "late at most, s", "avg JCT s of done",
-             *SHOWN]  # fmt: skip
+             *SHOWN, "failed"]  # fmt: skip
     rows = []
     for run in live:
         *counts, most = promise_figures(run.jobs).values()
@@ -119,7 +119,7 @@ def tell(title: str, coming: Sequence[Arrival], live: Sequence[Run]) -> None:
         rows.append(
             [run.policy, f"{worth(run, coming):.1f}", *counts, f"{most:.1f}",
              f"{statistics.fmean(done):.1f}" if done else "",
-             *(MEASURES[name](run) for name in SHOWN)]
+             *(MEASURES[name](run) for name in SHOWN), failed(run.jobs) - counts[0]]
         )  # fmt: skip
     report.table(title, heads, rows)
 
@@ -146,6 +146,7 @@ def figures(done: Sequence[Repeat]) -> dict[str, float]:
         found[f"worth_{policy}"] = statistics.fmean(theirs)
         found |= {f"{name}_{policy}": value for name, value in promise_figures(ended).items()}
         found |= job_figures(policy, ended)
+        found[f"failed_{policy}"] -= found[f"rejected_{policy}"]
         if column:
             found[f"worth_vs_{policy}"] = report.ratios("worth", ours, theirs)["worth"]
     return found
