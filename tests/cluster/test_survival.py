@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from controlplane.client import BlockingClient
-from nodeagent.folders import NodeFolders
 from schemas.transport.keys import load_public, write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 from tests.support.webhook_receiver import Receiver
@@ -160,17 +159,6 @@ def said(house: Cluster, part: str, event: str) -> dict[str, Any]:
     return {key: line[key] for key in line if key not in {"event", "level", "timestamp"}}
 
 
-def test_a_job_starts_after_the_agent_socket_was_deleted(
-    house: Cluster,
-) -> None:
-    sockets = NodeFolders(house.home / "run" / "node-1", house.base, house.base).sockets
-    (sockets / "agent.sock").unlink()
-
-    job = house.submit(record_samples=True)
-
-    trained_without_a_scratch(house, job)
-
-
 def test_jobs_train_on_after_sigterm_to_controller_and_agent(
     house: Cluster, tmp_path: Path
 ) -> None:
@@ -273,25 +261,6 @@ def test_jobs_resume_after_the_whole_cluster_restarted(house: Cluster, tmp_path:
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
     assert house.wait(polite).code == 0, house.said()
     assert house.show(polite)["failures"] == 0
-
-
-def test_a_tracked_scheduler_resumes_its_rates(house: Cluster, tmp_path: Path) -> None:
-    script = TOY.replace(
-        "step = 0\n",
-        "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)\n"
-        "agent.track(scheduler=scheduler)\nstep = 0\n",
-    ).replace("    agent.report(", "    scheduler.step()\n    agent.report(")
-    undisturbed = house.submit(script)
-    job = house.submit(script, env=held(tmp_path))
-
-    kill(house.until_epoch(job, 3)["workers"][0]["pid"])
-    (tmp_path / "go on").touch()
-
-    house.wait(undisturbed)
-    assert house.wait(job).code == 0
-    rates = [[e["lr"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
-    assert rates[0] == rates[1]
-    assert len(set(rates[0])) == 4
 
 
 def test_an_epoch_before_an_early_exit_is_not_lost(house: Cluster) -> None:

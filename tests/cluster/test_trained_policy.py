@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import TOY, Cluster, explained, kill, search_process
+from tests.support.cluster import TOY, Cluster, explained
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.02", "OMP_NUM_THREADS": "1"}
@@ -54,25 +54,3 @@ def test_twelve_jobs_finish_with_every_sample_once(cluster: Cluster) -> None:
     assert codes == [0] * JOBS
     assert samples == [dict.fromkeys((1, 2, 3, 4), EPOCH)] * JOBS
     assert any("the network's choice" in why for why in reasons)
-
-
-def test_a_broken_model_prevents_only_the_start_of_a_controller(
-    cluster: Cluster, model: Path
-) -> None:
-    first = submitted(cluster)
-    cluster.until_epoch(first, 1)
-    model.write_bytes(model.read_bytes()[:1000])
-    kill(search_process(cluster))
-    later = submitted(cluster)
-    codes = [cluster.wait(job).code for job in (first, later)]
-    why = explained(cluster, later)[0]
-
-    cluster.down()
-    refused = cluster.ones("local", "up", "--dir", str(cluster.home))
-    said = f"policy.options.model: {model}: not a complete model file; leave it out for the model"
-
-    assert codes == [0, 0]
-    assert why["code"] == "fill"
-    assert refused.code != 0
-    assert said in refused.err + cluster.said()
-    assert sum(said in line for line in refused.err.splitlines()) <= 1

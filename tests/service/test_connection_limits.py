@@ -200,17 +200,14 @@ class Held(ReconnectBackoff):
             self.cut(port, ADA)
 
 
-@pytest.mark.parametrize(
-    ("cuts", "wait_s"),
-    [
-        (0, 0.0),
-        (FREE_CUTS, 0.0),
-        (FREE_CUTS + 1, FIRST_DELAY_S),
-        (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
-        (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
-        (FREE_CUTS + 2000, MAX_DELAY_S),
-    ],
-)
+@pytest.mark.parametrize(("cuts", "wait_s"), [
+    (0, 0.0),
+    (FREE_CUTS, 0.0),
+    (FREE_CUTS + 1, FIRST_DELAY_S),
+    (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
+    (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
+    (FREE_CUTS + 2000, MAX_DELAY_S),
+])  # fmt: skip
 def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: float) -> None:
     backoff = Held()
     backoff.cut_times(cuts)

@@ -292,12 +292,9 @@ async def test_an_unknown_key_is_denied_and_known_keys_connect(setup: Setup) -> 
     router = setup.bind()
     stranger_keys = setup.keys["stranger"]
     stranger = plain_dealer(
-        setup.link("stranger"),
-        setup.address,
-        curve_serverkey=setup.server_key,
-        curve_publickey=stranger_keys.public,
-        curve_secretkey=stranger_keys.secret,
-    )
+        setup.link("stranger"), setup.address, curve_serverkey=setup.server_key,
+        curve_publickey=stranger_keys.public, curve_secretkey=stranger_keys.secret,
+    )  # fmt: skip
     said = stranger.send(b"from a stranger")
 
     await soon(setup.denial.wait())

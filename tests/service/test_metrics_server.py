@@ -115,16 +115,12 @@ async def test_a_connection_that_does_not_read_is_closed(monkeypatch: pytest.Mon
         house.close()
 
 
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"GET /metrics HTTP/1.1\r\nHost: here\r\nX: " + bytes([120]) * 2 * MAX_HEADER, b"431"),
-        (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
-        (b"POST /metrics HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\n", b"405"),
-    ],
-    ids=["too long", "garbage", "elsewhere", "not to be read"],
-)
+@pytest.mark.parametrize(("said", "status"), [
+    (b"GET /metrics HTTP/1.1\r\nHost: here\r\nX: " + bytes([120]) * 2 * MAX_HEADER, b"431"),
+    (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
+    (b"POST /metrics HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\n", b"405"),
+], ids=["too long", "garbage", "elsewhere", "not to be read"])  # fmt: skip
 async def test_an_invalid_scrape_is_refused_with_its_status(
     house: House, said: bytes, status: bytes
 ) -> None:

@@ -167,22 +167,18 @@ async def test_a_wait_of_nan_is_refused_with_its_field(service: LiveService, kin
     assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ListJobs(cursor="nodes.1"),
-        ListJobs(cursor="jobs.2"),
-        ListJobs(cursor="jobs.-1"),
-        ListJobs(cursor="jobs.99999999999999999"),
-        ListNodes(cursor="nodes.2"),
-        ListNodes(cursor="x" * 1_000_000),
-        GetJob(job=A, cursor="epochs.1"),
-        GetJob(job=A, cursor="epochs.1.1"),
-        GetJob(job=A, cursor="epochs.\uff11"),
-        ExplainJob(job=A, cursor="decisions.99999999999999"),
-    ],
-    ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}",
-)
+@pytest.mark.parametrize("request_", [
+    ListJobs(cursor="nodes.1"),
+    ListJobs(cursor="jobs.2"),
+    ListJobs(cursor="jobs.-1"),
+    ListJobs(cursor="jobs.99999999999999999"),
+    ListNodes(cursor="nodes.2"),
+    ListNodes(cursor="x" * 1_000_000),
+    GetJob(job=A, cursor="epochs.1"),
+    GetJob(job=A, cursor="epochs.1.1"),
+    GetJob(job=A, cursor="epochs.\uff11"),
+    ExplainJob(job=A, cursor="decisions.99999999999999"),
+], ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}")  # fmt: skip
 async def test_a_cursor_of_another_list_is_refused(service: LiveService, request_: Message) -> None:
     with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' (is|does)") as refused:
         await service.ask(request_)

@@ -72,17 +72,13 @@ async def test_a_foreign_job_is_unknown_at_once(service: LiveService, request_: 
     assert not service.loop.reactor.state.jobs[A].ended
 
 
-@pytest.mark.parametrize(
-    ("who", "env", "args"),
-    [
-        (ANN, SECRET, ("--key", "hunter3")),
-        (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
-        (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
-        (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
-        (VIEWER_OF_ALL, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
-    ],
-    ids=["owner", "project", "admin", "operator", "viewer of all"],
-)
+@pytest.mark.parametrize(("who", "env", "args"), [
+    (ANN, SECRET, ("--key", "hunter3")),
+    (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+    (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+    (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+    (VIEWER_OF_ALL, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+], ids=["owner", "project", "admin", "operator", "viewer of all"])  # fmt: skip
 async def test_only_the_owner_reads_values_of_the_environment(
     service: LiveService, who: Identity, env: dict[str, str], args: tuple[str, ...]
 ) -> None:

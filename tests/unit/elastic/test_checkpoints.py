@@ -129,14 +129,9 @@ def test_a_job_resumes_from_the_latest_continuation(
 
 def facts(epoch: int) -> EpochFacts:
     return EpochFacts(
-        epoch=epoch,
-        step=epoch,
-        samples_per_s=1.0,
-        train_loss=None,
-        metrics={},
-        global_batch=1,
+        epoch=epoch, step=epoch, samples_per_s=1.0, train_loss=None, metrics={}, global_batch=1,
         lr=0.1,
-    )
+    )  # fmt: skip
 
 
 def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:

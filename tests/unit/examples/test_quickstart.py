@@ -51,16 +51,11 @@ def decided(before: int, after: int, outcome: str = "formed", **numbers: float) 
     slots = tuple(f"n1/{index}" for index in range(4))
     made: Decision = msgspec.convert(
         {
-            "time": 10.0,
-            "took_s": 2.0,
-            "from": {"slots": slots[:before]},
-            "to": {"slots": slots[:after]},
-            "reason": "",
-            "outcome": outcome,
-            "numbers": numbers,
+            "time": 10.0, "took_s": 2.0, "from": {"slots": slots[:before]},
+            "to": {"slots": slots[:after]}, "reason": "", "outcome": outcome, "numbers": numbers,
         },
         Decision,
-    )
+    )  # fmt: skip
     return made
 
 
@@ -105,16 +100,13 @@ def test_a_change_is_one_of_slots_that_came_to_be(quickstart: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "counted"),
-    [
-        ((1,), (0, 0, 0)),
-        ((1, 2, 4), (2, 0, 0)),
-        ((1, 2, 1), (1, 1, 0)),
-        ((1, 4, 3, 2, 3, 4), (3, 2, 1)),
-        ((2, 1, 2, 1, 2), (2, 2, 2)),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "counted"), [
+    ((1,), (0, 0, 0)),
+    ((1, 2, 4), (2, 0, 0)),
+    ((1, 2, 1), (1, 1, 0)),
+    ((1, 4, 3, 2, 3, 4), (3, 2, 1)),
+    ((2, 1, 2, 1, 2), (2, 2, 2)),
+])  # fmt: skip
 def test_a_regrowth_is_a_growth_of_a_job_that_had_shrunk(
     quickstart: Any, sizes: tuple[int, ...], counted: tuple[int, int, int]
 ) -> None:
@@ -127,17 +119,14 @@ def test_a_growth_of_another_job_is_no_regrowth(quickstart: Any) -> None:
     assert quickstart.tally(changes) == {"growths": 1, "shrinks": 1, "regrowths": 0}
 
 
-@pytest.mark.parametrize(
-    ("taken", "exact"),
-    [
-        ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0])], True),
-        ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0]), (3, [1])], True),  # is not over
-        ([(1, [2, 0]), (1, [1, 3])], False),
-        ([(1, [2, 0]), (1, [1]), (2, [3, 2, 1, 0])], False),
-        ([(1, [2, 0]), (1, [1, 3, 2]), (2, [3, 2, 1, 0])], False),
-        ([(1, [2, 0]), (1, [1, 2]), (2, [3, 2, 1, 0])], False),
-    ],
-)
+@pytest.mark.parametrize(("taken", "exact"), [
+    ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0])], True),
+    ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0]), (3, [1])], True),  # is not over
+    ([(1, [2, 0]), (1, [1, 3])], False),
+    ([(1, [2, 0]), (1, [1]), (2, [3, 2, 1, 0])], False),
+    ([(1, [2, 0]), (1, [1, 3, 2]), (2, [3, 2, 1, 0])], False),
+    ([(1, [2, 0]), (1, [1, 2]), (2, [3, 2, 1, 0])], False),
+])  # fmt: skip
 def test_samples_are_exact_if_each_epoch_has_each_of_them_once(
     quickstart: Any, taken: list[tuple[int, list[int]]], *, exact: bool
 ) -> None:
@@ -177,17 +166,10 @@ def test_the_figures_are_those_that_the_contract_names(quickstart: Any) -> None:
     )
 
     assert found.figures() == {
-        "jobs": 2,
-        "first_change_s": 12.0,
-        "last_change_s": 30.0,
-        "growths": 1,
-        "shrinks": 1,
-        "regrowths": 0,
-        "pause_ms": [6.0, 2.0],
-        "pause_steps": [0.5, 0.25],
-        "restart_s": 4.0,
+        "jobs": 2, "first_change_s": 12.0, "last_change_s": 30.0, "growths": 1, "shrinks": 1,
+        "regrowths": 0, "pause_ms": [6.0, 2.0], "pause_steps": [0.5, 0.25], "restart_s": 4.0,
         "samples_exact": True,
-    }
+    }  # fmt: skip
     assert dict(quickstart.summary(found, Path("slots.png"), "look around")) == {
         "changes": "1 growths (0 after a shrink), 1 shrinks: a-1 on 1, 2 at 12 s, 1 at 30 s",
         "pauses": "4 ms in the median, at most 6 ms; 0.38 steps, at most 0.50",
@@ -260,15 +242,11 @@ def test_events_are_told_in_words(quickstart: Any) -> None:
     ]
 
     assert [quickstart.told(one, events[:at]) for at, one in enumerate(events)] == [
-        "is submitted",
-        "starts on 1 slot, to warm up",
-        None,
-        "trains on 1 slot; a cold start took 4.5 s",
-        why,
-        "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)",
-        None,
+        "is submitted", "starts on 1 slot, to warm up", None,
+        "trains on 1 slot; a cold start took 4.5 s", why,
+        "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)", None,
         "succeeded: all 2 epochs are done",
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [80, 120])
