@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from schemas.transport.keys import load_public, write_keys
-from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
+from tests.support.cluster import LIMIT_S, TOY, Cluster, await_gone, kill, looked, running
 from tests.support.webhook_receiver import Receiver
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -28,11 +27,8 @@ OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of its own: other tests should not see its parts die."""
-    base: Path = tmp_path_factory.mktemp("s")
-    running = Cluster(base / "home", base / "jobs")
-    running.up()
-    yield running
-    running.down()
+    with running(tmp_path_factory.mktemp("s")) as made:
+        yield made
 
 
 def held(folder: Path) -> dict[str, str]:
@@ -111,9 +107,7 @@ def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     house.down()
 
 
-def test_sighup_reloads_the_settings_of_controller_and_agent(
-    house: Cluster,
-) -> None:
+def test_sighup_reloads_the_settings_of_controller_and_agent(house: Cluster) -> None:
     pids = house.up()
     bob = house.base / "bob"
     public = write_keys(bob, "bob").public.decode()
@@ -151,10 +145,10 @@ def test_sighup_reloads_the_settings_of_controller_and_agent(
 def said(house: Cluster, part: str, event: str) -> dict[str, Any]:
     """The fields of the last line of a part's log about something, once it is there."""
     log = house.home / "logs" / f"{part}.log"
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := [line for line in log.read_text().splitlines() if f'"{event}"' in line]):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(LOOK_S)
+    found = looked(
+        lambda: [line for line in log.read_text().splitlines() if f'"{event}"' in line],
+        why=log.read_text,
+    )
     line = json.loads(found[-1])
     return {key: line[key] for key in line if key not in {"event", "level", "timestamp"}}
 
@@ -214,26 +208,6 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     house.wait(undisturbed)
     metrics = [[e["metrics"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
     assert metrics[0] == metrics[1]
-
-
-def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
-    house: Cluster, tmp_path: Path
-) -> None:
-    job = house.submit(env=held(tmp_path), record_samples=True, slots=[2, 2])
-    shown = house.until_epoch(job, 1)
-
-    kill(shown["workers"][1]["pid"])
-    (tmp_path / "go on").touch()
-
-    assert house.wait(job).code == 0
-    assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
-    after = house.show(job)
-    assert len(after["versions"][-1]["slots"]) == 2
-    back = [change["reason"] for change in after["history"] if "grows back" in change["reason"]]
-    assert back[0] == (
-        "grows back to 2 slots: it lost members, 1 of at least 2 slots left: "
-        "1 -> 2 slots, batch 20 -> 20"
-    )
 
 
 def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
@@ -302,27 +276,20 @@ def test_an_exit_code_is_known_even_if_the_zygote_died_before(
 def test_webhooks_bring_each_end_once_although_the_controller_is_killed_again_and_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    base, receiver = tmp_path_factory.mktemp("w"), Receiver()
-    house = Cluster(base / "home", base / "jobs", slots=2)
-    house.up()
-    house.down()
-    settings = house.home / "controller.toml"
-    hook = f'\n[[webhooks]]\nname = "a"\nurl = "{receiver.url}"\n'
-    settings.write_text(settings.read_text() + hook)
-    house.up()
-
-    jobs = []
-    for _ in range(8):
-        jobs += [house.submit("pass", slots=1), house.submit("raise SystemExit(3)", slots=1)]
-        kill(house.up()["controller"])
-        house.up()
-    for job in jobs:
-        house.wait(job)
-    deadline = time.monotonic() + LIMIT_S
-    while len({headers["webhook-id"] for headers, _ in receiver.accepted}) < len(jobs):
-        assert time.monotonic() < deadline, receiver.jobs
-        time.sleep(LOOK_S)
-    house.down()
+    receiver = Receiver()
+    hook = f'[[webhooks]]\nname = "a"\nurl = "{receiver.url}"'
+    with running(tmp_path_factory.mktemp("w"), hook, slots=2) as house:
+        jobs = []
+        for _ in range(8):
+            jobs += [house.submit("pass", slots=1), house.submit("raise SystemExit(3)", slots=1)]
+            kill(house.up()["controller"])
+            house.up()
+        for job in jobs:
+            house.wait(job)
+        looked(
+            lambda: {headers["webhook-id"] for headers, _ in receiver.accepted},
+            lambda heard: len(heard) >= len(jobs),
+        )
     receiver.close()
 
     once = {
@@ -354,9 +321,9 @@ def test_a_new_key_of_the_controller_disturbs_no_training(
 
     assert house.ones("admin", "rotate-key", "--home", str(house.home)).code == 0
     os.kill(pids["controller"], signal.SIGHUP)
-    until_file(house.home / "node" / "server-next.key")
+    looked((house.home / "node" / "server-next.key").exists)
     assert house.ones("logs", job, "--home", str(user)).code == 0
-    until_file(user / "keys" / "server-next.key")
+    looked((user / "keys" / "server-next.key").exists)
     with BlockingClient(user) as client:
         before = client.cluster().term
         assert house.ones("admin", "rotate-key", "--finish", "--home", str(house.home)).code == 0
@@ -373,10 +340,3 @@ def test_a_new_key_of_the_controller_disturbs_no_training(
     (base / "go on").touch()
     trained_without_a_scratch(house, job)
     house.down()
-
-
-def until_file(path: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(LOOK_S)

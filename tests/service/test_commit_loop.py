@@ -130,9 +130,7 @@ async def test_an_impossible_input_is_replaced_by_a_skip(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
-    path: Path,
-) -> None:
+async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(path: Path) -> None:
     async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.submit(2)
@@ -145,19 +143,6 @@ async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
     life.loop.close()
 
     assert kinds(path) == [JobSubmitted, JobSubmitted, InputSkipped, JobSubmitted]
-
-
-@pytest.mark.usefixtures("bad_input")
-async def test_a_skip_on_a_full_disk_is_lost_when_the_process_exits(
-    path: Path,
-) -> None:
-    async with stalled_life(path) as life:
-        life.loop.handle(BAD)
-        life.loop._writer.close()
-
-    assert life.left == ["job.submitted"]
-
-    assert kinds(path) == [JobSubmitted]
 
 
 async def test_an_input_that_cannot_be_encoded_is_skipped(

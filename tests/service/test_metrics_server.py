@@ -66,9 +66,7 @@ async def test_a_scrape_is_answered_and_the_connection_closed(house: House) -> N
     ]  # fmt: skip
 
 
-async def test_three_hundred_idle_connections_block_no_scrape(
-    house: House,
-) -> None:
+async def test_three_hundred_idle_connections_block_no_scrape(house: House) -> None:
     threads = threading.active_count()
     for place in range(300):
         _, writer = await house.connect()

@@ -15,10 +15,11 @@ import sys
 import textwrap
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,6 +30,7 @@ from tests.support.commands import Finished, ones
 
 LIMIT_S = 90.0
 LOOK_S = 0.02
+T = TypeVar("T")
 
 TOY = """
 import os
@@ -152,16 +154,17 @@ class Cluster:
 
         Looks through the client: a command for each look would cost the workers their cores.
         """
-        deadline = time.monotonic() + LIMIT_S
+
+        def look() -> dict[str, Any]:
+            flat = plain(client.job(job))
+            return {**flat.pop("summary"), **flat}
+
+        def why() -> str:
+            brief = {k: v for k, v in look().items() if k not in {"epochs", "spec"}}
+            return f"{brief}\n{self.said()}"
+
         with BlockingClient(self.home, timeout=LIMIT_S) as client:
-            while True:
-                flat = plain(client.job(job))
-                shown: dict[str, Any] = {**flat.pop("summary"), **flat}
-                if holds(shown):
-                    return shown
-                brief = {k: v for k, v in shown.items() if k not in {"epochs", "spec"}}
-                assert time.monotonic() < deadline, f"{brief}\n{self.said()}"
-                time.sleep(LOOK_S)
+            return looked(look, holds, why)
 
     def until_epoch(self, job: str, epoch: int) -> dict[str, Any]:
         """The job when it has finished that epoch and goes on."""
@@ -184,6 +187,33 @@ class Cluster:
         events = self.ones("events", "-o", "jsonl").lines
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         return [event for event in events if job is None or event["job"] == job]
+
+
+@contextmanager
+def running(base: Path, settings: str = "", **shape: Any) -> Iterator[Cluster]:
+    """A cluster in a folder; `settings` are appended to those of its controller."""
+    made = Cluster(base / "home", base / "jobs", **shape)
+    made.up()
+    try:
+        if settings:
+            made.down()
+            with (made.home / "controller.toml").open("a") as file:
+                file.write(f"{settings}\n")
+            made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def looked(
+    look: Callable[[], T], holds: Callable[[T], object] = bool, why: Callable[[], object] = str
+) -> T:
+    """What a look finds when it is as wanted; fails, saying why, when it never is."""
+    deadline = time.monotonic() + LIMIT_S
+    while not holds(found := look()):
+        assert time.monotonic() < deadline, why() or found
+        time.sleep(LOOK_S)
+    return found
 
 
 def kill(pid: int) -> None:
@@ -352,11 +382,8 @@ def search_process(cluster: Cluster) -> int:
 
 def until_searched(cluster: Cluster) -> None:
     """The search is there and answers; a new process takes its time to start on a busy host."""
-    deadline = time.monotonic() + LIMIT_S
     with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
-        while not client.search().running:
-            assert time.monotonic() < deadline, cluster.said()
-            time.sleep(LOOK_S)
+        looked(lambda: client.search().running, why=cluster.said)
 
 
 def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
@@ -468,14 +495,9 @@ def submit_sweep(
 
 def until_sweep(house: Cluster, job: str, holds: Callable[[SweepDetail], bool]) -> SweepDetail:
     """The sweep when it is as wanted; fails when it never is."""
-    deadline = time.monotonic() + LIMIT_S
     with BlockingClient(house.home, timeout=LIMIT_S) as client:
-        while True:
-            detail = client.sweep(job)
-            if holds(detail):
-                return detail
-            assert time.monotonic() < deadline, f"{detail.summary}\n{house.said()}"
-            time.sleep(LOOK_S)
+        why = lambda: f"{client.sweep(job).summary}\n{house.said()}"  # noqa: E731
+        return looked(lambda: client.sweep(job), holds, why)
 
 
 def ledger(house: Cluster, job: str) -> Ledger:

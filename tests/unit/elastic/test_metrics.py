@@ -185,9 +185,7 @@ def measured(*passes: int, times: int = 400) -> tuple[NoiseMeter, float]:
 
 
 @pytest.mark.parametrize(
-    "passes",
-    [(16, 16), (16, 48), (32, 224), (7, 13), (32, 32), (11, 11, 10), (16,) * 8],
-    ids=str,
+    "passes", [(16, 16), (16, 48), (32, 224), (7, 13), (32, 32), (11, 11, 10), (16,) * 8], ids=str
 )
 def test_all_passes_but_the_last_give_the_noise_scale(passes: tuple[int, ...]) -> None:
     meter, true = measured(*passes)

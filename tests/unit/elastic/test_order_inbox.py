@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic.group.order_inbox import (
-    BuildGroup,
-    CancelWaits,
-    DropBuild,
-    OpenStore,
-    OrderInbox,
-)
+from elastic.group.order_inbox import BuildGroup, CancelWaits, DropBuild, OpenStore, OrderInbox
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.nodes import Group, Member
 from schemas.wire.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SUSPEND, SWITCH

@@ -106,7 +106,8 @@ def test_a_whole_step_is_split_again_only_if_needed(row: list[int], min_samples:
         assert max(sizes) == -(-sum(row) // max(1, takers))  # the least that this many can have
 
 
-def test_five_samples_go_to_two_of_four_ranks() -> None:
+def test_five_samples_are_split_into_three_and_two() -> None:
+    assert [passes(5, 4, 2), passes(5, 2, 2), passes(5, 2)] == [(3, 2), (3, 2), (2, 2, 1)]
     assert share_sizes(5, (2, 1, 1, 1), 2) == (3, 2, 0, 0)
     assert share_sizes(5, (2, 1, 1, 1)) == (2, 1, 1, 1)
     assert share_sizes(17, (8, 8, 1), 2) == (6, 6, 5)
@@ -160,12 +161,6 @@ def test_no_pass_has_less_than_the_model_needs(count: int, bound: int) -> None:
     assert max(found) <= bound + (bound == 2)  # an odd count is no sum of twos
     if bound > 2:
         assert found == passes(count, bound)
-
-
-def test_five_samples_make_passes_of_three_and_two() -> None:
-    assert passes(5, 4, 2) == (3, 2)
-    assert passes(5, 2, 2) == (3, 2)
-    assert passes(5, 2) == (2, 2, 1)
 
 
 @given(
