@@ -161,7 +161,6 @@ def test_a_script_that_ignores_term_is_killed(cluster: Cluster) -> None:
         text=True,
         env={**os.environ, "ONES_HOME": str(cluster.home)},
     )
-    assert followed.stdout is not None
     assert followed.stdout.readline() == "deaf\n"
 
     assert cluster.ones("cancel", job).code == 0
@@ -239,8 +238,7 @@ class Stranger:
         """The reply to these frames, which comes however busy the host is."""
         socket.send_multipart(frames)
         assert socket.poll(60_000), "no reply"
-        answer: dict[str, Any] = msgpack.unpackb(socket.recv_multipart()[-1])
-        return answer
+        return msgpack.unpackb(socket.recv_multipart()[-1])
 
     def is_ignored(self, socket: zmq.Socket[bytes], *frames: bytes) -> bool:
         """Whether these frames get no reply within a second."""

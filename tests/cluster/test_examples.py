@@ -76,5 +76,4 @@ def test_an_example_is_swept_on_a_cluster(
 def test_the_functions_of_a_swept_example_can_be_imported(name: str) -> None:
     sweep = load_job(EXAMPLES / name / "sweep.toml").stated_sweep
 
-    assert sweep is not None
     assert sweep.search.seed == 1

@@ -147,7 +147,6 @@ def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: C
     assert_nothing_lost(cluster, job)
 
 
-# A controller dies during re-scales in `test_scheduling.py`, too.
 @pytest.mark.parametrize("part", ["agent", "controller"])
 def test_a_resize_survives_the_death_of_a_daemon(cluster: Cluster, part: str) -> None:
     job = training_job(

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.cluster import (
     Cluster,
-    await_gone,
     check_all_done,
     kill,
     running,
@@ -63,20 +62,3 @@ def test_jobs_grow_shrink_for_others_and_finish(cluster: Cluster) -> None:
     # The rest came about without the search: while it was away, or because a worker was lost.
     rest = [d for d in decisions if d not in searched]
     assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["reason"]) for d in rest]
-
-
-@pytest.mark.parametrize("victim", ["controller", "agents"])
-def test_a_killed_controller_loses_no_sample_during_rescales(cluster: Cluster, victim: str) -> None:
-    family = f"of {victim} that die"
-    jobs = [submit_searched(cluster, 18, family=family)]
-    cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    jobs += [submit_searched(cluster, 18, family=family) for _ in range(2)]
-    for _ in range(2):
-        cluster.until(jobs[0], lambda shown: shown["state"] in {"rescaling", "succeeded"})
-        pids = cluster.up()[victim]
-        for pid in [pids] if isinstance(pids, int) else pids:
-            kill(pid)
-            await_gone(pid)
-        cluster.up()
-
-    check_all_done(cluster, jobs, 18)

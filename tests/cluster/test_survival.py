@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from controlplane.client import BlockingClient
-from schemas.transport.keys import load_public, write_keys
-from tests.support.cluster import LIMIT_S, TOY, Cluster, await_gone, kill, looked, running
+from schemas.transport.keys import load_public
+from tests.support.cluster import TOY, Cluster, await_gone, kill, looked, running
 from tests.support.webhook_receiver import Receiver
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -39,8 +39,7 @@ def held(folder: Path) -> dict[str, str]:
 def pid_of(house: Cluster, job: str) -> int:
     """Return the process of the first worker, once it has started."""
     shown = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))
-    pid: int = shown["workers"][0]["pid"]
-    return pid
+    return shown["workers"][0]["pid"]
 
 
 def kill_zygote_of(pid: int) -> None:
@@ -105,41 +104,6 @@ def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     (base / "go on").touch()
     trained_without_a_scratch(house, job)
     house.down()
-
-
-def test_sighup_reloads_the_settings_of_controller_and_agent(house: Cluster) -> None:
-    pids = house.up()
-    bob = house.base / "bob"
-    public = write_keys(bob, "bob").public.decode()
-    keys = f'server_key = "{house.home}/keys/server.key"\nkey = "bob.key_secret"\n'
-    (bob / "client.toml").write_text((house.home / "client.toml").read_text() + keys)
-    with (house.home / "keys" / "authorised.toml").open("a") as file:
-        file.write(f'\n[[key]]\npublic = "{public}"\nname = "bob"\nrole = "user"\n')
-    settings = {name: house.home / f"{name}.toml" for name in ("controller", "agent-1")}
-    before = {name: path.read_text() for name, path in settings.items()}
-    of_controller = before["controller"].replace('state = "state"', 'state = "elsewhere"')
-    settings["controller"].write_text(
-        f"{of_controller}\n[silence]\nlost_s = 31.0\n[store]\nkeep_logs_s = 9.0\n"
-    )
-    settings["agent-1"].write_text(f"kill_grace_s = 11.0\n{before['agent-1']}slots = 'two'\n")
-
-    os.kill(pids["controller"], signal.SIGHUP)
-    os.kill(pids["agents"][0], signal.SIGHUP)
-
-    assert said(house, "controller", "settings reloaded") == {
-        "changed": ["silence.lost_s", "store.keep_logs_s"],
-        "refused": ["state"],
-    }
-    why = said(house, "agent-1", "settings not reloaded: nothing was changed")["why"]
-    assert "unknown key controller.slots" in why
-    settings["agent-1"].write_text(f"kill_grace_s = 11.0\n{before['agent-1']}")
-    os.kill(pids["agents"][0], signal.SIGHUP)
-    assert said(house, "agent-1", "settings reloaded")["changed"] == ["kill_grace_s"]
-    assert house.up() == pids
-    with BlockingClient(bob, timeout=LIMIT_S) as client:
-        assert [node.node for node in client.nodes()] == ["node-1"]
-    for name, path in settings.items():
-        path.write_text(before[name])
 
 
 def said(house: Cluster, part: str, event: str) -> dict[str, Any]:

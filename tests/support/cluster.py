@@ -94,8 +94,7 @@ class Cluster:
         at = ("--dir", str(self.home), "--slots", slots, "--agents", agents)
         done = self.ones("local", "up", *at, "--policy", self.policy, "-o", "json")
         assert done.code == 0, done.err + self.said()
-        pids: dict[str, Any] = done.json["pids"]
-        return pids
+        return done.json["pids"]
 
     def down(self) -> None:
         """Stop everything."""
@@ -137,8 +136,7 @@ class Cluster:
         """Submit a job that must be accepted; returns its name."""
         done = self.ones("submit", str(self.write(script, **fields)), "-o", "json")
         assert done.code == 0, done.err
-        name: str = done.json["job"]
-        return name
+        return done.json["job"]
 
     def wait(self, job: str) -> Finished:
         """Wait for a job's end."""
@@ -146,8 +144,7 @@ class Cluster:
 
     def show(self, job: str) -> dict[str, Any]:
         """Everything about a job."""
-        shown: dict[str, Any] = self.ones("show", job, "-o", "json").json
-        return shown
+        return self.ones("show", job, "-o", "json").json
 
     def until(self, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The job when it is as wanted; fails when it never is.
@@ -369,8 +366,7 @@ def submit_searched(cluster: Cluster, epochs: int, **fields: Any) -> str:
 
 
 def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    decisions: list[dict[str, Any]] = cluster.ones("explain", job, "-o", "json").json["decisions"]
-    return decisions
+    return cluster.ones("explain", job, "-o", "json").json["decisions"]
 
 
 def search_process(cluster: Cluster) -> int:
@@ -511,7 +507,6 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
         manifest = client.sweep_run(job).manifest()
         values = {one.number: dict(one.values) for one in client.sweep(job).trials}
     spec = manifest.spec.stated_sweep
-    assert spec is not None
     visits = [
         {
             "config": one.values_of,
@@ -540,5 +535,4 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
         capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])

@@ -124,7 +124,6 @@ class Box:
             assert time.monotonic() < deadline, "the box did not boot"
 
     def _is_up(self) -> bool:
-        assert self._nspawn is not None
         found = subprocess.run(
             ["pgrep", "-P", str(self._nspawn.pid)], capture_output=True, text=True, check=False
         )

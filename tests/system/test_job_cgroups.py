@@ -157,8 +157,6 @@ def born_in(groups: JobGroups, worker: WorkerId, code: str) -> subprocess.Popen[
     told = ["sh", "-c", f"read _; {code}"]
     process = subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     groups.enter(worker, process.pid)
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"\n"

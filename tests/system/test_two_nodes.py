@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,6 @@ from controlplane.client import BlockingClient
 from tests.support.cluster import (
     Cluster,
     assert_nothing_lost,
-    check_all_done,
     explained,
     further,
     kill,
@@ -53,20 +49,6 @@ def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
 
     kinds = {event["type"] for event in pair.events()[len(before) :]}
     assert kinds == {"job.epoch"}
-
-
-def test_jobs_continue_without_the_workers_of_a_node(pair: Cluster) -> None:
-    jobs = [submit_searched(pair, 40), submit_searched(pair, 40)]
-    pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
-    pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    here = pair.show(jobs[0])["workers"][0]
-
-    for worker in pair.show(jobs[0])["workers"] + pair.show(jobs[1])["workers"]:
-        if worker["node"] == here["node"] and worker["pid"]:
-            with contextlib.suppress(ProcessLookupError):  # it has left with its group
-                os.kill(worker["pid"], signal.SIGKILL)
-
-    check_all_done(pair, jobs, 40)
 
 
 def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Cluster) -> None:

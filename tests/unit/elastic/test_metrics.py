@@ -73,7 +73,6 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
     means = clock.step(3.5, sync_s=0.5, shares=(50, 50), passes=3)
 
-    assert means is not None
     times = means.times
     assert times == StepTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
     assert times.pass_s + (times.passes - 1) * (times.pass_s - times.sync_s) == 3.5
@@ -90,7 +89,6 @@ def test_a_change_starts_a_new_window(change: dict[str, Any]) -> None:
     assert clock.step(7.0, **change) == StepMeans(**{"version": 1, "shares": (64,), **change})
     assert clock.meter.steps == 1
     means = clock.step(2.0, **change)
-    assert means is not None
     assert (clock.meter.steps, means.times and means.times.pass_s) == (2, 2.0)
 
 
@@ -124,7 +122,6 @@ def test_pauses_count_in_the_speed_only() -> None:
 
     means = clock.step(2.0)
 
-    assert means is not None
     assert (means.samples_per_s, means.times) == (8.0, StepTimes(2.0, 0.0, 64, 1))
 
 
@@ -152,7 +149,6 @@ def test_a_failed_reduction_is_not_measured() -> None:
 
     means = clock.step(2.0, version=2)
 
-    assert means is not None
     assert means.times == StepTimes(2.0, 0.0, 64, 1)
 
 

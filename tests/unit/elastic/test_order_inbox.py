@@ -50,7 +50,6 @@ def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     pending, effects = inbox.close_vote(unanimous=True, boundary=12)
     assert effects == ()
     assert pending is inbox.pending
-    assert pending is not None
     assert (pending.version, pending.boundary) == (2, 12)
     assert not inbox.vote_ready(built)  # the others know it by now
     inbox.switch(pending)

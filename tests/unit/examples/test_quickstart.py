@@ -29,8 +29,6 @@ ALONE = {"slots": 1}
 def module(name: str) -> Iterator[Any]:
     """A script of the examples as a module, where dataclasses look for theirs."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[name] = made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     yield made
@@ -49,14 +47,13 @@ def paced() -> Iterator[Any]:
 
 def decided(before: int, after: int, outcome: str = "formed", **numbers: float) -> Decision:
     slots = tuple(f"n1/{index}" for index in range(4))
-    made: Decision = msgspec.convert(
+    return msgspec.convert(
         {
             "time": 10.0, "took_s": 2.0, "from": {"slots": slots[:before]},
             "to": {"slots": slots[:after]}, "reason": "", "outcome": outcome, "numbers": numbers,
         },
         Decision,
     )  # fmt: skip
-    return made
 
 
 def walk(quickstart: Any, job: str, *sizes: int) -> list[Any]:
@@ -67,18 +64,14 @@ def walk(quickstart: Any, job: str, *sizes: int) -> list[Any]:
 
 
 def happened(seconds: float, event: str, job: str = "a-1", **detail: Any) -> FeedEvent:
-    made: FeedEvent = msgspec.convert(
+    return msgspec.convert(
         {"seq": 1, "time": seconds, "event": event, "job": job, "node": None, "detail": detail},
         FeedEvent,
     )
-    return made
 
 
 def summary(job: str = "a-1", state: str = "running", slots: int = 1) -> JobSummary:
-    made: JobSummary = msgspec.structs.replace(
-        SUMMARY, job=job, state=state, slots=slots, progress=0.5
-    )
-    return made
+    return msgspec.structs.replace(SUMMARY, job=job, state=state, slots=slots, progress=0.5)
 
 
 # --- what happened
