@@ -102,27 +102,23 @@ def test_a_transfer_suspends_the_measurement() -> None:
     assert clock.meter.steps == 1
 
 
-def test_a_short_step_counts_samples_but_no_time() -> None:
+@pytest.mark.parametrize(
+    ("pause_s", "samples"),
+    [(0.0, 16), (6.0, None)],
+    ids=["a short step", "an evaluation before it"],
+)
+def test_short_steps_and_pauses_count_in_the_speed_only(
+    pause_s: float, samples: int | None
+) -> None:
     clock = Clock()
     clock.step(1.0)
     clock.step(2.0)
+    clock.now += pause_s
     clock.meter.begin_epoch(clock.now)
 
-    means = clock.step(2.0, samples=16)
+    means = clock.step(2.0, samples=samples)
 
     assert means == StepMeans(1, (64,), samples_per_s=8.0, times=StepTimes(2.0, 0.0, 64, 1))
-
-
-def test_pauses_count_in_the_speed_only() -> None:
-    clock = Clock()
-    clock.step(1.0)
-    clock.step(2.0)
-    clock.now += 6.0  # an evaluation
-    clock.meter.begin_epoch(clock.now)
-
-    means = clock.step(2.0)
-
-    assert (means.samples_per_s, means.times) == (8.0, StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_an_epoch_has_the_means_of_its_whole_steps() -> None:
@@ -204,11 +200,16 @@ def test_an_overflow_is_ignored() -> None:
     assert meter.scale() == before
 
 
-def test_a_lost_signal_has_no_noise_scale() -> None:
+@pytest.mark.parametrize(
+    ("part", "own", "total"), [(0.5, 32, 0.0), (1.0, 64, 1.0)], ids=["a lost signal", "one pass"]
+)
+def test_no_noise_scale_without_signal_or_with_one_pass(
+    part: float, own: int, total: float
+) -> None:
     meter = NoiseMeter()
     for _ in range(2 * MIN_MEASUREMENTS):
-        meter.add_pass(torch.ones(SCALARS) * 0.5, 32, 64)
-        meter.add_total(torch.zeros(SCALARS), 64)
+        meter.add_pass(torch.ones(SCALARS) * part, own, 64)
+        meter.add_total(torch.ones(SCALARS) * total, 64)
 
     assert meter.scale() is None
 
@@ -225,15 +226,6 @@ def test_passes_of_a_dropped_step_do_not_count() -> None:
         meter.add_total(share + rest, 64)
 
     assert meter.scale() is not None
-
-
-def test_one_pass_measures_nothing() -> None:
-    meter = NoiseMeter()
-    for _ in range(2 * MIN_MEASUREMENTS):
-        meter.add_pass(torch.ones(SCALARS), 64, 64)
-        meter.add_total(torch.ones(SCALARS), 64)
-
-    assert meter.scale() is None
 
 
 def first_end(rule: StopRule, values: list[float]) -> int | None:
