@@ -24,7 +24,7 @@ from schemas.errors import SettingsError
 from schemas.host.settings import convert
 from schemas.ids import JobId
 from tests.support import builders
-from tests.support.service import LiveService
+from tests.support.service import LiveService, until
 from tests.support.webhook_receiver import Receiver
 
 LIMIT_S = 60.0
@@ -122,12 +122,11 @@ async def test_a_server_that_is_no_receiver_disturbs_no_other_webhook(
     other = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/"
     hooks = Webhook(name="bad", url=url), Webhook(name="good", url=receiver.url)
-    async with running(webhooks_of(service, tmp_path, *hooks)), asyncio.timeout(LIMIT_S):
+    async with running(webhooks_of(service, tmp_path, *hooks)):
         for name in ("a", "b"):
             ends(service, name)
         await receiver.until(2)
-        while len(requests) < 3:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(requests) >= 3)
     other.close()
 
     assert [job for _, job in receiver.jobs] == ["a-1", "b-2"]
@@ -152,10 +151,9 @@ async def test_a_receiver_that_replies_too_slowly_counts_as_failed(
     other = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/"
     made = webhooks_of(service, tmp_path, Webhook(name="slow", url=url))
-    async with running(made), asyncio.timeout(LIMIT_S):
+    async with running(made):
         ends(service, "a")
-        while requests < 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: requests >= 2)
     other.close()
 
     assert made.waiting()["slow"] > 0
@@ -235,9 +233,7 @@ async def test_an_event_whose_delivery_was_not_stored_has_the_same_id_again(
     hook, made = Webhook(name="a", url=receiver.url), None
     made = webhooks_of(service, tmp_path, hook)
     async with running(made):
-        async with asyncio.timeout(LIMIT_S):
-            while not (tmp_path / FILE).exists():
-                await asyncio.sleep(0.005)
+        await until((tmp_path / FILE).exists)
         monkeypatch.setattr(made, "_write", lambda _: None)  # as if killed before it
         ends(service, "a")
         await receiver.until(1)

@@ -376,12 +376,6 @@ def search_process(cluster: Cluster) -> int:
     return child.pid
 
 
-def until_searched(cluster: Cluster) -> None:
-    """The search is there and answers; a new process takes its time to start on a busy host."""
-    with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
-        looked(lambda: client.search().running, why=cluster.said)
-
-
 def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
     """All succeeded, every sample was seen once an epoch, every group was explained."""
     ids = list(range(SEARCHED_SAMPLES))

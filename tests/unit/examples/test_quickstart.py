@@ -223,23 +223,22 @@ def test_a_paced_job_trains_its_example_and_records_its_samples(quickstart: Any,
 
 def test_events_are_told_in_words(quickstart: Any) -> None:
     why = "grows to 2 slots: no other job needs them more"
-    events = [
-        happened(1.0, "job.submitted", name="a", user="ann"),
-        happened(2.0, "job.starting", reason="starts on 1 slot, to warm up: n1/0", slots="n1/0"),
-        happened(3.0, "worker.started", slot="n1/0", rank=0, version=1),
-        happened(6.5, "job.running", reason="trains on 1 slot, batch 32", slots=1, epoch=0),
-        happened(9.0, "job.rescaling", reason=f"{why}: 1 -> 2 slots, batch 32 -> 32"),
-        happened(10.0, "job.running", slots=2, batch=32, pause_ms=6.4, pause_steps=0.021),
-        happened(11.0, "job.running", slots=2, batch=64, pause_ms=0.1),
-        happened(12.0, "job.succeeded", reason="all 2 epochs are done"),
-    ]
-
-    assert [quickstart.told(one, events[:at]) for at, one in enumerate(events)] == [
-        "is submitted", "starts on 1 slot, to warm up", None,
-        "trains on 1 slot; a cold start took 4.5 s", why,
-        "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)", None,
-        "succeeded: all 2 epochs are done",
+    starts = "starts on 1 slot, to warm up"
+    story = [
+        (happened(1.0, "job.submitted", name="a", user="ann"), "is submitted"),
+        (happened(2.0, "job.starting", reason=f"{starts}: n1/0", slots="n1/0"), starts),
+        (happened(3.0, "worker.started", slot="n1/0", rank=0, version=1), None),
+        (happened(6.5, "job.running", reason="trains on 1 slot, batch 32", slots=1, epoch=0), "trains on 1 slot; a cold start took 4.5 s"),
+        (happened(9.0, "job.rescaling", reason=f"{why}: 1 -> 2 slots, batch 32 -> 32"), why),
+        (happened(10.0, "job.running", slots=2, batch=32, pause_ms=6.4, pause_steps=0.021), "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)"),
+        (happened(11.0, "job.running", slots=2, batch=64, pause_ms=0.1), None),
+        (happened(12.0, "job.succeeded", reason="all 2 epochs are done"), "succeeded: all 2 epochs are done"),
     ]  # fmt: skip
+    events = [event for event, _ in story]
+
+    told = [quickstart.told(one, events[:at]) for at, one in enumerate(events)]
+
+    assert told == [words for _, words in story]
 
 
 @pytest.mark.parametrize("width", [80, 120])
