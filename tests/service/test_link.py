@@ -653,21 +653,13 @@ def test_a_file_without_the_key_is_named(
 def test_the_authorised_list_maps_keys_to_identities(
     tmp_path: Path, keys: dict[str, KeyPair]
 ) -> None:
+    known = {keys["node"].public: NODE, keys["ada"].public: ADA}
     file = tmp_path / "authorised.toml"
     file.touch(mode=0o600)
     assert load_authorised(file) == {}
-    file.write_text(
-        f"""
-        [[key]]
-        public = '{keys["node"].public.decode()}'
-        name = "agent-1"
-        role = "node"
-        [[key]]
-        public = '{keys["ada"].public.decode()}'
-        name = "ada"
-        role = "user"
-        """,
-        encoding="ascii",
-    )
 
-    assert load_authorised(file) == {keys["node"].public: NODE, keys["ada"].public: ADA}
+    for key, who in known.items():
+        row = f"public = '{key.decode()}'\nname = '{who.name}'\nrole = '{who.role}'"
+        file.write_text(f"{file.read_text()}\n[[key]]\n{row}\n", encoding="ascii")
+
+    assert load_authorised(file) == known
