@@ -26,6 +26,7 @@ from schemas.transport.sockets import Incoming
 from schemas.wire.feed import LOG, LogChunk, LogStored
 from schemas.wire.worker import Assignment
 from tests.support.builders import N1, A, B
+from tests.support.service import until
 
 MUCH = 1 << 30
 SPEC = JobSpec(name="a", script="train.py", batch_size=1)
@@ -103,12 +104,6 @@ async def shipping(
     with suppress(asyncio.CancelledError):
         await task
     site.shipper.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def lines(size: int) -> bytes:
