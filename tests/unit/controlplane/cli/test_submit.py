@@ -10,8 +10,6 @@ from controlplane.cli.output import byte_count
 from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
 from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
-from controlplane.client.job_file import load_job
-from schemas.errors import OnesError
 from schemas.ids import JobId, Seconds
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
@@ -113,29 +111,6 @@ def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: 
     override = ones("submit", str(good / "job.toml"), "--dry-run", "--set", "lr=fast")
     assert (override.code, override.out) == (2, "")
     assert "lr: Expected `float | null`, got `str`" in override.err
-
-
-@pytest.mark.parametrize(
-    ("utility", "said"),
-    [
-        ('{ value = "high" }', "utility.value: Expected `float`, got `str`; write value = 80"),
-        ("{ value = -1 }", "utility.value: -1.0 is out of range; give 0 to 1e+09"),
-        ("{ value = nan }", "utility.value: nan is out of range; give 0 to 1e+09"),
-        ("{ deadline_s = 5 }", "utility.value: is missing"),
-        ("{ value = 1, deadline_s = -5, decay = 1 }", "utility.deadline_s: -5.0 is in the past"),
-        ("{ value = 1, deadline_s = 5, decay = -1 }", "utility.decay: -1.0 is out of range"),
-        ("{ value = 1, dedline_s = 5 }", "unknown key utility.dedline_s; did you mean deadline_s?"),
-        ('"dear"', "utility: Expected `object`, got `str`"),
-    ],
-)
-def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str, said: str) -> None:
-    job_folder(tmp_path, f"{JOB}utility = {utility}\n")
-
-    with pytest.raises(OnesError) as refused:
-        load_job(tmp_path / "job.toml")
-
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:

@@ -10,17 +10,7 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.runs import (
-    Manifest,
-    best_of,
-    chosen_state,
-    epoch_rows,
-    manifest_of,
-    ranked,
-    read_manifest,
-    trial_row,
-    write_manifest,
-)
+from controlplane.client.sweeps import runs
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
@@ -82,12 +72,12 @@ def test_the_best_is_the_controllers_after_the_earliest_of_its_best_epochs() -> 
     others = trial(0, 0.7, 0.9), trial(2), trial(3, float("nan")), trial(4, 1.0, state="deleted")
     whole = detail(others[0], trial(1, 0.6, 0.9, 0.9), *others[1:], best=1)
 
-    best = best_of(whole)
+    best = runs.best_of(whole)
 
     assert best is not None
     assert (best.trial.number, best.score, best.epoch) == (1, 0.9, 2)
-    assert [one.number for one in ranked(whole)] == [0, 1, 2, 3, 4]
-    assert best_of(detail(trial(0))) is None
+    assert [one.number for one in runs.ranked(whole)] == [0, 1, 2, 3, 4]
+    assert runs.best_of(detail(trial(0))) is None
 
 
 def test_for_a_metric_that_should_be_small_the_smallest_is_best() -> None:
@@ -95,26 +85,26 @@ def test_for_a_metric_that_should_be_small_the_smallest_is_best() -> None:
     losses = [trial(0, 0.7, best_score=0.3), trial(1, 0.9, best_score=0.1)]
     whole = detail(*losses, spec=spec, best=1)
 
-    assert [one.number for one in ranked(whole)] == [1, 0]
-    assert best_of(whole) == (whole.trials[1], pytest.approx(0.1), 1)
+    assert [one.number for one in runs.ranked(whole)] == [1, 0]
+    assert runs.best_of(whole) == (whole.trials[1], pytest.approx(0.1), 1)
 
 
 def test_epochs_of_a_very_long_trial_keep_their_numbers_and_its_best_may_be_an_older_one() -> None:
     late = trial(0, 0.7, 0.8, first_epoch=4001, best_score=0.95, best_epoch=17, epochs=4002)
 
-    assert [row["epoch"] for row in epoch_rows(detail(late))] == [4001, 4002]
-    assert best_of(detail(late)) == (late, 0.95, 17)
+    assert [row["epoch"] for row in runs.epoch_rows(detail(late))] == [4001, 4002]
+    assert runs.best_of(detail(late)) == (late, 0.95, 17)
 
 
 def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
     whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, start_epochs=2))
 
-    assert epoch_rows(whole, (1,)) == [
+    assert runs.epoch_rows(whole, (1,)) == [
         {"trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "epoch": 3,
          "ended": 100.0, "loss": pytest.approx(0.1), "accuracy": 0.9},
     ]  # fmt: skip
-    assert [row["epoch"] for row in epoch_rows(whole)] == [1, 2, 3]
-    assert trial_row(whole.trials[1]) == {
+    assert [row["epoch"] for row in runs.epoch_rows(whole)] == [1, 2, 3]
+    assert runs.trial_row(whole.trials[1]) == {
         "trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "state": "waiting",
         "reason": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
         "best_epoch": 3, "loss": pytest.approx(0.1), "accuracy": 0.9,
@@ -130,31 +120,31 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
     whole = detail(trial(0, 0.7, 0.9, 0.8))
     best, newest = f"states/n1/0-{2 * PARTITIONS}-9.state", f"states/n2/0-{3 * PARTITIONS}-0.state"
 
-    assert chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
-    assert chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
+    assert runs.chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
+    assert runs.chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
     reason = "continues as job a-t0-5 from epoch 1"
     job = {"state": "graduated", "reason": reason, "graduated_as": JobId("a-t0-5")}
     graduated = detail(trial(0, 0.7, 0.9, **job))
-    assert chosen_state(graduated, stored(best), 0).file.name == best
+    assert runs.chosen_state(graduated, stored(best), 0).file.name == best
     said = f"trial 0 {reason}; `ones export a-t0-5"
     with pytest.raises(BadFieldError, match=said):
-        chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
+        runs.chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
     with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):
-        chosen_state(whole, stored("states/n1/1-8-9.state"), 0)
+        runs.chosen_state(whole, stored("states/n1/1-8-9.state"), 0)
     with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 0: see"):
-        chosen_state(whole, [], 3)
+        runs.chosen_state(whole, [], 3)
 
 
-def manifest() -> Manifest:
+def manifest() -> runs.Manifest:
     whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, start_epochs=1))
     units = [*(unit(0, version) for version in range(1, 9)), unit(1, 2), unit(1, 1)]
     units += [unit(2, version) for version in range(5, 9)]
-    return manifest_of(sweep().job_spec(), whole, ledger(units))
+    return runs.manifest_of(sweep().job_spec(), whole, ledger(units))
 
 
 def test_the_visits_of_a_copy_in_a_stored_manifest_start_with_its_parents(tmp_path: Path) -> None:
-    write_manifest(manifest(), tmp_path / "m.json")
-    found = read_manifest(tmp_path / "m.json")
+    runs.write_manifest(manifest(), tmp_path / "m.json")
+    found = runs.read_manifest(tmp_path / "m.json")
 
     assert found == manifest()
     assert [one.version for one in found.visits(1)] == [1, 2]
@@ -179,9 +169,9 @@ def test_a_file_that_is_not_a_manifest_is_refused(
 ) -> None:
     file = tmp_path / "m.json"
     if text == "format 2":
-        write_manifest(msgspec.structs.replace(manifest(), format=2), file)
+        runs.write_manifest(msgspec.structs.replace(manifest(), format=2), file)
     elif text is not None:
         file.write_text(text)
 
     with pytest.raises(SettingsError, match=said):
-        read_manifest(file)
+        runs.read_manifest(file)

@@ -22,11 +22,9 @@ from tests.support.client_examples import detail, summary, sweep, trial
 from tests.support.schemas_examples import EXAMPLES
 
 SPACE = {
-    "model": Choice("cnn", "mlp"),
-    "kernel": Integer(3, 7, when={"model": ["cnn"]}),
-    "width": LogInteger(8, 512),
-    "lr": LogUniform(1e-4, 1e-1),
-}
+    "model": Choice("cnn", "mlp"), "kernel": Integer(3, 7, when={"model": ["cnn"]}),
+    "width": LogInteger(8, 512), "lr": LogUniform(1e-4, 1e-1),
+}  # fmt: skip
 SPEC = sweep(space=SPACE, seed=5).sweep_spec()
 
 

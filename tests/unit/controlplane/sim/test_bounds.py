@@ -53,11 +53,6 @@ def test_the_bound_of_few_jobs(
     assert bound(release, work, most, capacity) == expected
 
 
-def test_the_bound_stays_below_a_schedule_that_is_better_than_shortest_first() -> None:
-    # Shortest first: 1 + 5.4 s. Here the longer one keeps its one slot: 4/3 + 4.4 s.
-    assert bound([0.0, 0.0], [4.0, 4.4], [4.0, 1.0], 4.0) <= (4.0 / 3.0 + 4.4) / 2.0
-
-
 @pytest.mark.parametrize(
     ("release", "work", "most", "capacity"),
     [

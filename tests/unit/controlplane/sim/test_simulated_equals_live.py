@@ -127,11 +127,9 @@ class Live(CommitLoop):
         return Seconds(min(near, key=lambda moment: abs(moment - now), default=now))
 
     def handle(
-        self,
-        event: Input,
-        before_effects: Callable[[], None] | None = None,
+        self, event: Input, before_effects: Callable[[], None] | None = None,
         after_effects: Callable[[list[Command]], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.virtual.writing += 1
         super().handle(event, before_effects, partial(self._done, self.now(), event))
 

@@ -1,4 +1,4 @@
-"""Who is tried, who goes on, and who is stopped."""
+"""Who is tried with what, who goes on, and who is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sweeps.configurations import stream
+from controlplane.sweeps.configurations import changed, drawn, grid, stream
 from controlplane.sweeps.search import epochs_of_new, expected_epochs, next_decisions
 from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
 from schemas.sweeps import (
@@ -18,14 +18,18 @@ from schemas.sweeps import (
     Grid,
     Hyperband,
     MedianStopping,
+    Parameter,
     PopulationBased,
     RandomSearch,
     Searcher,
+    Space,
     SuccessiveHalving,
+    Value,
     brackets,
     choice,
     integer,
     log_uniform,
+    uniform,
 )
 from tests.support.sizes import examples
 from tests.support.sweeps import played, search, settled
@@ -46,22 +50,18 @@ def by_chance(seed: int, failing: float = 0.0) -> dict[tuple[int, int], float]:
 def searchers() -> st.SearchStrategy[Searcher]:
     many, eta = st.integers(1, 12), st.integers(2, 4)
     return st.one_of(
-        st.builds(Grid),
-        st.builds(RandomSearch, configurations=many),
+        st.builds(Grid), st.builds(RandomSearch, configurations=many),
         st.builds(SuccessiveHalving, configurations=many, min_epochs=st.integers(1, 4), eta=eta),
         st.builds(Hyperband, eta=eta),
         st.builds(
-            Asha,
-            configurations=many,
-            min_epochs=st.integers(1, 4),
-            eta=eta,
+            Asha, configurations=many, min_epochs=st.integers(1, 4), eta=eta,
             promotes=st.sampled_from(["in_order", "on_arrival"]),
         ),
         st.builds(MedianStopping, configurations=many, grace_epochs=st.integers(1, 3)),
         st.builds(
-            PopulationBased, population=st.integers(4, 12), interval_epochs=st.integers(1, 3)
+            PopulationBased, population=st.integers(4, 12), interval_epochs=st.integers(1, 3),
         ),
-    )
+    )  # fmt: skip
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -251,17 +251,12 @@ def test_a_late_trial_is_promoted_only_if_a_place_is_left() -> None:
 @pytest.mark.parametrize(
     ("searcher", "begun", "granted"),
     [
-        (SuccessiveHalving(9), 0, 1),
-        (SuccessiveHalving(9), 1, 3),
-        (SuccessiveHalving(9), 3, 9),
-        (SuccessiveHalving(9), 9, 9),
-        (Asha(9), 2, 3),
-        (Hyperband(), 0, 9),
+        (SuccessiveHalving(9), 0, 1), (SuccessiveHalving(9), 1, 3), (SuccessiveHalving(9), 3, 9),
+        (SuccessiveHalving(9), 9, 9), (Asha(9), 2, 3), (Hyperband(), 0, 9),
         (PopulationBased(4, interval_epochs=2), 0, 2),
-        (PopulationBased(4, interval_epochs=2), 8, 9),
-        (RandomSearch(2), 4, 9),
+        (PopulationBased(4, interval_epochs=2), 8, 9), (RandomSearch(2), 4, 9),
     ],
-)
+)  # fmt: skip
 def test_an_added_trial_trains_to_the_next_rung(
     searcher: Searcher, begun: int, granted: int
 ) -> None:
@@ -289,3 +284,72 @@ def test_the_expected_epochs_of_other_searchers_are_a_lower_bound() -> None:
     assert expected_epochs(asha) <= sum(len(trial.scores) for trial in trials)
     assert expected_epochs(search(PopulationBased(4), 6)) == 24
     assert expected_epochs(search(RandomSearch(4), 6)) == 0
+
+
+FORMS = {
+    "lr": log_uniform(1e-4, 1e-1),
+    "dropout": uniform(0.0, 0.5),
+    "layers": integer(1, 8),
+    "width": Parameter(log_integer=(8, 1024)),
+    "model": choice("small", "large"),
+    "heads": Parameter(choice=(2, 4, 8), when={"model": ("large",)}),
+    "bias": Parameter(choice=(True, False), when={"heads": (4, 8)}),
+}
+
+
+def is_of(space: Space, values: dict[str, Value]) -> bool:
+    for name, parameter in space.items():
+        applies = all(values.get(one) in some for one, some in parameter.when.items())
+        if applies != (name in values):
+            return False
+        if not applies:
+            continue
+        least, most = parameter.bounds
+        value = values[name]
+        if parameter.choice is not None:
+            if value not in parameter.choice:
+                return False
+        elif not least <= float(value) <= most or (
+            "integer" in parameter.form and type(value) is not int
+        ):
+            return False
+    return list(values) == [name for name in space if name in values]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 2**63), st.integers(0, 10_000))
+def test_drawn_and_mutated_values_are_in_the_space(seed: int, number: int) -> None:
+    values = drawn(FORMS, seed, number)
+
+    assert is_of(FORMS, values)
+    for _ in range(5):
+        values = changed(FORMS, values, 0.25, stream(seed))
+        assert is_of(FORMS, values)
+
+
+def test_another_parameter_changes_no_other_value() -> None:
+    larger = {"warmup": uniform(0.0, 1.0), **FORMS}
+
+    assert {k: v for k, v in drawn(larger, 7, 3).items() if k != "warmup"} == drawn(FORMS, 7, 3)
+
+
+def test_integers_are_drawn_including_both_ends() -> None:
+    both = {"one": integer(1, 3), "two": Parameter(log_integer=(1, 3))}
+    seen = [drawn(both, 0, number) for number in range(100)]
+
+    assert {values["one"] for values in seen} == {1, 2, 3}
+    assert {values["two"] for values in seen} == {1, 2, 3}
+
+
+def test_a_grid_lists_values_that_do_not_apply_once() -> None:
+    space = {
+        "model": choice("small", "large"),
+        "heads": Parameter(choice=(2, 4), when={"model": ("large",)}),
+        "layers": integer(1, 2),
+    }
+
+    assert grid(space) == [
+        {"model": "small", "layers": 1}, {"model": "small", "layers": 2},
+        {"model": "large", "heads": 2, "layers": 1}, {"model": "large", "heads": 2, "layers": 2},
+        {"model": "large", "heads": 4, "layers": 1}, {"model": "large", "heads": 4, "layers": 2},
+    ]  # fmt: skip
