@@ -31,28 +31,28 @@ def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_an_epoch_whose_loop_the_script_left_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    first = replace(
-        DETAIL.epochs[0], epoch=3, trained_samples=1000, epoch_samples=1000, left_early=False
-    )
-    second = replace(first, epoch=4, trained_samples=512, left_early=True)
-
-    said = [x for x in shown(capsys, epochs=(first, second)) if x.startswith("epoch ")]
-    assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
+PLAIN, FIRST = replace(DETAIL.spec, sweep=None), replace(DETAIL.epochs[0], left_early=False)
 
 
-def test_a_missing_loss_and_missing_metrics_are_explained(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("changes", "line", "absent"),
+    [
+        ({"epochs": (replace(FIRST, epoch=3), replace(FIRST, epoch=4, trained_samples=512, epoch_samples=1000, left_early=True))},
+         "epoch 4: 512 of 1000 samples (the script left its loop)", "epoch 3: "),
+        ({"spec": PLAIN, "epochs": (replace(FIRST, epoch=4, train_loss=None),)},
+         f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {DETAIL.summary.job}`", "nothing"),
+        ({"spec": PLAIN, "summary": replace(DETAIL.summary, metrics={}), "exit_code": None},
+         "  metrics    none; agent.report(accuracy=...) in the script gives some", "exit code"),
+    ],
+    ids=["an epoch whose loop the script left", "a missing loss", "missing metrics"],
+)  # fmt: skip
+def test_what_an_epoch_lacks_is_explained(
+    changes: dict[str, Any], line: str, absent: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain, job = replace(DETAIL.spec, sweep=None), DETAIL.summary
-    diverged = replace(DETAIL.epochs[0], epoch=4, train_loss=None, left_early=False)
+    lines = shown(capsys, **changes)
 
-    assert shown(capsys, spec=plain, epochs=(diverged,))[-1] == (
-        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job.job}`"
-    )
-    bare = shown(capsys, spec=plain, summary=replace(job, metrics={}), exit_code=None)
-    assert "  metrics    none; agent.report(accuracy=...) in the script gives some" in bare
-    assert not any("exit code" in line for line in bare)
+    assert line in lines
+    assert not any(absent in other for other in lines)
 
 
 def test_history_is_folded_to_the_width_of_a_terminal() -> None:

@@ -120,12 +120,9 @@ def test_an_epoch_ends_where_it_should_and_tells_its_mean_speed() -> None:
 
 
 def test_every_change_has_a_revision_of_its_own() -> None:
-    job = training()
-    revisions = [job.revision]
-    for change in (
-        lambda: job.set_throughput(TEN, 0.0), lambda: job.stall(2.0, 1.0), lambda: job.stop(3.0),
-    ):  # fmt: skip
-        change()
+    job, revisions = training(), [0]
+    for change, arguments in ((job.set_throughput, (TEN, 0.0)), (job.stall, (2.0, 1.0)), (job.stop, (3.0,))):  # fmt: skip
+        change(*arguments)
         revisions.append(job.revision)
 
     assert sorted(set(revisions)) == revisions

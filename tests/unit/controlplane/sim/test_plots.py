@@ -226,22 +226,15 @@ def three() -> tuple[JobResult, JobResult, JobResult]:
     )
 
 
-def test_the_mean_loss_is_over_active_jobs() -> None:
+def test_the_mean_loss_is_over_active_jobs_and_slots_are_grouped_by_the_order_of_losses() -> None:
     series = loss_series(result(*three()))
+    cores = series.cores
 
+    c_came = (0.1 + 0.04 + 1) / 3
+    losses = [1, 1, 1, 1, *[0.55] * 5, c_came, 0.3, 0.3, *[0.5] * 4]
     assert series.times_s.tolist() == list(range(16))
-    assert series.mean_loss.tolist() == pytest.approx(
-        [
-            1, 1, 1, 1, 0.55, 0.55, 0.55, 0.55, 0.55, (0.1 + 0.04 + 1) / 3, 0.3, 0.3, 0.5, 0.5, 0.5,
-            0.5,
-        ]
-    )  # fmt: skip
+    assert series.mean_loss.tolist() == pytest.approx(losses)
     assert series.window_s == (3.0, 6.0)
-
-
-def test_slots_are_grouped_by_the_order_of_losses() -> None:
-    cores = loss_series(result(*three())).cores
-
     assert np.isnan(cores[0]).all(), "nobody has a slot yet"
     assert cores[3].tolist() == [0.0, 1.0, 0.0], "of two jobs the first is in the middle"
     assert cores[5].tolist() == pytest.approx([0.0, 1 / 7, 6 / 7])

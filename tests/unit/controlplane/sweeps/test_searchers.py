@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.sweeps.configurations import changed, drawn, grid, stream
 from controlplane.sweeps.search import epochs_of_new, expected_epochs, next_decisions
-from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
+from controlplane.sweeps.trials import Add, Decision, Grant, Stop, Trial, best, with_score
 from schemas.sweeps import (
     Asha,
     Grid,
@@ -22,6 +22,7 @@ from schemas.sweeps import (
     PopulationBased,
     RandomSearch,
     Searcher,
+    SearchSpec,
     Space,
     SuccessiveHalving,
     Value,
@@ -141,53 +142,58 @@ def test_asha_promotes_only_trials_among_the_best_so_far(many: int, eta: int, se
             assert before[grant.trial].scores[level - 1] in here[:places]
 
 
-def test_asha_promotes_before_all_trials_arrived_and_in_order() -> None:
-    spec = search(Asha(6, eta=2), epochs=4)
-    trials = [Trial(n, {"lr": 0.1}, granted=1) for n in range(6)]
-    for number, score in ((0, 0.1), (1, 0.2), (3, 0.9), (4, 0.8)):
-        trials[number] = with_score(trials[number], score, spec.epochs)
-    two = with_score(trials[2], 0.3, spec.epochs)
-
-    assert next_decisions(spec, trials) == [Grant(1, 2)], "2 is not there yet, so 3 waits"
-    after = [*trials[:2], two, *trials[3:]]
-    assert next_decisions(spec, after) == [Grant(n, 2) for n in (1, 2, 3, 4)]
-    others = [Grant(n, 2) for n in (1, 3, 4)]
-    assert next_decisions(spec, trials, {2}) == others, "nobody waits for one that is paused"
-    ended = [*trials[:2], replace(trials[2], ended="failed"), *trials[3:]]
-    assert next_decisions(spec, ended) == others, "nor for one that failed"
-
-
 def test_hyperband_has_the_brackets_of_its_paper_and_none_beyond_the_last_epoch() -> None:
     assert brackets(81, 3) == [(81, 1), (34, 3), (15, 9), (8, 27), (5, 81)]
     for most in (1, 2, 10, 80):
         assert all(many >= 1 and 1 <= least <= most for many, least in brackets(most, 3))
 
 
-def test_a_grid_tries_every_combination_to_the_end() -> None:
-    decisions = next_decisions(search(Grid(), epochs=5, space=GRID), [])
+def seen(granted: int, *trials: float | tuple[float, ...] | Trial | None) -> list[Trial]:
+    """Trials with these scores; None: without one yet."""
+    return [
+        one
+        if isinstance(one, Trial)
+        else Trial(n, {"lr": 0.1}, granted, scores=one if isinstance(one, tuple) else (one,) * (one is not None))
+        for n, one in enumerate(trials)
+    ]  # fmt: skip
 
-    assert decisions == [
-        Add({"layers": layers, "kind": kind}, epochs=5)
-        for layers in (1, 2, 3, 4)
-        for kind in ("a", "b")
-    ]
+
+ASHA, HALVING = search(Asha(6, eta=2), epochs=4), search(SuccessiveHalving(3, eta=3), epochs=9)
+MEDIAN = search(MedianStopping(4, grace_epochs=2))
+BELOW = "best score is below the median of 3 other trials after 2 epochs"
+FAILED = Trial(2, {"lr": 0.1}, granted=1, ended="failed")
+STOPPED = [Trial(n, {"lr": 0.1}, granted=1, scores=(0.4,), ended="stopped") for n in (1, 2)]
+HALF, HUGE = [(0.5, 0.7)] * 3, [(1.7e308, 1.7e308)] * 3
 
 
 @pytest.mark.parametrize(
-    ("others", "scores"),
-    [((0.5, 0.7), (0.2, 0.59)), ((1.7e308, 1.7e308), (0.1, 0.1))],
-    ids=["usual", "huge"],
-)
-def test_a_trial_below_the_median_of_the_others_stops(
-    others: tuple[float, ...], scores: tuple[float, ...]
+    ("spec", "trials", "paused", "decisions"),
+    [
+        pytest.param(ASHA, seen(1, 0.1, 0.2, None, 0.9, 0.8, None), (), [Grant(1, 2)],
+                     id="asha promotes before all trials arrived, but in order: 3 waits for 2"),
+        pytest.param(ASHA, seen(1, 0.1, 0.2, 0.3, 0.9, 0.8, None), (), [Grant(n, 2) for n in (1, 2, 3, 4)],
+                     id="asha promotes those that waited, too"),
+        pytest.param(ASHA, seen(1, 0.1, 0.2, None, 0.9, 0.8, None), {2}, [Grant(n, 2) for n in (1, 3, 4)],
+                     id="asha waits for no trial that is paused"),
+        pytest.param(ASHA, seen(1, 0.1, 0.2, FAILED, 0.9, 0.8, None), (), [Grant(n, 2) for n in (1, 3, 4)],
+                     id="asha waits for no trial that failed"),
+        pytest.param(search(Grid(), epochs=5, space=GRID), [], (),
+                     [Add({"layers": n, "kind": kind}, epochs=5) for n in (1, 2, 3, 4) for kind in "ab"],
+                     id="a grid tries every combination to the end"),
+        pytest.param(MEDIAN, seen(9, *HALF, (0.2,)), (), [], id="no trial stops in its grace epochs"),
+        pytest.param(MEDIAN, seen(9, *HALF, (0.2, 0.59)), (), [Stop(3, BELOW)],
+                     id="a trial below the median of the others stops"),
+        pytest.param(MEDIAN, seen(9, *HUGE, (0.1, 0.1)), (), [Stop(3, BELOW)],
+                     id="a trial below a median of huge scores stops"),
+        pytest.param(HALVING, [*seen(3, 0.5), *STOPPED, Trial(3, {"lr": 0.2}, granted=1, scores=(0.9,))], (),
+                     [Stop(3, "not among the best 1 of 4 after 1 epoch")],
+                     id="a late trial is promoted only if a place is left"),
+    ],
+)  # fmt: skip
+def test_a_search_decides_about_its_trials(
+    spec: SearchSpec, trials: list[Trial], paused: Collection[int], decisions: list[Decision]
 ) -> None:
-    spec = search(MedianStopping(4, grace_epochs=2))
-    good = [Trial(n, {"lr": 0.1}, 9, scores=others) for n in range(3)]
-    reason = "best score is below the median of 3 other trials after 2 epochs"
-
-    assert next_decisions(spec, [*good, Trial(3, {"lr": 0.1}, 9, scores=scores[:1])]) == []
-    late = Trial(3, {"lr": 0.1}, 9, scores=scores)
-    assert next_decisions(spec, [*good, late]) == [Stop(3, reason)]
+    assert next_decisions(spec, trials, paused) == decisions
 
 
 def test_changed_copies_of_the_best_replace_the_worst_of_a_population() -> None:
@@ -232,20 +238,6 @@ def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
 
     assert best(trials) == (1, 1)
     assert best([]) is None
-
-
-def test_a_late_trial_is_promoted_only_if_a_place_is_left() -> None:
-    spec = search(SuccessiveHalving(3, eta=3), epochs=9)
-    there = [
-        Trial(0, {"lr": 0.1}, granted=3, scores=(0.5,)),
-        Trial(1, {"lr": 0.1}, granted=1, scores=(0.4,), ended="stopped"),
-        Trial(2, {"lr": 0.1}, granted=1, scores=(0.3,), ended="stopped"),
-    ]
-    late = Trial(3, {"lr": 0.2}, granted=1, scores=(0.9,))
-
-    assert next_decisions(spec, [*there, late]) == [
-        Stop(3, "not among the best 1 of 4 after 1 epoch")
-    ]
 
 
 @pytest.mark.parametrize(
