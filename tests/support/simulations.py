@@ -222,20 +222,6 @@ class SimulatedRun:
                 found.append(float(now))
         return found
 
-    def announced(self, *kinds: str, job: JobId | None = None) -> list[tuple[float, str]]:
-        """When the core announced these, or everything, of a job, or of all."""
-        announced = [
-            command.event
-            for _, _, commands in self.events
-            for command in commands
-            if hasattr(command, "event")
-        ]
-        return [
-            (float(event.time), event.event)
-            for event in announced
-            if (not kinds or event.event in kinds) and job in {None, event.job}
-        ]
-
     def allocations(self, name: str) -> list[tuple[str, float, float]]:
         return [(each.slot, each.since, each.until) for each in self.jobs[name].allocations]
 

@@ -91,10 +91,7 @@ MORNING = 1_760_000_000.0  # 08:53:20Z
         ("succeeded", 60.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:20Z: kept, 0.0s early"),
         ("succeeded", 30.0, 60.0, "2025-10-09T08:54:20Z, done 08:53:50Z: kept, 30.0s early"),
         ("succeeded", 61.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:21Z: broken, 1.0s late"),
-        (
-            "succeeded", 60.0 + 86_400.0, 60.0,
-            "2025-10-09T08:54:20Z, done 2025-10-10T08:54:20Z: broken, 24h00m late",
-        ),
+        ("succeeded", 60.0 + 86_400.0, 60.0, "2025-10-09T08:54:20Z, done 2025-10-10T08:54:20Z: broken, 24h00m late"),
         ("failed", 30.0, 60.0, "2025-10-09T08:54:20Z, but it failed"),
         ("cancelled", 30.0, 60.0, "2025-10-09T08:54:20Z, but it was cancelled"),
     ],
