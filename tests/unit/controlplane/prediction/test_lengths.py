@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
@@ -104,6 +104,7 @@ samples = st.floats(1.0, 1e12)
     said=st.tuples(samples, st.floats(0.01, 5.0)),
     done=st.just(0.0) | samples,
 )
+@example([1.0], [], 0.1, (1.0, 0.01), 1e12)  # outlives all components
 def test_the_remaining_work_is_finite_and_quantiles_ascend(
     finished: list[float],
     outlived: list[float],
