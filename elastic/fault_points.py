@@ -1,8 +1,8 @@
 """Named fault points: a test sets in the job's environment which worker fails at which point.
 
 Example: `ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`. When a
-worker reaches a point, the first fault whose conditions are met is executed. Each fault is executed
-once per process.
+worker reaches a point, the first fault with satisfied conditions is executed. Each fault is
+executed once per process.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class StepGate(Protocol):
         """Return True if the optimizer must skip its step in the current batch."""
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Refuse something that a group cannot do exactly; a worker that trains alone warns."""
+        """Refuse an operation that a group cannot do exactly; a worker that trains alone warns."""
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; return the factor for the rates in this step."""
@@ -93,7 +93,7 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
-    """Return a closure whose first call returns `loss`; `closure` has already been called once."""
+    """Return a closure; its first call returns `loss`, because `closure` was already called."""
     losses = [loss]
 
     def evaluate() -> Any:
@@ -131,8 +131,8 @@ _scheduler_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, _SchedulerHoo
     weakref.WeakKeyDictionary()
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
-_constructing: list[int] = []  # schedulers whose constructor is running
-_scheduling: list[LRScheduler] = []  # schedulers whose step is running
+_constructing: list[int] = []  # schedulers with a running constructor
+_scheduling: list[LRScheduler] = []  # schedulers with a running step
 
 
 def track_lr_schedulers(
@@ -223,7 +223,7 @@ _scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the la
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
-    """Call `track`, and no earlier callback, with each scaler before it scales a loss."""
+    """Call `track`, instead of earlier callbacks, with each scaler before it scales a loss."""
     first = not _scaler_callbacks
     _scaler_callbacks[:] = [track]
     if not first:

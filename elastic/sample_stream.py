@@ -66,13 +66,13 @@ class Schedule:
 
 
 def split(batch: int, workers: int) -> tuple[int, ...]:
-    """Split a global batch into local batches whose sizes differ by at most 1, largest first."""
+    """Split a global batch into local batches that differ by at most 1 sample, largest first."""
     each, rest = divmod(batch, workers)
     return tuple(each + (rank < rest) for rank in range(workers))
 
 
 def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
-    """Split `count` samples into passes of nearly equal size, as few as `bound` allows.
+    """Split `count` samples into the fewest passes within `bound`, of nearly equal size.
 
     With several passes, gradients are accumulated before the reduction. Every pass has at least
     `min_samples` (<= `bound`) samples, unless `count` is smaller. If `bound` equals `min_samples`

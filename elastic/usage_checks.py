@@ -96,7 +96,7 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse layers whose parameters get their shapes only in the first pass."""
+    """Refuse layers with parameters that get their shapes only in the first pass."""
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         if any(is_lazy(tensor) for tensor in own):
@@ -248,7 +248,7 @@ def sum_certainty(loss: torch.Tensor, samples: int, scale: float) -> SumCertaint
 
 
 def _terms(root: Any, scale: float) -> Iterator[Any]:
-    """Yield the nodes whose results add up to the loss, multiplied only by the scaler's factor."""
+    """Yield the nodes that add up to the loss, multiplied only by the scaler's factor."""
     pending = [root]
     while pending:
         node = pending.pop()

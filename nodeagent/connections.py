@@ -198,8 +198,8 @@ class WorkerChannel:
     """Connections of the workers, each identified by its worker's token.
 
     Once a connection has sent a worker's token, all of its messages are attributed to that worker,
-    even if they name another job, version or rank. `token_of` returns an empty token for a worker
-    whose older library sends no token, and None for an unknown worker.
+    even if they name another job, version or rank. `token_of` returns None for an unknown worker,
+    and an empty token for a worker with an older library that sends no token.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ MARKS: Final = ".ended"
 OWNERS: Final = ".owners"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
-MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
+MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder if the job's end was not reported
 FIRST_CHECK_S: Final = 60.0  # after the start; by then the controller has named the active jobs
 FIND_TIMEOUT_S: Final = 2.0
 MAX_INTERVAL_S: Final = 600.0  # longest interval
@@ -118,9 +118,9 @@ class Leftovers:
 
         If the file system has less free space than the reserve, also delete folders of the user
         with the most bytes, oldest first, until twice the reserve is free. Jobs in `busy` are kept.
-        `sizes` caches sizes from earlier calls. `unmarked` has ended jobs whose marks could not be
-        written; if it is None, old folders without a mark are kept. Return the jobs whose folders
-        were deleted.
+        `sizes` caches sizes from earlier calls. `unmarked` has ended jobs for which no mark could
+        be written; if it is None, old folders without a mark are kept. Return the jobs of the
+        deleted folders.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -388,7 +388,7 @@ class Keeper:
 
 
 class DiskLimits:
-    """Watch that stops running jobs whose files in one folder of the node exceed a limit.
+    """Watch that stops running jobs if their files in one folder of the node exceed a limit.
 
     The limit is `most` bytes, or half of the file system if `most` is 0. The files are measured,
     so a job may exceed the limit for some seconds.

@@ -134,7 +134,7 @@ class WorkerFolder:
         return (self.path / "stopped").exists()
 
     def exit(self) -> ExitStatus | None:
-        """Return the exit status. It is None while the worker runs, or if nobody saw its exit."""
+        """Return the exit status. It is None while the worker runs, or if its exit was not seen."""
         with contextlib.suppress(OSError, OnesError), acting_as(self.owner):
             return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
@@ -242,7 +242,7 @@ class NodeFolders:
 
     @property
     def zygotes(self) -> Path:
-        """Folder for output of zygotes that run as other users, who cannot change the folder."""
+        """Folder for the output of other users' zygotes. These users cannot change the folder."""
         return self.run / "zygotes"
 
     @property

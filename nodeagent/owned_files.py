@@ -23,7 +23,7 @@ MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 
 
 class Owner(NamedTuple):
-    """User and group whose rights are used to access files."""
+    """User and group. Files are accessed with their rights."""
 
     uid: int
     gid: int
@@ -33,8 +33,8 @@ class Owner(NamedTuple):
 def acting_as(owner: Owner | None) -> Iterator[None]:
     """Access files with a user's rights, in this thread only. Do not await inside the block.
 
-    The kernel enforces this: a thread whose file system uid is not root's has none of root's rights
-    to files (capabilities(7)). So no link, race or name opens anything that the owner could not
+    The kernel enforces this: without root's file system uid, a thread has none of root's rights to
+    files (capabilities(7)). So no link, race or name opens anything that the owner could not
     open.
 
     Raises:

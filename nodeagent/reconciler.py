@@ -116,7 +116,7 @@ class Ended(Struct, frozen=True):
 
 
 class ReportedAgain(Struct, frozen=True):
-    """All reports of a worker were read again, because the controller's journal lost some."""
+    """The reports of a worker were all read again, because the controller's journal lost some."""
 
     worker: WorkerId
 
@@ -271,7 +271,7 @@ class HeldUnit:
                 self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
-        """True if a delta with these `attempts` knows the unit in progress but wants another."""
+        """True if a delta that is newer than the unit in progress no longer orders this unit."""
         wanted = unit.attempt if unit is not None else 0
         return self.training and self.held <= attempts and self.held != wanted
 
@@ -325,7 +325,7 @@ class JobState:
     delta: GroupDelta | None = None
     digest: str = ""  # digest of the unpacked working directory
     fetching: str = ""  # digest of the working directory being fetched
-    ordered: Version = Version(0)  # highest version whose workers were created here
+    ordered: Version = Version(0)  # highest version with workers created here
     cleared: Version = Version(0)  # highest version that was reported in `JobCleared`
     sweep: SweepDelta | None = None  # sweeps only
 
@@ -616,7 +616,7 @@ class Reconciler:
     # --- observed state
 
     def seen(self) -> tuple[WorkerSeen, ...]:
-        """Return the hello's entries of all workers whose process was started."""
+        """Return the hello's entries of all workers that were started."""
         started = (w for w in self.workers.values() if w.phase is not ProcessPhase.WANTED)
         return tuple(worker.seen() for worker in started)
 

@@ -213,7 +213,7 @@ class WorkerManager:
         self._on_event(ReportedAgain(worker))
 
     def kill_unreportable(self) -> None:
-        """Kill workers whose folders were deleted, because their reports cannot be read."""
+        """Kill workers with deleted folders, because their reports cannot be read."""
         for worker, watched in self._watched.items():
             if watched.pidfd is not None and not watched.folder.written:
                 log.error("worker folder was deleted, killing the worker", worker=worker)
@@ -232,7 +232,7 @@ class WorkerManager:
             self._spawn(self._kill_after_grace(worker))
 
     def end_large(self, job: JobId, limit: int) -> None:
-        """Kill the workers of a job whose files in one folder exceed `limit` bytes."""
+        """Kill the workers of a job, because its files in one folder exceed `limit` bytes."""
         for worker, watched in self._watched.items():
             if watched.job == job and watched.pidfd is not None:
                 log.error("files of the job exceed their limit", worker=worker, limit=limit)

@@ -94,7 +94,7 @@ def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tupl
 
 
 def is_zygote(process: psutil.Process, where: str) -> bool:
-    """True if a process is a zygote whose socket path begins with `where`.
+    """True if a process is a zygote with a socket path that begins with `where`.
 
     A serving zygote shows its title as command line. `process.info` must have `cmdline`.
     """

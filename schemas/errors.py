@@ -103,7 +103,7 @@ class UnknownJobError(OnesError):
 
 
 class UnknownNodeError(OnesError):
-    """No agent of this name has ever joined."""
+    """The cluster has never had a node of this name."""
 
     code = "unknown_node"
 

@@ -48,6 +48,6 @@ MAX_DIGITS: Final = 18  # of a job's number
 
 
 def stated_number(name: str) -> int:
-    """Return the number of a job whose name comes from outside; 0 if the name has no number."""
+    """Return the number at the end of an untrusted job name, or 0 if there is none."""
     tail = name.rpartition("-")[2]
     return int(tail) if tail.isdecimal() and len(tail) <= MAX_DIGITS else 0

@@ -95,7 +95,7 @@ Space = Mapping[str, Parameter]
 
 
 class Grid(msgspec.Struct, frozen=True, tag="grid", tag_field="type", forbid_unknown_fields=True):
-    """All combinations of choices and whole numbers, each trained to the last epoch."""
+    """Search that trains all combinations of choices and whole numbers to the last epoch."""
 
 
 class RandomSearch(
@@ -190,7 +190,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     eval_fn: str | None = None  # computes metrics of a model at the end of each epoch
     partitions: int  # number of data partitions
     replicas: int = 1  # number of nodes with a copy of each partition, limited to all nodes
-    keep: int = 1  # number of best configurations whose states are kept after the sweep
+    keep: int = 1  # number of best configurations with states kept after the sweep
     revoke_s: float = 120.0  # time that a worker has to end its unit when its slot is withdrawn
     # Choice of the next visit: most loaded first (greedy), best of 20 (rollouts), Cerebro (random).
     order: VisitOrder = "fixed"

@@ -84,7 +84,7 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
     ends: dict[JobId, float] = {}
-    # Start orders whose workers have not reported yet.
+    # Start orders without a report from their workers yet.
     ordered: dict[tuple[JobId, SlotId], float] = {}
     for event in events:
         if event.job is None or event.time > until:

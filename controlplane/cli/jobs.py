@@ -285,7 +285,7 @@ def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> None
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> None:
-    """Print the samples of each committed step of JOB, whose file must set record_samples."""
+    """Print the samples of each committed step of JOB. The job file must set record_samples."""
     with BlockingClient(common.home) as client:
         print_data(client.samples(job), "json" if common.output == "json" else "jsonl")
 

@@ -22,7 +22,7 @@ A_co = TypeVar("A_co", covariant=True)  # class of the async object
 
 
 class Blocking(Generic[A_co]):
-    """Blocking access to an async object whose event loop runs in another thread."""
+    """Blocking access to an async object. Its event loop runs in another thread."""
 
     _async: A_co
     _loop: asyncio.AbstractEventLoop

@@ -120,13 +120,13 @@ class Client(FileTransfers):
     async def submit_stored(
         self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
     ) -> JobAccepted:
-        """Submit a job whose working directory the cluster already stores.
+        """Submit a job with a working directory that the cluster already stores.
 
         Args:
             spec: its `workdir` is informational.
             snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
-            key: as in `submit_accepted`.
-            project: as in `submit_accepted`.
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+            project: a project of the key; its members see the job. Empty: the first project.
 
         Raises:
             BadFieldError: if the archive is not stored; the field is `snapshot`.
@@ -244,7 +244,7 @@ class Client(FileTransfers):
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def forget_node(self, node: str) -> NodeInfo:
-        """Remove a lost node, which will not come back. Only operators and admins may call this."""
+        """Remove a lost node that will not come back. Only operators and admins may call this."""
         return (await self._call(ForgetNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def keys(self) -> tuple[KeyInfo, ...]:
@@ -265,7 +265,7 @@ class Client(FileTransfers):
             public: the owner's public key, Z85; the secret key stays with the owner.
             name: name of the owner or of the node.
             role: admin, operator, user, viewer or node.
-            projects: projects whose jobs the key may see; the owner's jobs belong to the first one.
+            projects: the key may see the jobs of these projects; new jobs belong to the first one.
             expires: seconds since the epoch; None: never.
         """
         asked = {
@@ -282,8 +282,8 @@ class Client(FileTransfers):
         """Revoke keys permanently and close their sessions. Only admins may call this.
 
         Args:
-            key: a public key, or the name of an owner, whose keys are all revoked. The last key of
-                an admin cannot be revoked.
+            key: a public key, or the name of an owner, which revokes all keys of this owner. The
+                last key of an admin cannot be revoked.
         """
         return (await self._call(RevokeKey(key=key), Keys)).keys
 
@@ -313,7 +313,7 @@ class Client(FileTransfers):
         return await self._whole(GetSweep(job=JobId(job)), SweepDetail, "trial")
 
     async def _whole(self, request: GetSweep | GetLedger, kind: type[Whole], item: str) -> Whole:
-        """Return a reply with all its items, which later requests number from `from_ITEM`."""
+        """Return a reply with all its items. Later requests set `from_ITEM` to get the rest."""
         whole = await self._call(request, kind)
         items = list(getattr(whole, f"{item}s"))
         while len(items) < getattr(whole, f"{item}s_total"):
@@ -340,7 +340,7 @@ class Client(FileTransfers):
             trial: required unless `change` is `add`.
             values: for `add`: the configuration; with `parent`, only values that differ from the
                 parent's.
-            parent: for `add`: the trial from whose state the new trial continues.
+            parent: for `add`: the new trial continues from the state of this trial.
             key: idempotency key; None: a new change each time.
         """
         request = ChangeSweep(

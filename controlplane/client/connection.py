@@ -213,7 +213,7 @@ class ClusterConnection:
             if on_sent is not None:
                 on_sent(offset, len(archive))
             if offset >= len(archive):
-                await self.cluster()  # a change of the server's key becomes known to all who submit
+                await self.cluster()  # every client that submits learns of a new server key
                 return
 
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:

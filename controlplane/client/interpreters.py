@@ -13,7 +13,7 @@ EXPORT_TIMEOUT_S: Final = 600.0
 
 
 class NoTorchError(OnesError):
-    """No interpreter on this host has torch and this library."""
+    """Raised if no interpreter on this host has torch and this library."""
 
     code = "no_torch"
 

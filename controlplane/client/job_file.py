@@ -29,7 +29,7 @@ FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """Return the job spec in the table of a sweep's file, whose `path` is named in errors."""
+    """Return the job spec in the table of a sweep's file. Errors name the `path` of the file."""
     inner = table["sweep"]
     if not isinstance(inner, Mapping):
         raise SettingsError(f"{path}: sweep is not a table", "write [sweep]", "sweep")
@@ -156,7 +156,7 @@ FORBIDDEN_FIELDS: Final = {
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
     """Check that the functions of a sweep exist, before anything is uploaded.
 
-    `own_python` is True if the sweep runs in an interpreter whose packages are unknown here.
+    `own_python` is True if the sweep runs in another interpreter. Its packages are unknown here.
     """
     for field, path in spec.functions.items():
         module, _, name = path.partition(":")

@@ -41,7 +41,7 @@ NO_WORKER: Final = (Version(0), Rank(0))  # stands for no worker, in remarks of 
 
 
 class OutputLine(NamedTuple):
-    """One line of a worker's output."""
+    """Line of a worker's output."""
 
     rank: int | None  # None: a remark of the client
     text: str  # without its terminator; only the last state of a progress bar
@@ -85,7 +85,7 @@ class StreamPages(ClusterConnection):
         return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
 
     async def _detail(self, request: Message, job: JobId) -> JobDetail:
-        """Send a request whose reply is a job's detail, and join the pages that follow."""
+        """Send a request for a job's detail, and join the pages of the reply."""
         return await self._joined(request, JobDetail, *JOB_LISTS, more=GetJob(job=job))
 
     async def _joined(
@@ -225,7 +225,7 @@ class StreamPages(ClusterConnection):
         """Yield raw pieces of a job's output in the order in which they were stored.
 
         Pieces can split lines. An empty page marks the end of the output that has arrived so far.
-        The output ends with one remark for each selected worker whose output is incomplete.
+        The output ends with one remark for each selected worker with incomplete output.
         """
         cursor, wait_s = 0, NOW_S
         while True:

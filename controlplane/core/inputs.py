@@ -30,7 +30,7 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     snapshot: str
     user: str
     key: str  # key of the request; a second submission with this key is the same job
-    project: str = ""  # project whose members see the job; empty: only the user sees the job
+    project: str = ""  # its members see the job; empty: only the user sees the job
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):

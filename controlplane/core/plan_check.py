@@ -193,7 +193,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
 
 
 def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Swap]:
-    """Return swaps for refused moves whose jobs need each other's slots."""
+    """Return swaps for refused moves of jobs that need each other's slots."""
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
     for move in blocked:

@@ -101,7 +101,7 @@ class SlotIndex:
     # --- changes
 
     def touch(self, job: JobId) -> None:
-        """Mark a job whose workers, group or change have changed."""
+        """Mark a job after a modification of its workers, its group or its `change`."""
         self._dirty[job] = None
 
     def job_starts(self, job: JobId) -> None:
@@ -110,7 +110,7 @@ class SlotIndex:
             self._start_order[job] = next(self._next)
 
     def touch_node(self, node: NodeId) -> None:
-        """Mark a node that is new, or whose phase, hardware or foreign processes changed."""
+        """Mark a new node, or a node with a new phase, hardware or set of foreign processes."""
         self._nodes[node] = None
 
     def touch_all(self) -> None:

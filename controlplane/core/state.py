@@ -127,7 +127,7 @@ class LeftJob(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
-    """All data on which decisions depend. A replay of the journal rebuilds the state."""
+    """Data on which decisions depend. A replay of the journal rebuilds the state."""
 
     term: Term = Term(0)
     journal: str = ""  # id of the journal, which new jobs get
@@ -151,7 +151,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     changed_slots: dict[SlotId, None] = {}  # since waiting overrides were tried
     all_slots_changed: bool = False
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
-    ended_sweeps: dict[JobId, None] = {}  # the latest, whose deltas are sent to returning nodes
+    ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # swaps in progress
@@ -181,7 +181,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         return JobCounters(self.jobs[name] for name in self.active)
 
     def note_changes(self, jobs: Iterable[JobId]) -> None:
-        """Keep what changed for orders of operators until the next attempt; `jobs` have changed."""
+        """Record changed slots, and the orders of changed `jobs`, until the next attempt."""
         reader = self._slots_of_orders
         if self.overrides:
             self.changed_orders.update((job, None) for job in jobs if job in self.overrides)
@@ -198,7 +198,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def orders_naming_slots(self) -> dict[JobId, None]:
-        """Orders for named slots, derived from the orders; ended jobs may still be in it."""
+        """Jobs with orders that name slots, derived from all orders; may include ended jobs."""
         found = ((name, self.jobs[name].override) for name in self.overrides)
         return {name: None for name, override in found if override is not None and override.on}
 

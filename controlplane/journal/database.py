@@ -61,7 +61,7 @@ _NUMBERED: Final = struct.Struct("<qd")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One input with its time, and the events and records that handling it produced."""
+    """Input with its time, and the events and records that its handler produced."""
 
     at: Seconds
     input: Input

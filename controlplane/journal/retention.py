@@ -15,7 +15,7 @@ from controlplane.journal.records import drop_oldest
 from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
 
-JOBS_PER_CHECK: Final = 4  # jobs whose lists are checked between two commits
+JOBS_PER_CHECK: Final = 4  # number of jobs with lists checked between two commits
 ENDED_JOBS_PER_PIECE: Final = 50  # ended jobs deleted in one transaction
 SHARED_JOBS_PER_PIECE: Final = 10  # the same, before the shares of the users are compared again
 PIECE: Final = 2000  # rows deleted in one transaction

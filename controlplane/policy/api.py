@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of a node that is not lost.
+    """Slot of a node that is not lost.
 
     A slot that is neither usable nor leaving is occupied by a job of the view, or by a process that
     no policy can move.
@@ -41,7 +41,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One active job as its reports describe it; contains no ground truth of a simulator."""
+    """Active job as its reports describe it; contains no ground truth of a simulator."""
 
     job: JobId
     submitted_at: Seconds

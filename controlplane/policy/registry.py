@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def admits(self) -> bool:
-        """True if the policy rejects jobs whose end is worth too little."""
+        """True if the policy rejects jobs with too little utility."""
         return "utility" in self.needs
 
 

@@ -196,7 +196,7 @@ class LossCurve:
         return (loss - self.at(epoch + 1)) / loss
 
     def converged_at(self, convergence: float) -> int:
-        """Return the first epoch whose next epoch removes less than the share `convergence`."""
+        """Return the first epoch with a `fall` below `convergence`."""
         epochs = range(MAX_LOSS_EPOCHS)  # the share falls from epoch to epoch
         return bisect_left(epochs, x=True, key=lambda epoch: self.fall(epoch) < convergence)
 

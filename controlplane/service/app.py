@@ -118,7 +118,7 @@ def _own_code(journal: Path) -> Path | None:
 
 
 class Controller:
-    """All parts of one controller. The constructor replays the journal.
+    """Controller with all its parts. The constructor replays the journal.
 
     Relative paths in the settings refer to `home`.
 

@@ -294,7 +294,7 @@ class CommitLoop:
         return await asyncio.shield(self._failed)
 
     async def keep_deadlines(self) -> None:
-        """Until cancelled, turn expired deadlines into inputs and report a stalled journal."""
+        """Turn expired deadlines into inputs and report a stalled journal, until cancelled."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
             self._watch_writer()

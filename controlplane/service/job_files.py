@@ -48,7 +48,7 @@ class JobFiles:
             UnknownNodeError: if no such node ever joined.
             UnavailableError: if the node does not reply, or too many of the user's requests are
                 waiting.
-            OnesError: as reported by the node.
+            OnesError: if the node reports this error.
         """
         if request.node not in self.state().nodes:
             what = f"no node {request.node!r}"

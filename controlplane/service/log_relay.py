@@ -404,7 +404,7 @@ class LogRelay:
             waiter.set_result(None)
 
     def job_changed(self, job: JobId) -> None:
-        """Wake the followers of a job whose state changed."""
+        """Wake the followers of a job after its state changed."""
         self._wake(job)
 
     def _audit_refusal(self, incoming: Incoming, error: OnesError) -> None:

@@ -94,7 +94,7 @@ class _Output:
         return self.path.with_name(self.path.name + INDEX_SUFFIX)
 
     def load(self, index_size: int) -> None:
-        """Read the last entry. Remove entries whose bytes no longer exist."""
+        """Read the last entry. Remove the entries of bytes that no longer exist."""
         self.index_size = index_size - index_size % ENTRY_BYTES
         count = self._count_until(self.size, lambda entry: entry.end)
         self.last = self._entry_until(count - 1)
@@ -240,10 +240,10 @@ class LogStore:
         """Return one page of a stream in order of arrival, and the cursor of the next page.
 
         Args:
-            rank: rank whose output is returned, or None for all ranks.
+            rank: return the output of this rank only; None: of all ranks.
             cursor: order of the last entry of the previous page, or 0 for the start.
             max_bytes: maximum bytes of output, except that a single piece may be larger.
-            since: time from which stored output is returned, seconds since the epoch.
+            since: return output that was stored at this time or later, seconds since the epoch.
         """
         found = self._open(job, stream)
         self._index_pending(found)

@@ -173,7 +173,7 @@ class NodeSessions:
             session.timings = timings
 
     def announce_key(self, public: str) -> None:
-        """Send the server's next public key to all nodes, also those that greet later."""
+        """Send the server's next public key to all nodes, including nodes that greet later."""
         self.next_key = public
         for route in self._routes.values():
             self._send_key(route)
@@ -183,7 +183,7 @@ class NodeSessions:
             self.orders.send(route, encode(NextServerKey(public=self.next_key)))
 
     def cut_off_revoked(self) -> None:
-        """Stop using connections whose keys were revoked.
+        """Stop using connections with revoked keys.
 
         From now on, their nodes are treated as silent.
         """
@@ -302,8 +302,8 @@ class NodeSessions:
         """Return why another agent has the node's name now; empty if it may be this agent's.
 
         An agent that was restarted has the run folder of its predecessor, which locks that folder.
-        So only an agent with another run folder can be a copy. It is refused while the first agent
-        is heard, and an agent whose place was taken returns once the other is silent.
+        So only an agent with another run folder can be a copy. A copy is refused while the first
+        agent sends messages. A replaced agent may return when the other agent is silent.
         """
         heard = session.session is not None and session.boot == known.boot
         if hello.boot == known.boot or not heard:

@@ -82,7 +82,7 @@ def sees_all(who: Identity) -> bool:
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
-    """Return the projects whose jobs `who` may know of. New jobs belong to the first project."""
+    """Return the projects that `who` may see. New jobs belong to the first of them."""
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
@@ -160,7 +160,7 @@ def topics_of(who: Identity) -> tuple[str, ...]:
 
 
 def refuse_revoked(incoming: Incoming) -> None:
-    """Refuse a message on an open connection whose key was revoked.
+    """Refuse a message on an open connection after its key was revoked.
 
     Raises:
         DeniedError: if the key was revoked.

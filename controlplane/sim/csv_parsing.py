@@ -75,7 +75,7 @@ class CsvRow:
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file whose first line names the columns, in any order."""
+    """Yield the rows of a CSV file. Its first line names the columns, in any order."""
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]

@@ -95,9 +95,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     job_s: float = JOB_S  # physics harmony: mean duration of a job alone
     # Physics harmony: how workers exchange gradients.
     exchange: Literal["servers", "all-reduce", "mixed"] = "servers"
-    crash_share: float = 0.0  # share of jobs whose scripts fail once
+    crash_share: float = 0.0  # share of jobs with a script that fails once
     cancel_share: float = 0.0  # share of jobs that their users cancel
-    early_share: float = 0.0  # share of jobs whose scripts end after a part of their epochs
+    early_share: float = 0.0  # share of jobs that end after a part of their epochs
     node_loss_s: float = 0.0  # mean time between two node losses in the cluster; 0: none
     node_back_s: float = 600.0  # time until a lost node returns
     utilities: bool = False  # True: jobs state utilities and their number of samples
@@ -149,7 +149,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share_families(self) -> bool:
-        """True if policies are told which jobs belong to the same application."""
+        """True if policies know which jobs belong to the same application."""
         return self.knowledge != "L0"
 
     @property

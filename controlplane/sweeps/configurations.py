@@ -52,7 +52,7 @@ def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[
 
 
 def _applicable(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
-    """Return the values of the parameters whose conditions hold, in the order of the space."""
+    """Return the values of parameters with satisfied conditions, in the order of the space."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         conditions = space[name].when.items()

@@ -132,7 +132,7 @@ class GreedyOrder:
         """Begin units: the most loaded idle slot takes the idle model with most work left.
 
         A slot serves replicas only if no idle model has to visit one of its primary partitions.
-        Among equal models, a model whose state is on the slot is preferred.
+        Among equal models, a model with its state on the slot is preferred.
         """
         begun: list[Visit] = []
         if not self.idle_models:
@@ -191,7 +191,7 @@ class GreedyOrder:
         return Visit(found, self._busiest(self._open(found) & held), slot)
 
     def _busiest(self, some: Partitions) -> int:
-        """Return the partition of the set `some` whose primary slot has most work left."""
+        """Return the partition in `some` with the most work left on its primary slot."""
         homes = self._home
         return max(members(some), key=lambda p: (self._load[homes[p]] if p in homes else 0.0, -p))
 

@@ -262,7 +262,7 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop trials whose best score is below the median of the others' means (Golovin, 3.2.2)."""
+    """Stop a trial if its best score is below the median of others' means (Golovin, 3.2.2)."""
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
     for trial in trials:

@@ -14,7 +14,7 @@ from schemas.ids import NodeId
 class FinishedUnit:
     """Finished unit in the training of a trial."""
 
-    trial: int  # trial whose values were used: this one or a parent
+    trial: int  # trial that provided the values: this one or a parent
     partition: int
     digest: str = ""  # digest of the resulting state
 

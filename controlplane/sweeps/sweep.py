@@ -222,7 +222,7 @@ class Sweep:
     ) -> None:
         """Create a sweep that has not started.
 
-        `keep` is the number of best trials whose states are kept. When fewer than half of
+        The states of the `keep` best trials are kept. When fewer than half of
         `graduate_slots` trials are left, these trials continue as elastic jobs; 0: they never do.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
@@ -262,7 +262,7 @@ class Sweep:
     def worker_gone(
         self, worker: WorkerId, now: Seconds, reason: str = "", *, fault: bool = False
     ) -> list[Order]:
-        """Remove a worker whose process has exited; the node's states and partitions stay.
+        """Remove a worker after its process has exited; the node's states and partitions stay.
 
         An empty `reason` blames no trial. `fault` is False if the process was killed.
         """
@@ -326,7 +326,7 @@ class Sweep:
         return self._advance(now)
 
     def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
-        """Restore those states of a returned node whose digests are still current."""
+        """Restore the states of a returned node that still have the current digest."""
         state = self.state
         for name, digest in state.lost_states.pop(node, {}).items():
             if state.models[name.trial].digest(name.version) == digest:

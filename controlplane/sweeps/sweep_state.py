@@ -122,7 +122,7 @@ class SweepState:
 
     spec: SearchSpec
     partitions: int
-    keep: int = 1  # best trials whose states are kept
+    keep: int = 1  # number of best trials with kept states
     order: VisitOrder = "greedy"
     trials: list[Trial] = field(default_factory=list)
     models: list[ModelState] = field(default_factory=list)

@@ -84,7 +84,7 @@ MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a
 def unit_fault(
     state: SweepState, lease: Lease, node: NodeId, reason: str, fault: Fault
 ) -> list[Order]:
-    """Handle a failed unit, whose lease has been removed; `fault` is the cause of the failure."""
+    """Handle a failed unit after its lease was removed; `fault` is the cause of the failure."""
     order = lease.order
     match fault:
         case "trial":

@@ -57,7 +57,7 @@ class AgreedWords:
     same: bool  # all digests are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that have finished the epoch
-    skipped: int  # ranks whose script skipped the batch
+    skipped: int  # ranks with a script that skipped the batch
     items: float  # items that the losses are averaged over; 0 if the script sets none
     used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 

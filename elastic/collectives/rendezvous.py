@@ -1,4 +1,4 @@
-"""Rendezvous of the members of one version, who meet at a store and then connect every backend."""
+"""Rendezvous of the members of one version: they meet at a store and then connect every backend."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
 def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
     """Return the path of the checkpoint from which the group of `version` resumes.
 
-    This is the checkpoint of `point` or a later one. A group whose nodes are cut off continues to
-    train and deletes old epochs. Its reports wait, or are lost with a node, so checkpoints after
-    `point` can exist. The checkpoint of the latest group is chosen, because an older group might
-    still train where it cannot be reached. If there is no checkpoint, the path of `point` is
-    returned.
+    This is the checkpoint of `point` or a later one. If the nodes of a group are cut off, the
+    group continues to train and deletes old epochs. Its reports wait, or are lost with a node, so
+    checkpoints after `point` can exist. The checkpoint of the latest group is chosen, because an
+    older group might still train where it cannot be reached. If there is no checkpoint, the path of
+    `point` is returned.
     """
     found = [
         (other.version, other.epoch, path)

@@ -21,7 +21,7 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint repeats, in case some were lost
+MAX_KEPT_REPORTS: Final = 50  # epochs with reports that a checkpoint repeats, as some may be lost
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class EpochReports:
         self._training = training
         self._report = report
         self._writer: CheckpointWriter | None = None
-        self._durable = 0  # last epoch whose checkpoint this worker wrote and reported
+        self._durable = 0  # last epoch with a checkpoint that this worker wrote and reported
         self._missing_reports: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:

@@ -1,4 +1,4 @@
-"""Division of the state into portions, which decides who sends which bytes in which step.
+"""Division of the state into portions: which worker sends which bytes in which step.
 
 Metadata is the state other than tensors on the device. Decoding it executes nothing.
 """

@@ -33,7 +33,7 @@ def copy_to_host(state: Any) -> Any:
 
 
 def plain_containers(state: Any) -> Any:
-    """Return `state` with plain tuples for named tuples, whose classes a reader might not know."""
+    """Return `state` with named tuples made plain, because a reader might lack their classes."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):

@@ -53,7 +53,7 @@ class TrainingState:
         self.script_schedule_batch: int | None = None  # for schedulers created before `load`
         self.stop_request = ""  # reason why the script ends the job with this epoch
         self.epoch_open = False  # an epoch has started and is not reported yet
-        self.unreported: list[dict[str, Any]] = []  # epochs whose reports might be unsent
+        self.unreported: list[dict[str, Any]] = []  # epochs with reports that might be unsent
         self.reported: list[dict[str, Any]] = []  # latest epochs, even if not received
         self.recent: deque[DealtStep] = deque(maxlen=RECENT_STEPS)  # records might miss these
         self.epoch_summary = b""  # rank 0's latest summary of an epoch
@@ -167,7 +167,7 @@ class TrainingState:
     def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
         """Wait until the current portion is sent; return the factor for the optimizer's rates."""
         if isinstance(self.transfer, OutgoingState):
-            with contextlib.suppress(CancelledError):  # nobody needs the transfer any more
+            with contextlib.suppress(CancelledError):  # the transfer is no longer needed
                 self.transfer.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))

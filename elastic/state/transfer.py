@@ -248,7 +248,7 @@ class IncomingState(StateTransfer):
         """Start a thread that waits for the metadata, allocates the state and starts to receive."""
         super().__post_init__()
         self._receiving: Receiving  # set before the metadata is complete
-        self._received = 0  # last step whose portion was put in place
+        self._received = 0  # the portion of this step was the last one put in place
         self._metadata = Background(self._take_metadata, METADATA_KEY)
 
     def _take_metadata(self) -> dict[str, Any]:

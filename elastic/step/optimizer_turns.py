@@ -74,7 +74,7 @@ class GradientOrigins:
 
 
 class StepUndo:
-    """Rollback of a step whose group broke after an optimizer had stepped.
+    """Rollback of a step after the group broke and an optimizer had already stepped.
 
     Buffers, schedulers and scalers are copied when the step starts. The parameters and the state of
     an optimizer are copied before the optimizer's first step.

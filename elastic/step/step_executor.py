@@ -220,7 +220,7 @@ class StepExecutor:
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Refuse something in the loop that a group cannot do exactly.
+        """Refuse an operation in the loop that a group cannot do exactly.
 
         A worker that no cluster started always trains alone, so it only gets a warning.
         """
@@ -387,9 +387,9 @@ class StepView:
     def gather(self, data: bytes) -> list[bytes]:
         """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
 
-        Workers whose batch has no samples contribute nothing. The list is empty outside of the loop
-        over the loader. If a member is lost meanwhile, the list has only this worker's `data`, and
-        the step is repeated or ends without the member. `data` must not be empty.
+        Workers without samples in the batch contribute nothing. The list is empty outside of the
+        loop over the loader. If a member is lost meanwhile, the list has only this worker's `data`,
+        and the step is repeated or ends without the member. `data` must not be empty.
         """
         batch, group = self.batch, self._membership.group
         if batch is None:

@@ -1,4 +1,4 @@
-"""Model hopping (Cerebro): units of training whose states move between nodes, unlike the data."""
+"""Model hopping (Cerebro): model states move from node to node, and the training data stays."""
 
 from elastic.sweep_worker.unit import Unit
 from elastic.sweep_worker.unit_runner import Trained

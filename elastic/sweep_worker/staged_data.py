@@ -50,7 +50,7 @@ class _Header(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    owner: object  # object whose memory `content` refers to
+    owner: object  # object that owns the memory of `content`
     content: memoryview | bytes
 
 

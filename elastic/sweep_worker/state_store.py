@@ -38,11 +38,11 @@ RETRY_INTERVAL_S: Final = 0.5
 
 
 class StateLostError(ElasticError):
-    """No source provided a valid copy of the state."""
+    """Raised if no source provided a valid copy of the state."""
 
 
 class DiskFullError(ElasticError):
-    """The node's disk does not accept a state."""
+    """Raised if the node's disk does not accept a state."""
 
 
 def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) -> Frames:

@@ -182,7 +182,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | None:
-    """Return the state file of a trial's version whose header has this digest, or None."""
+    """Return the state file of a trial's version with this digest in its header, or None."""
     try:
         with os.scandir(folder) as entries:
             names = [one.name for one in entries if one.name.startswith(f"{trial}-{version}-")]

@@ -88,7 +88,7 @@ class Authority:
         self.admits_to("ones")
 
     def admits_to(self, port: str) -> None:
-        """Answer for one more port, whose name is its ZAP domain."""
+        """Decide on connections to one more port. Its name is its ZAP domain."""
         self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:

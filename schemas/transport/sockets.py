@@ -28,13 +28,13 @@ HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
 MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; more stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
-MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for workers, whose messages are small
+MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for the small messages of workers
 MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
 BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
 DRAIN: Final = 256  # messages that are received without returning to the loop
 TURN_S: Final = 0.001  # longest time, with processing, without returning to the loop
 NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, because their events are committed once per turn
-MAX_REMEMBERED_CUTS: Final = 1024  # cut connections whose last messages may still arrive
+MAX_REMEMBERED_CUTS: Final = 1024  # cut connections with last messages that may still arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Socket:
 
 
 class Link:
-    """All sockets of one process. Without keys, only loopback and ipc addresses can be used."""
+    """Sockets of one process. Without keys, only loopback and ipc addresses can be used."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
         self._context = zmq.asyncio.Context()
@@ -228,7 +228,7 @@ class Link:
         self._ports = 0  # number of bound sockets
 
     async def guard_connections(self, refused: Callable[[str], None]) -> None:
-        """Until cancelled, cut off peers that send more than is read. Call `refused` for each."""
+        """Cut off peers that send more than is read, until cancelled. Call `refused` for each."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))
             for local in self._unix_guards:
@@ -308,7 +308,7 @@ class Link:
 
         The peer need not listen yet. `server_key` is the peer's public key in Z85, or None on ipc.
         A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
-        because messages are lost when a peer that reads late is taken for a lost one.
+        because a peer that reads late counts as lost and misses messages.
         """
         socket = self._socket(kind)
         socket.ipv6 = has_only_ipv6(_host(address))

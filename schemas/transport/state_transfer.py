@@ -145,7 +145,7 @@ class FileTarget:
 
 
 class StateUnavailableError(OnesError):
-    """No source can provide the state. The message has one reason per source."""
+    """Raised if no source can provide the state. The message has one reason per source."""
 
     code = "state_unavailable"
 
@@ -293,7 +293,7 @@ Parts = Sequence[Buffer]  # parts of a state's file, header first
 
 
 class Stored(NamedTuple):
-    """The requested piece of a file, whose owner might change the file at any time."""
+    """The requested piece of a file. The file's owner might change it at any time."""
 
     total: int  # bytes of the file
     piece: bytes

@@ -11,8 +11,8 @@ import msgspec
 class Message(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False, tag_field="type"
 ):
-    """Base of everything that crosses a process boundary.
+    """Base class of all messages between processes.
 
-    On the wire a message is a MessagePack map whose key `type` has the tag. Decoders ignore unknown
-    keys, so that fields can be added. A field with a changed meaning requires a new tag.
+    On the wire a message is a MessagePack map with the tag in the key `type`. Decoders ignore
+    unknown keys, so that fields can be added. A field with a changed meaning requires a new tag.
     """

@@ -84,7 +84,7 @@ class SubmitJob(Message, tag="client.submit_job.1"):
     """Submit a job. If the same `key` is sent again, the reply names the first job."""
 
     spec: JobSpec
-    snapshot: str  # digest of an uploaded archive, or of a job whose files you may read
+    snapshot: str  # digest of an uploaded archive, or of a job with files that you may read
     key: str = ""  # idempotency key, per user
     project: str = ""  # a project of your key; its members see the job; empty: first project
 
@@ -251,7 +251,7 @@ class Cluster(Message, tag="client.cluster.1"):
     log_port: int
     last_seq: int  # number of the last feed event
     stalled: str = ""  # reason why submissions are refused, such as an unwritable journal
-    projects: tuple[str, ...] = ()  # projects whose jobs you see; empty: all
+    projects: tuple[str, ...] = ()  # you see the jobs of these projects; empty: all
     topics: tuple[str, ...] = ()  # prefixes of the feed topics that you may subscribe to
     agents_port: int = 0  # port for agents; 0: unknown, because the controller is older
     next_key: str = ""  # public key that the controller will have after its rotation; empty: none
@@ -536,7 +536,7 @@ class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A valid unit, which is the training of one trial over one partition."""
 
     trial: int  # trial to which the unit belongs
-    values_of: int  # trial whose values and random seeds were used: `trial`, or a parent
+    values_of: int  # trial that provided values and random seeds: `trial`, or a parent
     version: int  # version of the resulting state: number of the trial's units so far
     epoch: int
     partition: int

@@ -29,7 +29,7 @@ class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: int  # increases during the sweep; reports of older attempts are ignored
     worker: WorkerId
-    trial: int  # trial whose values and random seeds are used
+    trial: int  # trial that provides values and random seeds
     values: dict[str, Value]
     state: StateRef | None  # state to start from; None: `model_fn` builds it
     sources: tuple[StateSource, ...]  # best first; unused if the node has the file
@@ -49,8 +49,8 @@ class WantedState(msgspec.Struct, frozen=True, kw_only=True):
 class SweepDelta(Message, tag="agent.sweep_delta.1"):
     """The full desired state of one sweep on one node, ordered by (term, revision).
 
-    A worker whose unit is no longer in `units` is killed, and restarted if it is still a member
-    of its group. A state on disk is deleted unless `wanted` contains the state, or the attempt that
+    A worker is killed if its unit is no longer in `units`, and restarted if it is still a member of
+    its group. A state on disk is deleted unless `wanted` contains the state, or the attempt that
     wrote it is in `units` or above `attempts`.
     """
 

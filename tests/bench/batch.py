@@ -6,7 +6,6 @@ present limit as soon as the limit changes, which is more than any policy does.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -24,7 +23,7 @@ from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec, StopRule
 from tests.bench import report
 from tests.bench.live_cluster import cluster
-from tests.bench.live_jobs import EXAMPLES, LEFT_BEHIND, SEEDED
+from tests.bench.live_jobs import EXAMPLES, seeded
 
 OWN: Final = Path(__file__).parent / "trainings"
 MAX_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
@@ -65,21 +64,19 @@ Outcomes = dict[tuple[str, str], list[Outcome]]  # by training and way
 
 
 def main() -> None:
-    chosen = arguments()
+    names = [one.name for one in TRAININGS]
+    chosen = report.arguments(
+        __doc__,
+        "one seed, a quarter of the epochs",
+        seeds=(int, None, "of every training; default: 3, quick: 1"),
+        only=(report.some_of(names), names, "some trainings"),
+    )
     trainings = [one for one in TRAININGS if one.name in chosen.only]
     with report.folder() as folder:
         seeds = range(chosen.seeds or (1 if chosen.quick else 3))
         found = outcomes(trainings, seeds, folder, quick=chosen.quick)
     figures = tell(trainings, found)
     report.write(figures, chosen.json)
-
-
-def arguments() -> argparse.Namespace:
-    names = [one.name for one in TRAININGS]
-    parser = report.parser(__doc__ or "", "one seed, a quarter of the epochs")
-    parser.add_argument("--seeds", type=int, help="of every training; default: 3, quick: 1")
-    parser.add_argument("--only", nargs="*", default=names, choices=names, help="some trainings")
-    return parser.parse_args()
 
 
 def outcomes(
@@ -110,7 +107,7 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
     return replace(
-        spec, workdir=str(_copy(one, scripts, seed)),
+        spec, workdir=str(seeded(one.folder, scripts, seed)),
         stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs), seed=seed,
         slots=(1, 1) if kept else (1, MAX_SLOTS), slots_wanted=1 if kept else 2,
         max_batch_size="keep" if kept else "auto", max_local_batch=None,
@@ -128,17 +125,6 @@ def raise_batches(client: BlockingClient, names: set[JobId]) -> None:
                 client.resize(job.job, batch=wanted)
             except OnesError:
                 continue  # it ended just now
-
-
-def _copy(one: Training, scripts: Path, seed: int) -> Path:
-    place = scripts / f"{one.name}-{seed}"
-    place.mkdir(parents=True, exist_ok=True)
-    for file in one.folder.iterdir():
-        if file.name not in LEFT_BEHIND:
-            text = file.read_text(encoding="utf-8")
-            seeded = text.replace(SEEDED, f"torch.manual_seed({seed})")
-            (place / file.name).write_text(seeded, encoding="utf-8")
-    return place
 
 
 def _outcome(client: BlockingClient, name: JobId, one: Training) -> Outcome:

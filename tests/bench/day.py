@@ -150,20 +150,13 @@ async def _look_s(client: Client) -> float:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", f"{QUICK} jobs")
+    chosen = report.arguments(__doc__, f"{QUICK} jobs")
     jobs = QUICK if chosen.quick else JOBS
     looks: list[dict[str, float]] = []
     with report.folder() as folder:
         cluster = Cluster(folder / "home", folder / "jobs", slots=SLOTS, policy="ones")
-        cluster.up()
-        cluster.down()
-        settings = cluster.home / "controller.toml"
-        settings.write_text(settings.read_text() + RETENTION)
-        agent = cluster.home / "agent-1.toml"
-        agent.write_text(
-            f"keep_work_s = {KEEP_S}\nkeep_checkpoints_s = {KEEP_S}\n" + agent.read_text()
-        )
-        with report.running(cluster):
+        agent = f"keep_work_s = {KEEP_S}\nkeep_checkpoints_s = {KEEP_S}\n"
+        with report.running(cluster, RETENTION, agent):
             well, took_s = asyncio.run(drive(cluster, jobs, looks))
     kinds = list(dict.fromkeys(key for look in looks for key in look))
     rows = [(kind, *(look.get(kind, float("nan")) for look in looks)) for kind in kinds]

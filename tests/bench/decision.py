@@ -233,7 +233,7 @@ def simulated(jobs: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "few events, and a short simulation")
+    chosen = report.arguments(__doc__, "few events, and a short simulation")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     for gpus, jobs in report.counted("size", SIZES, len(SIZES)):

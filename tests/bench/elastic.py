@@ -24,8 +24,22 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
+from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.rendezvous import build_process_group
+from elastic.collectives.rendezvous_store import StoreServer
+from elastic.state.portions import encode_metadata
+from elastic.state.state_tensors import TensorState
+from elastic.state.transfer import broadcast_state
+from elastic.step.gradient_reduction import Reducer
 from tests.bench import report
-from tests.support.cluster import Cluster, kill
+from tests.bench.steps import ends, steps_of, submit
+from tests.support.cluster import Cluster, kill, resize
 
 RESTART: Final = """
 import sys, time, torch
@@ -92,44 +106,42 @@ def blocking_regroup_ms(times: int) -> float:
     return statistics.median(_in_two(_regroup, times, times))
 
 
+def _stores(rank: int, many: int, ports: Queue[int]) -> tuple[list[StoreServer], list[int]]:
+    """Open stores on rank 0, and return the ports of them on both ranks."""
+    if rank:
+        return [], [ports.get(timeout=60) for _ in range(many)]
+    servers = [StoreServer("127.0.0.1") for _ in range(many)]
+    for server in servers:
+        ports.put(server.port)
+    return servers, [server.port for server in servers]
+
+
+def _group(version: int, port: int, rank: int) -> ProcessGroup:
+    return build_process_group(
+        version=version, store=f"127.0.0.1:{port}", rank=rank, size=2, address="127.0.0.1",
+        device=torch.device("cpu"),
+    )  # fmt: skip
+
+
 def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
-    import torch  # noqa: PLC0415 - in the child only
-
-    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
-    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
-    from elastic.state.portions import encode_metadata  # noqa: PLC0415
-    from elastic.state.state_tensors import TensorState  # noqa: PLC0415
-    from elastic.state.transfer import broadcast_state  # noqa: PLC0415
-
     torch.set_num_threads(1)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
     state = TensorState(model, optimizer)
-    device = torch.device("cpu")
-    header = encode_metadata({"structure": state.structure(device)})
+    header = encode_metadata({"structure": state.structure(torch.device("cpu"))})
     never = threading.Event()
     for version in range(times):
         began = time.perf_counter()
-        if rank == 0:
-            server = StoreServer("127.0.0.1")
-            ports.put(server.port)
-            port = server.port
-        else:
-            port = ports.get(timeout=60)
-        group = build_process_group(
-            version=version, store=f"127.0.0.1:{port}", rank=rank, size=2,
-            address="127.0.0.1", device=device,
-        )  # fmt: skip
+        _servers, (port,) = _stores(rank, 1, ports)
+        group = _group(version, port, rank)
         broadcast_state(state, group, 0, header if rank == 0 else b"", never)
         if rank == 0:
             told.put((time.perf_counter() - began) * 1e3)
 
 
-def _model(width: int = 64) -> Any:
-    from torch import nn  # noqa: PLC0415
-
+def _model(width: int = 64) -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
     )
@@ -143,29 +155,11 @@ def ddp_ratios(steps: int) -> dict[str, float]:
 def _side_by_side(
     rank: int, steps: int, ports: Queue[int], told: Queue[tuple[float, float]]
 ) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
-
-    from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
-    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
-    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
-    from elastic.step.gradient_reduction import Reducer  # noqa: PLC0415
-
     torch.set_num_threads(1)
-    if rank == 0:
-        servers = [StoreServer("127.0.0.1"), StoreServer("127.0.0.1")]
-        for server in servers:
-            ports.put(server.port)
-        found = [server.port for server in servers]
-    else:
-        found = [ports.get(timeout=60) for _ in range(2)]
+    _servers, found = _stores(rank, 2, ports)
     store = dist.TCPStore("127.0.0.1", found[0], is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    group = build_process_group(
-        version=1, store=f"127.0.0.1:{found[1]}", rank=rank, size=2,
-        address="127.0.0.1", device=torch.device("cpu"),
-    )  # fmt: skip
+    group = _group(1, found[1], rank)
     never = threading.Event()
     mine = _model(512)
 
@@ -196,52 +190,6 @@ def _side_by_side(
     dist.destroy_process_group()
 
 
-SCRIPT: Final = """
-import os, time, torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from elastic import ScalingAgent
-
-agent = ScalingAgent.from_env()
-inputs = torch.randn(4096, 64)
-data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
-width, idle_s = int(os.environ["WIDTH"]), float(os.environ["IDLE_S"])
-
-
-def build_model():
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                         nn.Linear(width, 1))
-
-
-model, optimizer, loader = agent.load(
-    build_model, lambda p: torch.optim.SGD(p, lr=0.001, momentum=float(os.environ["MOMENTUM"])),
-    data, batch_size=64, num_workers=int(os.environ["LOADERS"]))
-name = os.path.basename(os.environ["ONES_WORKER"])
-out = open(os.environ["STEPS"] + name, "w", buffering=1)
-for epoch in agent.epochs(100000):
-    asked = time.time()
-    for x, y in loader:
-        got = time.time()
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        time.sleep(idle_s)
-        loss.backward()
-        optimizer.step()
-        now = time.time()
-        out.write(f"{now} {agent.step + 1} {agent.rank} {agent.world_size} {got - asked}\\n")
-        asked = now
-"""
-
-
-@dataclass(frozen=True)
-class Step:
-    at: float
-    step: int
-    rank: int
-    size: int
-    wait_s: float  # for its batch
-
-
 @dataclass(frozen=True)
 class Transition:
     grew: bool
@@ -256,44 +204,16 @@ class Job:
     def __init__(self, cluster: Cluster, folder: Path, **environ: object) -> None:
         self.cluster = cluster
         self.folder = folder
-        folder.mkdir()
-        defaults = {"WIDTH": 64, "IDLE_S": 0.04, "MOMENTUM": 0.9, "LOADERS": 0}
-        env = {key: str(value) for key, value in {**defaults, **environ}.items()}
-        self.job = cluster.submit(
-            SCRIPT,
-            batch_size=64,
-            max_local_batch=64,
-            slots=[1, 4],
-            record_samples=True,
-            stop={"epochs": 100_000},
-            # Workers that are killed cannot delete the temporary folders of their loaders.
-            env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", "TMPDIR": str(cluster.base), **env},
-        )
+        self.job = submit(cluster, folder, env=environ)
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
-    def resize(self, slots: int) -> float:
-        """Change the size and return the seconds until the change is done."""
-        began = time.time()
-        done = self.cluster.ones("resize", self.job, "--slots", str(slots))
-        assert done.code == 0, done.err
-        state = "running" if slots else "paused"
-        self.cluster.until(self.job, lambda s: s["slots"] == slots and s["state"] == state)
-        return time.time() - began
-
-    def steps(self) -> dict[str, list[Step]]:
-        found = {}
-        for path in sorted(self.folder.iterdir()):
-            rows = [line.split() for line in path.read_text().split("\n")[:-1]]
-            found[path.name] = [
-                Step(float(at), int(step), int(rank), int(size), float(wait))
-                for at, step, rank, size, wait in rows
-            ]
-        return found
+    def resize(self, slots: int) -> None:
+        resize(self.cluster, self.job, slots)
 
     def transitions(self) -> list[Transition]:
         orders = [v["time"] for v in self.cluster.show(self.job)["versions"] if v["kind"] == "join"]
         found = []
-        for steps in self.steps().values():
+        for steps in steps_of(self.folder).values():
             times = [b.at - a.at for a, b in itertools.pairwise(steps)]  # times[i]: of steps[i + 1]
             swaps = [i for i in range(1, len(steps)) if steps[i].size != steps[i - 1].size]
             for swap, following in zip(swaps, [*swaps, len(steps)][1:], strict=False):
@@ -319,8 +239,8 @@ class Job:
         return found
 
     def gap_s(self, moment: float) -> float:
-        ends = sorted(step.at for steps in self.steps().values() for step in steps)
-        return min(at for at in ends if at > moment) - max(at for at in ends if at <= moment)
+        times = ends(self.folder)
+        return min(at for at in times if at > moment) - max(at for at in times if at <= moment)
 
     def ready_s(self) -> list[float]:
         ordered, found = 0.0, []
@@ -353,7 +273,7 @@ def walk(job: Job, rounds: int) -> None:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "fewer changes")
+    chosen = report.arguments(__doc__, "fewer changes")
     rounds = 4 if chosen.quick else 50
     with report.folder() as base:
         cluster = Cluster(base / "home", base / "jobs")
@@ -457,8 +377,7 @@ def suspended(job: Job, times: int) -> dict[str, float]:
         job.resize(2)
         time.sleep(1.0)
         gaps.append(job.gap_s(moment) * 1e3)
-        ends = sorted(step.at for steps in job.steps().values() for step in steps)
-        starts.append(min(at for at in ends if at > moment) - moment)
+        starts.append(min(at for at in ends(job.folder) if at > moment) - moment)
     return {
         "parked_gap_ms": statistics.median(gaps),
         "resume_from_checkpoint_s": statistics.median(starts),

@@ -9,9 +9,7 @@ generations.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,9 +17,10 @@ from typing import Final
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
 from controlplane.policy.options import LITERAL
+from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.scenario import Scenario
 from tests.bench import report
-from tests.bench.evolution_cells import Bench, Pair, Ratio, Way, settings
+from tests.bench.simulations import Bench, Compared, Pair, Way, workloads
 
 JOBS: Final = 60
 THINK_S: Final = 10.0
@@ -29,6 +28,23 @@ POPULATIONS: Final = (4, 8, 16, 32)
 GENERATIONS: Final = (0, 1, 3, 10)
 SEARCHED: Final = ("", "_interference", "_partial", "_types", "_all")
 USUAL: Final = (16, 3)  # population, generations
+
+
+def settings(jobs: int) -> dict[str, Way]:
+    def nodes(slots: int, **count: int) -> tuple[NodeGroup, ...]:
+        return tuple(NodeGroup(count=n, slots=slots, model=model) for model, n in count.items())
+
+    plain = Way(Scenario(jobs=jobs, think_s=THINK_S))
+    eights = (NodeGroup(count=8, slots=8),)  # on which many sizes fit beside each other
+    mixed = nodes(8, v100=3, p100=3, k80=2)
+    return {
+        "": plain,
+        "_interference": plain.knowing(interference="pairwise:0.25"),
+        "_partial": plain.knowing(nodes=eights, stall_s=0.1, first_stall_s=1.0),
+        "_types": plain.knowing(nodes=nodes(4, v100=6, p100=5, k80=5)),
+        "_all": plain.knowing(nodes=mixed, interference="pairwise:0.25"),
+        "_busy": plain.knowing(nodes=(NodeGroup(count=4, slots=4),)),  # jobs wait
+    }
 
 
 def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
@@ -75,18 +91,9 @@ def fed(here: dict[str, Way]) -> list[Pair]:
 
 
 def measured(folder: Path, *, quick: bool) -> list[Pair]:
-    """Evolution on and off on each measured workload, with neighbours and without.
-
-    Workloads are in folder `workloads`, in that of the tables or beside it.
-
-    Raises:
-        SystemExit: if there are none.
-    """
+    """Evolution on and off on each measured workload, with neighbours and without."""
     pairs = []
-    places = (folder / "workloads", folder.resolve().parent / "workloads")
-    files = sorted(file for place in places for file in place.glob("*.csv"))
-    if not files:
-        sys.exit(f"no workloads/*.csv in {folder} or beside it")
+    files = workloads(folder)
     for file in files[:1] if quick else files:
         for name, kind in (("", "none"), ("_interference", "pairwise:0.25")):
             on = Way(
@@ -111,7 +118,9 @@ def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
     }
 
 
-class EpochMetrics:
+class Sections:
+    """Simulates, prints and keeps the figures of one part after the other."""
+
     def __init__(self, bench: Bench, path: Path | None) -> None:
         self._bench, self._path = bench, path
         self._figures: dict[str, float] = {}
@@ -120,12 +129,12 @@ class EpochMetrics:
         self._bench.do([way for pair in pairs for way in (pair.first, pair.second)], seeds)
         rows: list[list[object]] = []
         for pair in pairs:
-            found = self._bench.ratio(pair, seeds)
-            self._keep(pair.key, found)
+            found = self._compared(pair, seeds)
+            ratio = found.ratio
             rows.append(
                 [
-                    pair.key, f"{found.mean:.3f}", f"{found.sure_low:.3f}-{found.sure_high:.3f}",
-                    f"{found.low:.3f}-{found.high:.3f}",
+                    pair.key, f"{ratio.mean:.3f}", f"{ratio.sure_low:.3f}-{ratio.sure_high:.3f}",
+                    f"{ratio.low:.3f}-{ratio.high:.3f}",
                     f"{found.first_s:.1f}", f"{found.second_s:.1f}", f"{found.first_moves:.1f}",
                     f"{found.second_moves:.1f}", f"{found.unfinished} of {found.jobs}",
                 ]
@@ -137,39 +146,52 @@ class EpochMetrics:
     def curve(self, way: Way, seeds: Sequence[int], *, whole: bool) -> None:
         off, found = way.but(search="greedy"), budgets(way, whole=whole)
         self._bench.do([off, *found.values()], seeds)
-        rows: list[list[object]] = []
-        for population in POPULATIONS:
-            row: list[object] = [population]
-            for generations in GENERATIONS:
-                at = found.get((population, generations))
-                if at is None:
-                    row.append("")
-                    continue
-                key = f"budget_{population}_{generations}"
-                ratio = self._bench.ratio(Pair(key, at, off), seeds)
-                self._keep(key, ratio)
-                row.append(f"{ratio.mean:.3f}")
-            rows.append(row)
+        ratios = {
+            (population, generations): self._compared(
+                Pair(f"budget_{population}_{generations}", at, off), seeds
+            ).ratio.mean
+            for (population, generations), at in found.items()
+        }
+        rows = [
+            [many, *(f"{ratios[many, n]:.3f}" if (many, n) in ratios else "" for n in GENERATIONS)]
+            for many in POPULATIONS
+        ]
         columns = ("population", *(f"{many} generations" for many in GENERATIONS))
         title = f"under interference, over no search; {len(seeds)} seeds"
         report.table(f"{title}; {self._bench.elapsed_s:.0f} s so far", columns, rows)
 
-    def _keep(self, key: str, found: Ratio) -> None:
-        self._figures |= {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
-        self._figures |= {f"{key}_sure_low": found.sure_low, f"{key}_sure_high": found.sure_high}
+    def _compared(self, pair: Pair, seeds: Sequence[int]) -> Compared:
+        found = self._bench.compared(pair, seeds)
+        ratio, key = found.ratio, pair.key
+        self._figures |= ratio.keys(key)
+        self._figures |= {f"{key}_sure_low": ratio.sure_low, f"{key}_sure_high": ratio.sure_high}
         if found.unfinished:
             self._figures[f"{key}_unfinished"] = float(found.unfinished)
         self._figures["elapsed_s"] = self._bench.elapsed_s
         report.write(self._figures, self._path)
+        return found
 
 
 def main() -> None:
-    chosen = _arguments()
-    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
-    here = settings(chosen.jobs or (JOBS // 2 if chosen.quick else JOBS), THINK_S)
-    told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
+    named = [name.removeprefix("_") or "plain" for name in settings(JOBS)]
+    chosen = report.arguments(
+        __doc__,
+        "one seed of 30 jobs and a few figures",
+        paper=(bool, False, "only the paper's policy over ones"),
+        searches=(report.some_of(named), [], f"only these settings, of {', '.join(named)}"),
+        on_off=(bool, False, "of these, evolution over greedy only"),
+        seeds=(report.seeds, "40-42", "of workloads and searches, as in 40-42"),
+        jobs=(int, None, "in each simulation; default: 60, quick: 30"),
+        workers=(int, 2, "simulations at a time"),
+        results=(Path, None, "keep simulations here and go on from there"),
+        grid=(bool, False, "every budget, with every seed"),
+        profiles=(Path, None, "folder of measured tables and workloads"),
+    )
+    seeds = chosen.seeds[: 1 if chosen.quick else None]
+    here = settings(chosen.jobs or (JOBS // 2 if chosen.quick else JOBS))
+    told = Sections(Bench(seeds, chosen.workers, chosen.results), chosen.json)
     if chosen.searches:
-        for name in chosen.searches.split(","):
+        for name in chosen.searches:
             at = "" if name == "plain" else f"_{name}"
             told.section(
                 f"the search {at}", searches(here, [at])[: 1 if chosen.on_off else None], seeds
@@ -191,22 +213,6 @@ def main() -> None:
     if chosen.profiles is not None:
         pairs = measured(chosen.profiles, quick=chosen.quick)
         told.section("measured workloads", pairs, seeds[:1])
-
-
-def _arguments() -> argparse.Namespace:
-    parser = report.parser(__doc__ or "", "one seed of 30 jobs and a few figures")
-    parser.add_argument("--paper", action="store_true", help="only the paper's policy over ones")
-    parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
-    parser.add_argument(
-        "--on-off", action="store_true", help="of these, evolution over greedy only"
-    )
-    parser.add_argument("--seeds", default="40-42", help="of workloads and searches, as in 40-42")
-    parser.add_argument("--jobs", type=int, help="in each simulation; default: 60, quick: 30")
-    parser.add_argument("--workers", type=int, default=2, help="simulations at a time")
-    parser.add_argument("--results", type=Path, help="keep simulations here and go on from there")
-    parser.add_argument("--grid", action="store_true", help="every budget, with every seed")
-    parser.add_argument("--profiles", type=Path, help="folder of measured tables and workloads")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

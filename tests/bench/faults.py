@@ -16,31 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench import report
+from tests.bench.steps import ends, submit
 from tests.support.cluster import Cluster, kill
 
 SAMPLES: Final = 480
-SCRIPT: Final = """
-import os, time, torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from elastic import ScalingAgent
-
-agent = ScalingAgent.from_env()
-inputs = torch.randn(480, 16)
-data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
-model, optimizer, loader = agent.load(
-    lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)),
-    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), data, batch_size=24)
-out = open(os.environ["STEPS"] + os.path.basename(os.environ["ONES_WORKER"]), "w", buffering=1)
-for epoch in agent.epochs(100000):
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        time.sleep(0.02)
-        out.write(f"{time.time()}\\n")
-    agent.report(size=agent.world_size)
-"""
 
 
 @dataclass(frozen=True)
@@ -55,67 +34,63 @@ class Case:
     process: str = ""  # "agent", "controller" or "zygote": killed from outside instead
 
 
+def at(point: str, rank: int, what: str = "kill", version: int = 2) -> str:
+    return f"{point}:rank={rank}:version={version}={what}"
+
+
+def growing(stage: str, point: str, *ranks: int) -> list[Case]:
+    """Return a case for each rank that is killed at `point` of a growth from two to three."""
+    victims = ("rank 0", "rank 1", "newcomer")
+    return [Case(stage, victims[rank], at(point, rank)) for rank in ranks]
+
+
+def reducing(rank: int, more: str = "") -> str:
+    return f"reduce:rank={rank}:step=30:version=1=kill{more}"
+
+
+STALLS: Final = {
+    "newcomers are prepared": at("ready", 2, "stall 1.5"),
+    "group is built": at("built", 1, "stall 1.5"),
+}
 CASES: Final = (
-    Case("newcomer builds its model", "newcomer", "load:rank=2:version=2=kill"),
-    Case("newcomer is about to be ready", "newcomer", "ready:rank=2:version=2=kill"),
-    Case("newcomer never becomes ready", "newcomer", "ready:rank=2:version=2=stop"),
-    Case("group is built", "newcomer", "build:rank=2:version=2=kill"),
-    Case("group is built", "rank 0", "build:rank=0:version=2=kill"),
-    Case("group is built", "rank 1", "build:rank=1:version=2=kill"),
-    Case("group is there", "newcomer", "built:rank=2:version=2=kill"),
-    Case("boundary is agreed on", "rank 0", "announce:rank=0:version=2=kill"),
-    Case("boundary is agreed on", "rank 1", "announce:rank=1:version=2=kill"),
-    Case("boundary", "rank 0", "boundary:rank=0:version=2=kill"),
-    Case("boundary", "rank 1", "boundary:rank=1:version=2=kill"),
-    Case("swapped", "rank 0", "swapped:rank=0:version=2=kill"),
-    Case("swapped", "rank 1", "swapped:rank=1:version=2=kill"),
-    Case("state is sent", "rank 0", "handover.send:rank=0:version=2=kill"),
-    Case("state is sent", "rank 1", "handover.send:rank=1:version=2=kill"),
-    Case("state is received", "newcomer", "handover.receive:rank=2:version=2=kill"),
-    Case("state was received", "newcomer", "handed_over:rank=2:version=2=kill"),
-    Case("leaver at the boundary", "rank 2", "boundary:rank=2:version=2=kill", 3, 2),
-    Case("stayer at the boundary", "rank 0", "boundary:rank=0:version=2=kill", 3, 2),
-    Case("stayer has swapped", "rank 1", "swapped:rank=1:version=2=kill", 3, 2),
-    Case("mid all-reduce", "rank 0", "reduce:rank=0:step=30:version=1=kill", 3, None),
-    Case("mid all-reduce", "rank 2", "reduce:rank=2:step=30:version=1=kill", 3, None),
+    *growing("newcomer builds its model", "load", 2),
+    *growing("newcomer is about to be ready", "ready", 2),
+    Case("newcomer never becomes ready", "newcomer", at("ready", 2, "stop")),
+    *growing("group is built", "build", 2, 0, 1),
+    *growing("group is there", "built", 2),
+    *growing("boundary is agreed on", "announce", 0, 1),
+    *growing("boundary", "boundary", 0, 1),
+    *growing("swapped", "swapped", 0, 1),
+    *growing("state is sent", "handover.send", 0, 1),
+    *growing("state is received", "handover.receive", 2),
+    *growing("state was received", "handed_over", 2),
+    Case("leaver at the boundary", "rank 2", at("boundary", 2), 3, 2),
+    Case("stayer at the boundary", "rank 0", at("boundary", 0), 3, 2),
+    Case("stayer has swapped", "rank 1", at("swapped", 1), 3, 2),
+    Case("mid all-reduce", "rank 0", reducing(0), 3, None),
+    Case("mid all-reduce", "rank 2", reducing(2), 3, None),
     Case(
         "mid all-reduce, one-step skew", "rank 1",
         "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail", 3, None,
     ),
-    Case("at the epoch's report", "rank 0", "report:rank=0:version=1=kill", 3, None),
-    Case(
-        "survivor at rest",
-        "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; quiesce:rank=1:version=2=kill",
-        3,
-        None,
+    Case("at the epoch's report", "rank 0", at("report", 0, version=1), 3, None),
+    *(
+        Case(stage, "ranks 2, 1", reducing(2, f"; {at(point, 1)}"), 3, None)
+        for stage, point in (
+            ("survivor at rest", "quiesce"), ("survivors build a group", "recover"),
+            ("survivors have a group", "recovered"),
+        )
     ),
-    Case(
-        "survivors build a group",
-        "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; recover:rank=1:version=2=kill",
-        3,
-        None,
+    *(
+        Case(stage, process, STALLS[stage], process=process)
+        for stage, processes in (
+            ("newcomers are prepared", ("agent", "controller", "zygote")),
+            ("group is built", ("agent", "controller")),
+        )
+        for process in processes
     ),
-    Case(
-        "survivors have a group",
-        "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; recovered:rank=1:version=2=kill",
-        3,
-        None,
-    ),
-    Case("newcomers are prepared", "agent", "ready:rank=2:version=2=stall 1.5", process="agent"),
-    Case(
-        "newcomers are prepared",
-        "controller",
-        "ready:rank=2:version=2=stall 1.5",
-        process="controller",
-    ),
-    Case("newcomers are prepared", "zygote", "ready:rank=2:version=2=stall 1.5", process="zygote"),
-    Case("group is built", "agent", "built:rank=1:version=2=stall 1.5", process="agent"),
-    Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
-    Case("pause's checkpoint (3 s)", "rank 0", "suspend:rank=0:version=2=kill", 2, 0),
-    Case("pause is written (3 s)", "rank 0", "suspended:rank=0:version=2=kill", 2, 0),
+    Case("pause's checkpoint (3 s)", "rank 0", at("suspend", 0), 2, 0),
+    Case("pause is written (3 s)", "rank 0", at("suspended", 0), 2, 0),
 )  # fmt: skip
 
 
@@ -129,17 +104,10 @@ class Result:
 
 
 def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case: Case) -> Result:
-    folder.mkdir()
-    job = cluster.submit(
-        SCRIPT,
-        batch_size=24,
-        max_local_batch=24,
-        slots=[1, 4],
-        slots_wanted=case.start,
-        record_samples=True,
-        stop={"epochs": 100_000},
-        env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", "ELASTIC_FAULTS": case.faults},
-    )
+    job = submit(
+        cluster, folder, samples=SAMPLES, batch=24, slots_wanted=case.start,
+        env={"IDLE_S": 0.02, "ELASTIC_FAULTS": case.faults},
+    )  # fmt: skip
     cluster.until(job, lambda shown: shown["state"] == "running")
     began = time.time()
     time.sleep(0.5)
@@ -159,13 +127,7 @@ def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case
     epoch = cluster.show(job)["epoch"]
     shown = cluster.until(job, lambda s: s["epoch"] > epoch + 1)
     cluster.ones("cancel", job)
-    ends = sorted(
-        float(line)
-        for path in folder.iterdir()
-        for line in path.read_text().split("\n")[:-1]
-        if float(line) > began
-    )
-    gaps = [b - a for a, b in itertools.pairwise(ends)]
+    gaps = [b - a for a, b in itertools.pairwise(at for at in ends(folder) if at > began)]
     epochs = cluster.samples(job)
     whole = [ids for number, ids in sorted(epochs.items()) if number <= shown["epoch"]]
     versions = shown["versions"]
@@ -204,7 +166,7 @@ def _is_zygote(pid: int, sockets: str) -> bool:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "every fourth case")
+    chosen = report.arguments(__doc__, "every fourth case")
     cases = CASES[::4] if chosen.quick else CASES
     rows: list[tuple[object, ...]] = []
     figures: dict[str, float] = {}

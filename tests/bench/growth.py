@@ -47,7 +47,7 @@ class Stretch:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a quarter of the time")
+    chosen = report.arguments(__doc__, "a quarter of the time")
     share = 0.25 if chosen.quick else 1.0
     seen: list[Stretch] = []
     with report.folder() as base, cluster(base / "cluster", "ones") as (_, client):

@@ -11,10 +11,8 @@ interference. `oracle` is `harmony` with the simulator's truth about neighbours.
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -34,11 +32,10 @@ from controlplane.sim.analysis.plot_style import (
     save,
     tidy,
 )
-from controlplane.sim.experiment import Cell, run
 from controlplane.sim.results import JobResult, SimulationResult
 from controlplane.sim.scenario import HARMONY
 from tests.bench import report
-from tests.bench.evolution_cells import interval, simulate_cell
+from tests.bench.simulations import Bench, Ratio, Way, average_s, interval
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
@@ -71,30 +68,19 @@ LEARNED: Final = "harmony-drl"
 Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and pattern, of each seed
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """Return the geometric mean of the ratios of paired figures above 0."""
-    logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
-    middle, off = spread(logs)
-    return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and how far its 95% interval goes; 0 for a single value."""
-    return interval(values) if len(values) > 1 else (values[0], 0.0)
-
-
-def average_s(result: SimulationResult) -> float:
-    return mean(ended_s(job) for job in result.jobs if job.counted)
+def simulated(
+    rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any], keep: Path | None
+) -> Found:
+    ways = {
+        (row.name, name): Way(
+            replace(HARMONY, arrivals=arrivals, **changes), row.options, row.policy
+        )
+        for row in rows
+        for name, arrivals in PATTERNS.items()
+    }
+    bench = Bench(seeds, os.cpu_count() or 1, keep)
+    bench.do(ways.values())
+    return {key: [bench.result(way, seed) for seed in seeds] for key, way in ways.items()}
 
 
 def ended_s(job: JobResult) -> float:
@@ -102,26 +88,9 @@ def ended_s(job: JobResult) -> float:
     return job.ended_at - job.submitted_at
 
 
-def simulated(
-    rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any], keep: Path | None
-) -> Found:
-    cells = {
-        (row.name, name): [
-            Cell(policy=row.policy, options=dict(row.options), scenario=where, seed=seed)
-            for seed in seeds
-        ]
-        for row in rows
-        for name, arrivals in PATTERNS.items()
-        for where in [replace(HARMONY, arrivals=arrivals, **changes)]
-    }
-    every = [cell for many in cells.values() for cell in many]
-    results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, report.simulated))
-    return {key: [next(results) for _ in many] for key, many in cells.items()}
-
-
 def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
     return [
-        average_s(result)
+        average_s(result, result.ended_at)
         for each in PATTERNS
         if pattern in {None, each}
         for result in found[name, each]
@@ -136,7 +105,9 @@ def table(found: Found, rows: Sequence[Row], title: str) -> None:
         lines.append([
             row.name,
             *(f"{mean(averages(found, row.name, each)):.0f}" for each in PATTERNS),
-            str(ratio(averages(found, row.name), averages(found, rows[0].name))),
+            "{0.mean:.3f} ({0.sure_low:.3f} to {0.sure_high:.3f})".format(
+                Ratio.of(averages(found, row.name), averages(found, rows[0].name))
+            ),
             f"{np.quantile([ended_s(job) for job in jobs], 0.9):.0f}",
             f"{mean(job.rescales for job in jobs):.1f}",
             f"{mean(ms for result in results for ms in result.decisions_ms):.1f}",
@@ -147,17 +118,16 @@ def table(found: Found, rows: Sequence[Row], title: str) -> None:
 
 
 def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
-    figures: dict[str, float] = {}
     ours = averages(found, OURS)
-    for row in rows:
-        if row.key:
-            against = ratio(ours, averages(found, row.name))
-            key = f"jct_vs_{row.key}"
-            figures |= {key: against.mean, f"{key}_low": against.low, f"{key}_high": against.high}
+    ratios = {
+        f"jct_vs_{row.key}": Ratio.of(ours, averages(found, row.name)) for row in rows if row.key
+    }
+    ratios["drl_vs_lb"] = Ratio.of(averages(found, LEARNED), averages(found, rows[0].name))
+    figures: dict[str, float] = {}
+    for key, one in ratios.items():
+        figures |= {key: one.mean, f"{key}_low": one.sure_low, f"{key}_high": one.sure_high}
+    figures["drl_train_cpu_s"] = trained_cpu_s()
     jobs = [job for each in PATTERNS for result in found[OURS, each] for job in result.jobs]
-    against = ratio(averages(found, LEARNED), averages(found, rows[0].name))
-    figures |= {"drl_vs_lb": against.mean, "drl_vs_lb_low": against.low}
-    figures |= {"drl_vs_lb_high": against.high, "drl_train_cpu_s": trained_cpu_s()}
     figures["moves_per_job"] = mean(job.rescales for job in jobs)
     return figures
 
@@ -175,7 +145,7 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
     for number, row in enumerate(rows):
         for place, pattern in enumerate(PATTERNS):
             times = averages(found, row.name, pattern)
-            _, off = spread(times)
+            off = interval(times)[1] if len(times) > 1 else 0.0
             axes.bar(
                 place + (number - (len(rows) - 1) / 2) * width, mean(times), width * 0.92,
                 yerr=off, capsize=2, color=COLOURS[number % len(COLOURS)],
@@ -189,7 +159,13 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    options = arguments()
+    options = report.arguments(
+        __doc__,
+        "one seed, 25 jobs",
+        seeds=(report.seeds, SEEDS, "as in 200-211"),
+        keep=(Path, None, "results as they come; go on from them"),
+        figure=(Path, None, "draw average completion times here"),
+    )
     seeds = options.seeds[:1] if options.quick else options.seeds
     changes = {"jobs": 25} if options.quick else {}
     found = simulated(ROWS, seeds, changes, options.keep)
@@ -204,18 +180,10 @@ def main() -> None:
         for row in few:
             if row.key:
                 ours, theirs = averages(found_too, OURS), averages(found_too, row.name)
-                figures[f"jct_vs_{row.key}_{kind}"] = ratio(ours, theirs).mean
+                figures[f"jct_vs_{row.key}_{kind}"] = Ratio.of(ours, theirs).mean
     report.finish(figures, options.json, "harmony")
     if options.figure is not None:
         draw(found, ROWS, options.figure)
-
-
-def arguments() -> argparse.Namespace:
-    parser = report.parser((__doc__ or "").partition("\n\n")[0], "one seed, 25 jobs")
-    parser.add_argument("--seeds", type=report.seeds, default=SEEDS, help="as in 200-211")
-    parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
-    parser.add_argument("--figure", type=Path, help="draw average completion times here")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ or less than expected, relative to the busiest slot or model.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from random import Random
 from statistics import mean
@@ -33,6 +33,9 @@ GPUS: Final = (12.1, 5.6, 11.3, 9.5)  # TFLOPS
 ROLLOUTS: Final = 20
 JITTER: Final = 0.2
 EPOCHS: Final = 8
+SLOTS: Final = 8  # of figures, as the next two
+CONFIGURATIONS: Final = (8, 12, 16, 24, 32, 48, 64)
+SEEDS: Final = 20
 
 
 def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1) -> HopProblem:
@@ -47,14 +50,6 @@ def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1
         slots=[Slot(partitions([at]), slowness=slow) for at, slow in enumerate(slowness)],
         sizes=[1.0] * slots,
     )
-
-
-def at_random(one: HopProblem, rng: Random) -> float:
-    return played(one, RandomOrder(one, rng))
-
-
-def in_fixed_order(one: HopProblem, _: Random) -> float:
-    return played(one, FixedOrder(one, range(len(one.models))))
 
 
 def played(one: HopProblem, order: GreedyOrder) -> float:
@@ -97,6 +92,33 @@ def decision_ms(one: HopProblem) -> float:
         progress.end(running.pop(0))
 
 
+CHANCE, BEST = "random (the paper)", f"greedy, {ROLLOUTS} rollouts"
+ORDERS: Final[Mapping[str, tuple[str, Callable[[HopProblem, Random], float]]]] = {
+    CHANCE: ("random", lambda one, rng: played(one, RandomOrder(one, rng))),
+    "fixed": ("fixed", lambda one, _: played(one, FixedOrder(one, range(len(one.models))))),
+    "greedy": ("greedy", lambda one, _: makespan(one)),
+    BEST: ("rollouts", lambda one, rng: makespan(one, best_weights(one, ROLLOUTS, rng))),
+}  # with the name of its random stream
+
+
+def over_the_bound(order: str, problems: Sequence[HopProblem]) -> list[float]:
+    """Return each problem's makespan in an order, relative to its bound."""
+    key, play = ORDERS[order]
+    return [play(one, stream(key, seed)) / makespan_bound(one) for seed, one in enumerate(problems)]
+
+
+def makespans(*, alike: bool, quick: bool) -> dict[str, list[tuple[float, float]]]:
+    """Return by order, for each of `CONFIGURATIONS`, the mean and the worst of all seeds."""
+    found: dict[str, list[tuple[float, float]]] = {CHANCE: [], "greedy": [], BEST: []}
+    for many in report.counted("size", CONFIGURATIONS, len(CONFIGURATIONS)):
+        seeds = range(2 if quick else SEEDS)
+        problems = [problem(many, SLOTS, alike=alike, seed=seed) for seed in seeds]
+        for name, cells in found.items():
+            over = over_the_bound(name, problems)
+            cells.append((mean(over), max(over)))
+    return found
+
+
 def order_figures(*, quick: bool) -> dict[str, float]:
     seeds = range(3 if quick else 40)
     rows: list[list[object]] = []
@@ -104,28 +126,16 @@ def order_figures(*, quick: bool) -> dict[str, float]:
     chance: list[float] = []
     for configs, slots, differ in report.counted("setting", SETTINGS, len(SETTINGS)):
         problems = [problem(configs, slots, alike=not differ, seed=seed) for seed in seeds]
-        orders: dict[str, Callable[[HopProblem, Random], float]] = {
-            "random": at_random,
-            "fixed": in_fixed_order,
-            "greedy": lambda one, _: makespan(one),
-            "rollouts": lambda one, rng: makespan(one, best_weights(one, ROLLOUTS, rng)),
-        }
-        found = {
-            name: [
-                order(one, stream(name, seed)) / makespan_bound(one)
-                for seed, one in enumerate(problems)
-            ]
-            for name, order in orders.items()
-        }
+        found = {name: over_the_bound(name, problems) for name in ORDERS}
         cells = [f"{mean(one):.4f} ({max(one):.4f})" for one in found.values()]
         kind = "different" if differ else "alike"
         rows.append([f"{configs} on {slots}, {kind}", *cells])
         if configs >= 2 * slots:
-            ours += found["rollouts"]
-            chance += found["random"]
+            ours += found[BEST]
+            chance += found[CHANCE]
     report.table(
         f"makespan over the bound, mean (worst) of {len(seeds)} seeds",
-        ["configurations", "random (the paper)", "fixed", "greedy", f"greedy, {ROLLOUTS} rollouts"],
+        ["configurations", *ORDERS],
         rows,
     )
     report.now("units that take other times than expected")

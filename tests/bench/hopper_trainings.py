@@ -13,13 +13,11 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from controlplane.client import BlockingClient
 from controlplane.sweeps.search import first_trials
@@ -27,12 +25,10 @@ from controlplane.sweeps.trials import Add
 from schemas.ids import JobId
 from schemas.jobs import ENDED, SWEEP_SCRIPT, JobSpec
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec, Value, choice
-from schemas.wire.client import Ledger
 from tests.bench import report
 from tests.bench.live_jobs import EXAMPLES
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, trained_alone
 
-ROOT: Final = Path(__file__).parents[2]
 NODES: Final = 4
 ALONE: Final = 3  # configurations that are trained once more, alone, and compared
 LIMIT_S: Final = 1800.0  # of one way
@@ -100,6 +96,9 @@ class Training:
     epochs: int
     configurations: int
 
+    def best(self, metrics: Iterable[float]) -> float:
+        return max(metrics) if self.mode == "max" else min(metrics)
+
 
 @dataclass(frozen=True)
 class Way:
@@ -124,25 +123,22 @@ def trainings(*, quick: bool) -> list[Training]:
 
 
 def ways(one: Training, base: Path, chosen: Sequence[str], *, quick: bool) -> dict[str, Way]:
-    with cluster_of_nodes(base / "all") if quick else contextlib.nullcontext() as shared:
-        return _ways(one, base, chosen, shared)
-
-
-def _ways(one: Training, base: Path, chosen: Sequence[str], shared: Up | None) -> dict[str, Way]:
-    measured: dict[str, Callable[[], Way]] = {
-        "hopping": lambda: as_sweep(
-            one, base / "hopping", NODES, 1, "greedy", shared=shared,
-            compared=min(ALONE, one.configurations // 2),
-        ),
-        "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed", shared=shared),
-        "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random", shared=shared),
-        "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy", shared=shared),
-        "elastic jobs": lambda: one_by_one(one, base / "elastic", shared),
+    """Train in each way; on a cluster of its own, or, if `quick`, all on one."""
+    orders = {
+        "hopping": (NODES, 1, "greedy"), "fixed order": (NODES, 1, "fixed"),
+        "random order": (NODES, 1, "random"), "task-parallel": (1, NODES, "greedy"),
     }  # fmt: skip
-    return {
-        name: measured[name]()
-        for name in report.counted(f"way of training {one.name}", chosen, len(chosen))
-    }
+    found: dict[str, Way] = {}
+    with cluster_of_nodes(base / "all") if quick else contextlib.nullcontext() as shared:
+        for name in report.counted(f"way of training {one.name}", chosen, len(chosen)):
+            folder = base / name.replace(" ", "-")
+            compared = min(ALONE, one.configurations // 2) if name == "hopping" else 0
+            found[name] = (
+                as_sweep(one, folder, *orders[name], shared=shared, compared=compared)
+                if name in orders
+                else one_by_one(one, folder, shared)
+            )
+    return found
 
 
 def as_sweep(
@@ -161,9 +157,10 @@ def as_sweep(
         job = client.submit(spec)
         staged = wait_for(client, [job], made)
         detail, ledger = client.sweep(job), client.ledger(job)
-    assert detail.summary.state == "succeeded", detail.summary
-    if compared:
-        report.now(f"{one.name}: some configurations are trained alone and compared")
+        assert detail.summary.state == "succeeded", detail.summary
+        if compared:
+            report.now(f"{one.name}: {compared} configurations are trained alone and compared")
+        bit_equal = equal_alone(made, job, compared, workdir)
     return Way(
         makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
         curves=[[epoch[one.metric] for epoch in info.metrics] for info in detail.trials],
@@ -172,7 +169,7 @@ def as_sweep(
         waited_s=detail.waited_s,
         trained_s=detail.trained_s,
         units=len(ledger.units),
-        bit_equal=all(equal_alone(ledger, trial, workdir) for trial in range(compared)),
+        bit_equal=bit_equal,
     )
 
 
@@ -181,50 +178,19 @@ def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: 
         space=one.space, searcher=RandomSearch(one.configurations), epochs=one.epochs,
         metric=one.metric, mode="max" if one.mode == "max" else "min", seed=7,
     )  # fmt: skip
-    return JobSpec(
-        name=one.name,
-        script=SWEEP_SCRIPT,
-        batch_size=NODES,
-        max_batch_size="keep",
-        slots=(NODES, NODES),
-        workdir=str(workdir),
-        env={"OMP_NUM_THREADS": "1"},
-        sweep=SweepSpec(
-            search=search, partitions=partitions, replicas=replicas, order=order, **FUNCTIONS
-        ),
+    sweep = SweepSpec(
+        search=search, partitions=partitions, replicas=replicas, order=order, **FUNCTIONS
     )
+    return JobSpec(
+        name=one.name, script=SWEEP_SCRIPT, batch_size=NODES, max_batch_size="keep",
+        slots=(NODES, NODES), workdir=str(workdir), env={"OMP_NUM_THREADS": "1"}, sweep=sweep,
+    )  # fmt: skip
 
 
-def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
+def equal_alone(made: Cluster, job: JobId, trials: int, workdir: Path) -> bool:
     """True if training alone, in the order of the visits, ends each unit in the same bytes."""
-    search = ledger.spec.search
-    values = first_configurations(search)[trial]
-    visits = [
-        {
-            "config": str(trial),
-            "values": values,
-            "epoch": unit.epoch,
-            "partition": unit.partition,
-            "version": unit.version,
-            "digest": unit.digest,
-        }
-        for unit in ledger.units
-        if unit.trial == trial
-    ]
-    task = {
-        "functions": FUNCTIONS,
-        "partitions": ledger.spec.partitions,
-        "seed": search.seed,
-        "model": None,
-        "visits": visits,
-    }
-    file = workdir / "task.json"
-    file.write_text(json.dumps(task), encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", file.name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False)
-    assert not done.returncode, done.stderr.decode()
-    return bool(json.loads(done.stdout.decode().strip().rpartition("\n")[2])["equal"])
+    (made.base / job).symlink_to(workdir)
+    return all(trained_alone(made, job, trial)["equal"] for trial in range(trials))
 
 
 def one_by_one(one: Training, base: Path, shared: Up | None) -> Way:
@@ -232,6 +198,7 @@ def one_by_one(one: Training, base: Path, shared: Up | None) -> Way:
     (workdir / "train.py").write_text(DATA_PARALLEL, encoding="utf-8")
     search = spec_of(one, NODES, 1, "greedy", workdir).stated_sweep
     assert search is not None
+    env = {"OMP_NUM_THREADS": "1", "PARTITIONS": str(NODES), "EPOCHS": str(one.epochs)}
     with contextlib.nullcontext(shared) if shared else cluster_of_nodes(base) as (made, client):
         names = [
             client.submit(
@@ -242,16 +209,11 @@ def one_by_one(one: Training, base: Path, shared: Up | None) -> Way:
                     max_batch_size="keep",
                     slots=(NODES, NODES),
                     workdir=str(workdir),
-                    env={
-                        "OMP_NUM_THREADS": "1",
-                        "VALUES": json.dumps(values),
-                        "PARTITIONS": str(NODES),
-                        "EPOCHS": str(one.epochs),
-                    },
+                    env={**env, "VALUES": json.dumps(values)},
                 )
             )
             for number, values in enumerate(first_configurations(search.search))
-        ]
+        ]  # fmt: skip
         wait_for(client, names, made)
         jobs = [client.job(name) for name in names]
     assert {job.summary.state for job in jobs} == {"succeeded"}, [j.summary.reason for j in jobs]
@@ -315,75 +277,57 @@ def workdir_of(one: Training, base: Path) -> Path:
 CURVE_EPOCHS: Final = 8
 
 
+@dataclass(frozen=True)
+class Curves:
+    metric: str
+    by_way: Mapping[str, Sequence[Sequence[float]]]  # of each configuration, epoch by epoch
+
+
 def training_figures(
-    found: dict[str, dict[str, Way]], *, quick: bool, curves: Path | None, chosen: Sequence[str]
+    found: dict[str, dict[str, Way]], *, quick: bool, chosen: Sequence[str]
 ) -> dict[str, float]:
-    searched = trainings(quick=quick)
     with report.folder() as folder:
-        for one in searched:
+        for one in trainings(quick=quick):
             found[one.name] = ways(one, folder / one.name, chosen, quick=quick)
             told(one, found[one.name])
-    if curves is not None:
-        keep(curves, "ways", {name: {way: asdict(m) for way, m in mine.items()}
-                              for name, mine in found.items()})  # fmt: skip
     return figures_of(found)
 
 
 def learning_curves(
-    trained: Mapping[str, Mapping[str, Way]], *, quick: bool, curves: Path | None
+    learnt: dict[str, Curves], trained: Mapping[str, Mapping[str, Way]], *, quick: bool
 ) -> dict[str, float]:
     """Train some configurations by hopping over four partitions, and each alone on all data.
 
     Returns:
         How far the best metrics of both ways are apart, for each training.
     """
-    found: dict[str, Any] = {}
     figures = {}
-    with report.folder() as folder:
-        for training in trainings(quick=quick):
-            one = (
-                training if quick else replace(training, epochs=CURVE_EPOCHS, configurations=NODES)
-            )
-            base = folder / one.name
-            report.now(f"{one.name}: learning curves, hopping and alone")
-            known = trained.get(one.name, {}) if quick else {}
-            if not {"hopping", "task-parallel"} <= known.keys():
-                with cluster_of_nodes(base / "all") as up:
-                    known = {
-                        "hopping": as_sweep(one, base / "hops", NODES, 1, "greedy", shared=up),
-                        "task-parallel": as_sweep(one, base / "own", 1, NODES, "greedy", shared=up),
-                    }
-            ways = {
-                "hopping": known["hopping"].curves,
-                "alone, on all data": known["task-parallel"].curves,
-            }
-            found[one.name] = {"metric": one.metric, "curves": ways}
-            best = max if one.mode == "max" else min
-            hopping, alone = (best(max(c) if one.mode == "max" else min(c) for c in each)
-                              for each in ways.values())  # fmt: skip
-            figures[f"{one.name}_{one.metric}_hopping_less_alone"] = hopping - alone
-            report.table(
-                f"{one.name}: best {one.metric} of {one.configurations} configurations, {one.epochs} epochs",
-                ["hopping", "alone, on all data"],
-                [[hopping, alone]],
-            )
-    if curves is not None:
-        keep(curves, "curves", found)
+    for training in trainings(quick=quick):
+        one = training if quick else replace(training, epochs=CURVE_EPOCHS, configurations=NODES)
+        report.now(f"{one.name}: learning curves, hopping and alone")
+        known = trained.get(one.name, {}) if quick else {}
+        if not {"hopping", "task-parallel"} <= known.keys():
+            with report.folder() as base:
+                known = ways(one, base, ["hopping", "task-parallel"], quick=True)
+        by_way = {"hopping": known["hopping"].curves}
+        by_way["alone, on all data"] = known["task-parallel"].curves
+        learnt[one.name] = Curves(one.metric, by_way)
+        best = [one.best(value for c in each for value in c) for each in by_way.values()]
+        figures[f"{one.name}_{one.metric}_hopping_less_alone"] = best[0] - best[1]
+        report.table(
+            f"{one.name}: best {one.metric} of {one.configurations} configurations, {one.epochs} epochs",
+            list(by_way),
+            [best],
+        )
     return figures
 
 
-def keep(path: Path, key: str, value: dict[str, Any]) -> None:
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(before | {key: value}), encoding="utf-8")
-
-
 def told(one: Training, mine: dict[str, Way]) -> None:
-    best = max if one.mode == "max" else min
     whole = mine["hopping"]
     rows: list[list[object]] = [
         [
             name, way.makespan_s, way.makespan_s / whole.makespan_s,
-            best(curve[-1] for curve in way.curves), way.data_bytes / 1e6,
+            one.best(curve[-1] for curve in way.curves), way.data_bytes / 1e6,
             way.network_bytes / 1e6, way.waited_s / max(1, way.units) * 1000.0,
         ]
         for name, way in mine.items()

@@ -197,8 +197,7 @@ def learnt(home: Path) -> dict[tuple[str, str], float]:
 
 
 def main() -> None:
-    about = (__doc__ or "").partition("\n\n")[0]
-    chosen = report.arguments(about, "shorter speeds, only harmony, 40 s to move in")
+    chosen = report.arguments(__doc__, "shorter speeds, only harmony, 40 s to move in")
     epochs, alone, limit_s = (2, 4, 40.0) if chosen.quick else (EPOCHS, ALONE, LIMIT_S)
     figures: dict[str, float] = {}
     with report.folder() as base:

@@ -257,11 +257,11 @@ def killed(path: Path, times: int) -> int:
 
 
 def main() -> None:
-    chosen = report.parser(__doc__ or "", "a tenth of the cluster, a short journal")
-    chosen.add_argument(
-        "--folder", type=Path, help="of a disk to measure; default: a temporary one"
+    options = report.arguments(
+        __doc__,
+        "a tenth of the cluster, a short journal",
+        folder=(Path, None, "of a disk to measure; default: a temporary one"),
     )
-    options = chosen.parse_args()
     scale = QUICK if options.quick else FULL
     with tempfile.TemporaryDirectory(prefix="ones-bench-", dir=options.folder) as folder:
         figures = measured(Path(folder), scale)

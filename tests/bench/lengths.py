@@ -8,10 +8,8 @@ compared with the actual length: median relative error, and coverage of the 80% 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,8 +30,10 @@ from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario, options_of, trace_of
 from schemas.ids import Seconds
 from tests.bench import report
+from tests.bench.simulations import workloads
 
 MODELS: Final = ("residual", "beta", "mixture")
+PREDICTED: Final = ("length_error", "length_coverage_80", "length_coverage_90")
 STREAM: Final = 19  # of a seed, by which a workload is shuffled
 HARD: Final = {"early_share": 0.4}
 
@@ -55,9 +55,17 @@ class Found:
 
 
 def main() -> None:
-    chosen = _arguments()
-    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
-    models = chosen.models.split(",")
+    chosen = report.arguments(
+        __doc__,
+        "one seed, one size, one workload",
+        seeds=(report.seeds, "50-52", "of workloads, as in 50-52"),
+        jobs=(int, 60, "of Table 2 in each simulation"),
+        models=(report.some_of(MODELS), list(MODELS), "the first is the baseline"),
+        only=(str, "", "settings with this in their names"),
+        workers=(int, 2, "simulations at a time"),
+        profiles=(Path, None, "folder of measured tables, workloads beside"),
+    )
+    seeds, models = chosen.seeds[: 1 if chosen.quick else None], chosen.models
     cases = [
         replace(case, model=model)
         for case in _cases(chosen.profiles, seeds, chosen.jobs, quick=chosen.quick)
@@ -73,23 +81,19 @@ def main() -> None:
         for model in models:
             here = {case: one for case, one in found.items()
                     if (case.setting, case.model) == (setting, model)}  # fmt: skip
-            ratios = [one.average_s / found[replace(case, model=models[0])].average_s
-                      for case, one in here.items()]  # fmt: skip
-            stats = [one.stats for one in here.values() if one.stats.length_predictions]
-            row: list[object] = [
-                setting,
-                model,
-                statistics.fmean(o.average_s for o in here.values()),
-            ]
-            row += [statistics.geometric_mean(ratios)]
+            ratio = statistics.geometric_mean(
+                one.average_s / found[replace(case, model=models[0])].average_s
+                for case, one in here.items()
+            )
             key = f"{setting.replace(' ', '_')}_{model}"
-            figures[f"{key}_vs_{models[0]}"] = statistics.geometric_mean(ratios)
-            for name in ("length_error", "length_coverage_80", "length_coverage_90"):
-                mean = statistics.fmean(float(getattr(s, name)) for s in stats) if stats else None
-                row.append("" if mean is None else mean)
-                if mean is not None:
-                    figures[f"{key}_{name}"] = mean
-            rows.append(row)
+            figures[f"{key}_vs_{models[0]}"] = ratio
+            row = [setting, model, statistics.fmean(o.average_s for o in here.values()), ratio]
+            stats = [one.stats for one in here.values() if one.stats.length_predictions]
+            for name in PREDICTED if stats else ():
+                mean = statistics.fmean(float(getattr(s, name)) for s in stats)
+                figures[f"{key}_{name}"] = mean
+                row.append(mean)
+            rows.append([*row, *[""] * (len(PREDICTED) + 4 - len(row))])
     heads = [
         "setting", "model", "average, s", f"over {models[0]}", "median error", "in 80%", "in 90%",
     ]  # fmt: skip
@@ -113,10 +117,7 @@ def _cases(
                 yield Case(f"table2 {gpus}{name}", here, seed, "")
         if profiles is None:
             continue
-        files = sorted((profiles.parent / "workloads").glob("*.csv"))
-        if not files:
-            sys.exit(f"no workloads/*.csv beside {profiles}")
-        for file in files[:1] if quick else files:
+        for file in workloads(profiles)[: 1 if quick else None]:
             measured = Scenario(
                 physics="profiles", profiles=str(profiles), workload=str(file), warm_up=0.0,
                 round_s=60.0, stall_s=30.0, generations=0,
@@ -151,17 +152,6 @@ def shuffled(trace: Trace, seed: int, cancels: float = 0.0) -> Trace:
             job = msgspec.structs.replace(job, cancelled_after_s=patience_s)
         jobs.append(job)
     return Trace(name=f"{trace.name} shuffled by {seed}", jobs=tuple(jobs))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = report.parser(__doc__ or "", "one seed, one size, one workload")
-    parser.add_argument("--seeds", default="50-52", help="of workloads, as in 50-52")
-    parser.add_argument("--jobs", type=int, default=60, help="of Table 2 in each simulation")
-    parser.add_argument("--models", default=",".join(MODELS), help="the first is the baseline")
-    parser.add_argument("--only", default="", help="settings with this in their names")
-    parser.add_argument("--workers", type=int, default=2, help="simulations at a time")
-    parser.add_argument("--profiles", type=Path, help="folder of measured tables, workloads beside")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

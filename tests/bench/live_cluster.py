@@ -9,16 +9,16 @@ import shutil
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.ids import JobId
-from schemas.jobs import ENDED
-from schemas.wire.client import JobDetail
+from schemas.jobs import ENDED, JobSpec
+from schemas.wire.client import JobDetail, JobSummary
 from tests.bench import report
 from tests.bench.live_jobs import SLOTS, Arrival, Job, spec_of
 from tests.support.cluster import Cluster
@@ -65,63 +65,107 @@ class Run:
     def p90_s(self) -> float:
         return statistics.quantiles(self.jct_s, n=10, method="inclusive")[-1]
 
+    def mean(self, measure: str) -> float:
+        """Return the mean of a field of the jobs."""
+        return statistics.fmean(getattr(job, measure) for job in self.jobs)
+
+
+def failed(jobs: Iterable[Ended]) -> int:
+    return sum(job.state != "succeeded" for job in jobs)
+
+
+def inexact(jobs: Iterable[Ended]) -> int:
+    return sum(not job.exact for job in jobs)
+
+
+MEASURES: Final[Mapping[str, Callable[[Run], object]]] = {  # of a run, by their column
+    "avg JCT s": lambda run: f"{run.average_s:.1f}",
+    "p90": lambda run: f"{run.p90_s:.1f}",
+    "queue": lambda run: f"{run.mean('queued_s'):.1f}",
+    "ran": lambda run: f"{run.mean('ran_s'):.1f}",
+    "makespan": lambda run: f"{run.makespan_s:.1f}",
+    "all slots taken": lambda run: f"{run.full:.0%}",
+    "re-scales/job": lambda run: f"{run.mean('rescales'):.1f}",
+    "batch changes/job": lambda run: f"{run.mean('batch_changes'):.1f}",
+    "not exact": lambda run: inexact(run.jobs),
+    "failed": lambda run: failed(run.jobs),
+    "load": lambda run: f"{run.load:.1f}",
+}
+
+
+def job_figures(policy: str, jobs: Sequence[Ended]) -> dict[str, float]:
+    """Return the figures of a policy's jobs that every study has."""
+    return {
+        f"rescales_per_job_{policy}": statistics.fmean(job.rescales for job in jobs),
+        f"not_exact_{policy}": inexact(jobs),
+        f"failed_{policy}": failed(jobs),
+    }
+
 
 @contextlib.contextmanager
 def cluster(
     home: Path, policy: str, *, slots: int = SLOTS, agents: int = 1, options: str = ""
 ) -> Iterator[tuple[Cluster, BlockingClient]]:
     made = Cluster(home, home, slots=slots, agents=agents, policy=policy.removesuffix(FIXED))
-    try:
-        made.up()
-        if options:
-            made.down()
-            with (home / "controller.toml").open("a", encoding="utf-8") as file:
-                file.write(f"options = {options}\n")  # [policy] is the last section
-            made.up()
-        with BlockingClient(home, timeout=60.0) as client:
-            yield made, client
-    finally:
-        if (made.home / "controller.toml").exists():
-            made.down()
+    more = f"options = {options}\n" if options else ""  # [policy] is the last section
+    with report.running(made, more), BlockingClient(home, timeout=60.0) as client:
+        yield made, client
+
+
+class Coming(Protocol):
+    @property
+    def at(self) -> float: ...  # seconds after the first
+
+
+C = TypeVar("C", bound=Coming)
+
+
+def submitted(
+    made: Cluster,
+    client: BlockingClient,
+    coming: Sequence[C],
+    spec: Callable[[C], JobSpec],
+    *,
+    look: Callable[[Sequence[JobSummary], float], None] = lambda *_: None,
+    limit_s: float = LIMIT_S,
+) -> list[JobId]:
+    """Submit jobs at their times, and look at those that are there until all have ended."""
+    names: list[JobId] = []
+    began = time.monotonic()
+    while True:
+        now = time.monotonic() - began
+        while len(names) < len(coming) and coming[len(names)].at <= now:
+            names.append(client.submit(spec(coming[len(names)])))
+        left = client.jobs()
+        report.now(f"{made.policy}: {len(names)} of {len(coming)} jobs came, {len(left)} are left")
+        if len(names) == len(coming) and not left:
+            return names
+        said = [f"{job.job} {job.state}: {job.reason}" for job in left]
+        assert now < limit_s, "\n".join([*said, made.said()])
+        look(left, now)
+        time.sleep(LOOK_S)
 
 
 def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options: str = "") -> Run:
-    fixed = policy.endswith(FIXED)
+    def spec(arrival: Arrival) -> JobSpec:
+        return spec_of(
+            arrival.job, base / "scripts", wanted=arrival.wanted, fixed=policy.endswith(FIXED),
+            utility=arrival.utility,
+        )  # fmt: skip
+
+    loads: list[float] = []
     with cluster(home, policy, options=options) as (made, client):
-        names: dict[str, Arrival] = {}
-        loads: list[float] = []
-        began = time.monotonic()
-        while len(names) < len(coming) or not over(client, made, began):
-            seconds = time.monotonic() - began
-            for arrival in itertools.islice(coming, len(names), None):
-                if arrival.at > seconds:
-                    break
-                spec = spec_of(
-                    arrival.job, base / "scripts", wanted=arrival.wanted, fixed=fixed,
-                    utility=arrival.utility,
-                )  # fmt: skip
-                names[client.submit(spec)] = arrival
-                report.now(f"{policy}: {len(names)} of {len(coming)} jobs are submitted")
-            loads.append(os.getloadavg()[0])
-            time.sleep(LOOK_S)
-        ended = {name: client.job(name) for name in names}
+        names = submitted(
+            made, client, coming, spec, look=lambda *_: loads.append(os.getloadavg()[0])
+        )  # fmt: skip
+        details = [client.job(name) for name in names]
         events = list(client.events())
-        jobs = [story(client, arrival.job, ended[name]) for name, arrival in names.items()]
-    first = min(detail.summary.submitted_at for detail in ended.values())
-    last = max(detail.history[-1].time for detail in ended.values())
+        jobs = [story(client, a.job, d) for a, d in zip(coming, details, strict=True)]
+    first = min(detail.summary.submitted_at for detail in details)
+    last = max(detail.history[-1].time for detail in details)
     full = taken(allocations_from(events, until=last), first, last)
     shutil.rmtree(home / "state" / "work", ignore_errors=True)
     return Run(policy, jobs, last - first, full, statistics.fmean(loads))
-
-
-def over(client: BlockingClient, made: Cluster, began: float) -> bool:
-    left = client.jobs()
-    report.now(f"{made.policy}: {len(left)} jobs are left")
-    if not left:
-        return True
-    said = [f"{job.job} {job.state}: {job.reason}" for job in left]
-    assert time.monotonic() - began < LIMIT_S, "\n".join([*said, made.said()])
-    return False
 
 
 def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,9 +70,10 @@ class Arrival:
     utility: Utility | None = None  # of its end, if its user says so
 
 
-def jobs(*, quick: bool) -> list[Job]:
-    kinds = [(e, epochs) for e in TRAININGS for epochs in (e.quick if quick else e.epochs)]
-    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
+def jobs(kinds: Callable[[Example], Sequence[int]]) -> list[Job]:
+    """Return jobs of each example with so many epochs, each with a seed of its own."""
+    every = [(example, epochs) for example in TRAININGS for epochs in kinds(example)]
+    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(every, start=1)]
 
 
 def mean_gap_s(chosen: Sequence[Job], speeds: Mapping[str, Speeds]) -> float:
@@ -121,25 +122,23 @@ def spec_of(
     utility: Utility | None = None,
 ) -> JobSpec:
     used = job.seed if seed is None else seed
-    spec = load_job(EXAMPLES / job.example.name / "job.toml")
+    example = EXAMPLES / job.example.name
+    stop = StopRule(epochs=job.epochs)
+    if utility is not None:
+        stop = StopRule(samples=job.epochs * job.example.samples)
     spec = replace(
-        spec, workdir=str(_copy(job.example, folder, used)),
-        stop=_stop(job, stated=utility is not None), slots_wanted=wanted, seed=used,
-        record_samples=True, utility=UNSET if utility is None else utility,
+        load_job(example / "job.toml"), workdir=str(seeded(example, folder, used)), stop=stop,
+        slots_wanted=wanted, seed=used, record_samples=True,
+        utility=UNSET if utility is None else utility,
     )  # fmt: skip
     return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
 
 
-def _stop(job: Job, *, stated: bool) -> StopRule:
-    if stated:
-        return StopRule(samples=job.epochs * job.example.samples)
-    return StopRule(epochs=job.epochs)
-
-
-def _copy(example: Example, folder: Path, seed: int) -> Path:
-    place = folder / f"{example.name}-{seed}"
+def seeded(training: Path, folder: Path, seed: int) -> Path:
+    """Copy the files of a training whose script then starts with `seed`."""
+    place = folder / f"{training.name}-{seed}"
     place.mkdir(parents=True, exist_ok=True)
-    for file in (EXAMPLES / example.name).iterdir():
+    for file in training.iterdir():
         if file.name not in LEFT_BEHIND:
             text = file.read_text(encoding="utf-8")
             if file.name == "train.py":

@@ -9,21 +9,21 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from controlplane.policy.registry import POLICIES
-from schemas.jobs import Utility
+from schemas.ids import JobId
+from schemas.jobs import JobSpec, Utility
 from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
-from tests.bench.live import names
-from tests.bench.live_cluster import LOOK_S, cluster, over
+from tests.bench.live import GAP, KEEP, names
+from tests.bench.live_cluster import cluster, submitted
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, sleepers, spec_of
 
@@ -58,12 +58,14 @@ class Outcome:
 
 def main() -> None:
     every = ",".join(name for name, one in POLICIES.items() if one.oracle != "must")
-    parser = report.parser(__doc__ or "", f"four short jobs under {', '.join(QUICK)}")
-    parser.add_argument("--seeds", type=int, default=1, help="with other arrivals")
-    parser.add_argument("--policies", type=names, help="with commas; default: all")
-    parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
-    parser.add_argument("--keep", type=Path, help="folder that keeps clusters and logs")
-    chosen = parser.parse_args()
+    chosen = report.arguments(
+        __doc__,
+        f"four short jobs under {', '.join(QUICK)}",
+        seeds=(int, 1, "with other arrivals"),
+        policies=(names, None, "with commas; default: all"),
+        gap=(float, GAP_S, GAP),
+        keep=KEEP,
+    )
     policies = chosen.policies or (QUICK if chosen.quick else names(every))
     found: list[Outcome] = []
     with report.folder(chosen.keep) as base:
@@ -78,39 +80,30 @@ def main() -> None:
 
 
 def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outcome:
+    def spec(job: Sleeper) -> JobSpec:
+        return spec_of(job, base / "sleepers", utility=PATIENT)
+
     with cluster(home, policy, options=OPTIONS.get(policy, "")) as (made, client):
-        submitted: list[str] = []
-        began = time.monotonic()
-        while len(submitted) < len(coming) or not over(client, made, began):
-            for job in itertools.islice(coming, len(submitted), None):
-                if job.at > time.monotonic() - began:
-                    break
-                submitted.append(client.submit(spec_of(job, base / "sleepers", utility=PATIENT)))
-                report.now(f"{policy}: {len(submitted)} of {len(coming)} jobs are submitted")
-            time.sleep(LOOK_S)
-        return outcome(policy, client, submitted)
+        return outcome(policy, client, submitted(made, client, coming, spec))
 
 
-def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Outcome:
-    details = [client.job(name) for name in submitted]
-    told = [client.explain(name) for name in submitted]
+def outcome(policy: str, client: BlockingClient, jobs: Sequence[JobId]) -> Outcome:
+    details = [client.job(name) for name in jobs]
+    told = [client.explain(name) for name in jobs]
     last = max(detail.history[-1].time for detail in details)
     placed = allocations_from(client.events(), until=last)
     taken = [(one.begin, one.end) for one in placed]
     taken += [stretch for each in told for stretch in promised(each, placed)]
     waits = [stretch for detail in details for stretch in waiting(detail)]
+    orders = [one for each in told for one in carried_out(each)]
     return Outcome(
         policy=policy,
         jct_s=tuple(d.history[-1].time - d.summary.submitted_at for d in details),
         queued_s=statistics.fmean(detail.summary.queued_s for detail in details),
         idle_s=idle_while_waiting(taken, waits, SLOTS),
-        starts=sum(
-            bool(one.to.slots and not one.before.slots)
-            for each in told
-            for one in carried_out(each)
-        ),
-        changes=Counter(one.code for each in told for one in carried_out(each)),
-        migrations=sum(is_migration(one) for each in told for one in carried_out(each)),
+        starts=sum(bool(one.to.slots and not one.before.slots) for one in orders),
+        changes=Counter(one.code for one in orders),
+        migrations=sum(map(is_migration, orders)),
         failed=sum(detail.summary.state not in {"succeeded", "rejected"} for detail in details),
         load=os.getloadavg()[0],
     )
@@ -162,42 +155,34 @@ def idle_while_waiting(
     return idle_s
 
 
-HEADS: Final = [
-    "", "avg JCT s", "p90", "queue", "idle while one waits", "starts", "grows", "shrinks", "batches",
-    "pauses", "restarts", "moves", "migrations", "failed", "load",
-]  # fmt: skip
+COLUMNS: Final[Mapping[str, Callable[[Outcome], object]]] = {
+    "avg JCT s": lambda one: f"{one.average_s:.1f}",
+    "p90": lambda one: f"{statistics.quantiles(one.jct_s, n=10, method='inclusive')[-1]:.1f}",
+    "queue": lambda one: f"{one.queued_s:.1f}",
+    "idle while one waits": lambda one: f"{one.idle_s:.1f}",
+    "starts": lambda one: one.starts,
+    "grows": lambda one: one.changes["grow"],
+    "shrinks": lambda one: one.changes["shrink"],
+    "batches": lambda one: one.changes["batch"],
+    "pauses": lambda one: one.changes["pause"],
+    "restarts": lambda one: one.changes["restart"],
+    "moves": lambda one: one.changes["pack"] + one.changes["move"],
+    "migrations": lambda one: one.migrations,
+    "failed": lambda one: one.failed,
+    "load": lambda one: f"{one.load:.1f}",
+}
 
 
 def tell(title: str, found: Sequence[Outcome]) -> None:
-    report.table(title, HEADS, [_line(one) for one in found])
-
-
-def _line(one: Outcome) -> list[Any]:
-    changes = one.changes
-    p90_s = statistics.quantiles(one.jct_s, n=10, method="inclusive")[-1]
-    return [
-        one.policy,
-        *(f"{value:.1f}" for value in (one.average_s, p90_s, one.queued_s, one.idle_s)),
-        one.starts,
-        changes["grow"],
-        changes["shrink"],
-        changes["batch"],
-        changes["pause"],
-        changes["restart"],
-        changes["pack"] + changes["move"],
-        one.migrations,
-        one.failed,
-        f"{one.load:.1f}",
-    ]
+    rows = [[one.policy, *(told(one) for told in COLUMNS.values())] for one in found]
+    report.table(title, ["", *COLUMNS], rows)
 
 
 def figures(found: Sequence[Outcome]) -> dict[str, float]:
     told: dict[str, float] = {}
     for policy in dict.fromkeys(one.policy for one in found):
         mine = [one for one in found if one.policy == policy]
-        counts = Counter[str]()
-        for one in mine:
-            counts.update(one.changes)
+        counts = sum((one.changes for one in mine), Counter[str]())
         jobs = sum(len(one.jct_s) for one in mine)
         changed = sum(counts[code] for code in ("grow", "shrink", "pack", "move", "restart"))
         told |= {

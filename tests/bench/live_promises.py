@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from schemas.jobs import Utility
 from tests.bench import live_speeds, report
-from tests.bench.live import in_turn, names
-from tests.bench.live_cluster import Ended, Run
-from tests.bench.live_jobs import TRAININGS, Arrival, Example, Job, Speeds, arrivals
+from tests.bench.live import GAP, KEEP, REPEATS, in_turn, names, repeats
+from tests.bench.live_cluster import MEASURES, Ended, Run, failed, job_figures
+from tests.bench.live_jobs import TRAININGS, Arrival, Job, Speeds, arrivals, jobs
 
 GAP_S: Final = 6.0  # mean, between submissions
 OASIS: Final = "oasis"
@@ -28,36 +27,31 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {  # for jobs of half a minute
 ROOM: Final = 6.0  # times what a job takes on a slot of its own, until its deadline
 START_S: Final = 30.0  # beyond that
 HOPELESS: Final = 0.3  # the same, of the others
+SHOWN: Final = ("re-scales/job", "not exact")
 Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours first
 
 
 def main() -> None:
-    parser = report.parser(__doc__ or "", "three short jobs")
-    parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
-    parser.add_argument("--policies", type=names, default="oasis,fifo,fair", help="ours first")
-    parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
-    parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
-    chosen = parser.parse_args()
-    repeats: list[Repeat] = []
+    chosen = report.arguments(
+        __doc__,
+        "three short jobs",
+        repeats=REPEATS,
+        policies=(names, "oasis,fifo,fair", "ours first"),
+        gap=(float, GAP_S, GAP),
+        keep=KEEP,
+    )
+    done: list[Repeat] = []
     with report.folder(chosen.keep) as base:
         examples = TRAININGS[: 1 if chosen.quick else None]
         speeds = live_speeds.at_first_batch(live_speeds.measure(base, examples, quick=True))
-        submitted = jobs(examples, quick=chosen.quick)
-        for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
+        kinds = {one: one.epochs[:1] * 3 if chosen.quick else one.epochs[:3] for one in examples}
+        submitted = jobs(lambda example: kinds.get(example, ()))
+        for repeat in repeats(chosen):
             coming = valued(arrivals(submitted, repeat, chosen.gap), submitted, speeds)
-            repeats.append((coming, in_turn(chosen.policies, coming, base, repeat, OPTIONS)))
-            tell(f"repeat {repeat}", *repeats[-1])
-            report.write(figures(repeats), chosen.json)  # what comes later may fail
-    report.table("figures", ["key", "value"], list(figures(repeats).items()))
-
-
-def jobs(examples: Sequence[Example], *, quick: bool) -> list[Job]:
-    kinds = [
-        (example, epochs)
-        for example in examples
-        for epochs in (example.epochs[:1] * 3 if quick else example.epochs[:3])
-    ]
-    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
+            done.append((coming, in_turn(chosen.policies, coming, base, repeat, OPTIONS)))
+            tell(f"repeat {repeat}", *done[-1])
+            report.write(figures(done), chosen.json)  # what comes later may fail
+    report.table("figures", ["key", "value"], list(figures(done).items()))
 
 
 def valued(
@@ -95,15 +89,39 @@ def worth(run: Run, coming: Sequence[Arrival]) -> float:
     )
 
 
+def late_s(every: Iterable[Ended]) -> list[float]:
+    """Return actual minus promised ends; below 0 a promise was kept."""
+    return [ended.jct_s - ended.promised_s for ended in every if ended.promised_s is not None]
+
+
+def promise_figures(ended: Sequence[Ended]) -> dict[str, float]:
+    late = late_s(ended)
+    return {
+        "rejected": sum(job.state == "rejected" for job in ended),
+        "promised": len(late),
+        "kept": sum(by <= 0.0 for by in late),
+        "late_most_s": max(late, default=0.0),
+    }
+
+
 def tell(title: str, coming: Sequence[Arrival], live: Sequence[Run]) -> None:
-    rows = [
+    rows: list[list[object]] = [
         [arrival.job.name, _in_words(arrival.utility), *(_outcome(run.jobs[n]) for run in live)]
         for n, arrival in enumerate(coming)
     ]
     report.table(f"{title}: done after, s", ["", "worth", *(run.policy for run in live)], rows)
     heads = ["", "worth", "rejected", "promised", "kept", "late at most, s", "avg JCT s of done",
-             "re-scales/job", "not exact", "failed"]  # fmt: skip
-    report.table(title, heads, [_line(run, coming) for run in live])
+             *SHOWN, "failed"]  # fmt: skip
+    rows = []
+    for run in live:
+        *counts, most = promise_figures(run.jobs).values()
+        done = [ended.jct_s for ended in run.jobs if ended.state == "succeeded"]
+        rows.append(
+            [run.policy, f"{worth(run, coming):.1f}", *counts, f"{most:.1f}",
+             f"{statistics.fmean(done):.1f}" if done else "",
+             *(MEASURES[name](run) for name in SHOWN), failed(run.jobs) - counts[0]]
+        )  # fmt: skip
+    report.table(title, heads, rows)
 
 
 def _in_words(utility: Utility | None) -> str:
@@ -119,55 +137,18 @@ def _outcome(ended: Ended) -> str:
     return f"{ended.jct_s:.0f}{promised}"
 
 
-def _line(run: Run, coming: Sequence[Arrival]) -> list[object]:
-    done = [ended for ended in run.jobs if ended.state == "succeeded"]
-    late = _lateness([run])
-    return [
-        run.policy,
-        f"{worth(run, coming):.1f}",
-        sum(ended.state == "rejected" for ended in run.jobs),
-        len(late),
-        sum(by <= 0.0 for by in late),
-        f"{max(late, default=0.0):.1f}",
-        f"{statistics.fmean(ended.jct_s for ended in done):.1f}" if done else "",
-        f"{statistics.fmean(ended.rescales for ended in run.jobs):.1f}",
-        sum(not ended.exact for ended in run.jobs),
-        sum(ended.state not in {"succeeded", "rejected"} for ended in run.jobs),
-    ]
-
-
-def _lateness(runs: Sequence[Run]) -> list[float]:
-    """Return actual minus promised ends; below 0 a promise was kept."""
-    return [
-        ended.jct_s - ended.promised_s
-        for run in runs
-        for ended in run.jobs
-        if ended.promised_s is not None
-    ]
-
-
-def figures(repeats: Sequence[Repeat]) -> dict[str, float]:
+def figures(done: Sequence[Repeat]) -> dict[str, float]:
     """Return sums of jobs and promises, mean values, and ratios of values ours / another's."""
     found: dict[str, float] = {}
-    for column, policy in enumerate(run.policy for run in repeats[0][1]):
-        runs = [live[column] for _, live in repeats]
-        ended, late = [job for run in runs for job in run.jobs], _lateness(runs)
-        found |= {
-            f"worth_{policy}": statistics.fmean(
-                worth(live[column], come) for come, live in repeats
-            ),
-            f"rejected_{policy}": sum(job.state == "rejected" for job in ended),
-            f"promised_{policy}": len(late),
-            f"kept_{policy}": sum(by <= 0.0 for by in late),
-            f"late_most_s_{policy}": max(late, default=0.0),
-            f"rescales_per_job_{policy}": statistics.fmean(job.rescales for job in ended),
-            f"not_exact_{policy}": sum(not job.exact for job in ended),
-            f"failed_{policy}": sum(job.state not in {"succeeded", "rejected"} for job in ended),
-        }
+    for column, policy in enumerate(run.policy for run in done[0][1]):
+        ours, theirs = ([worth(live[at], come) for come, live in done] for at in (0, column))
+        ended = [job for _, live in done for job in live[column].jobs]
+        found[f"worth_{policy}"] = statistics.fmean(theirs)
+        found |= {f"{name}_{policy}": value for name, value in promise_figures(ended).items()}
+        found |= job_figures(policy, ended)
+        found[f"failed_{policy}"] -= found[f"rejected_{policy}"]
         if column:
-            found[f"worth_vs_{policy}"] = statistics.geometric_mean(
-                worth(live[0], come) / worth(live[column], come) for come, live in repeats
-            )
+            found[f"worth_vs_{policy}"] = report.ratios("worth", ours, theirs)["worth"]
     return found
 
 

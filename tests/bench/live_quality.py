@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tests.bench import report
-from tests.bench.live import in_turn, names
-from tests.bench.live_cluster import Run
-from tests.bench.live_jobs import TRAININGS, Job, arrivals
+from tests.bench.live import GAP, KEEP, REPEATS, in_turn, names, repeats
+from tests.bench.live_cluster import MEASURES, Run, job_figures
+from tests.bench.live_jobs import arrivals, jobs
 
 LEAST: Final = 3  # epochs; a loss that was seen once or twice is no curve
 MOST: Final = 0.9  # of a job's fall of loss
@@ -60,89 +59,61 @@ def fall(losses: Losses, lowest: float, end_s: float) -> Fall:
 GAP_S: Final = 20.0  # mean, between submissions: slots for all jobs at most times, as in the paper
 QUICK_GAP_S: Final = 5.0
 Repeat = Sequence[Run]  # one for each policy, ours first
+Measured = Mapping[str, Sequence[float]]  # by measure, of each policy
+SHOWN: Final = ("avg JCT s", "p90", "queue", "makespan", "all slots taken", "re-scales/job",
+                "not exact", "failed")  # fmt: skip
 
 
 def main() -> None:
-    parser = report.parser(__doc__ or "", "three short jobs")
-    parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
-    parser.add_argument("--policies", type=names, default="slaq,fair", help="ours first")
-    parser.add_argument(
-        "--gap", type=float, help="mean seconds between jobs; default: 20, quick: 5"
+    chosen = report.arguments(
+        __doc__,
+        "three short jobs",
+        repeats=REPEATS,
+        policies=(names, "slaq,fair", "ours first"),
+        gap=(float, None, f"{GAP}; default: 20, quick: 5"),
+        keep=KEEP,
     )
-    parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
-    chosen = parser.parse_args()
     gap_s = chosen.gap or (QUICK_GAP_S if chosen.quick else GAP_S)
+    submitted = jobs(lambda example: example.epochs[1 : 2 if chosen.quick else None])
     runs: list[Repeat] = []
     with report.folder(chosen.keep) as base:
-        for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
-            coming = arrivals(jobs(quick=chosen.quick), repeat, gap_s)
+        for repeat in repeats(chosen):
+            coming = arrivals(submitted, repeat, gap_s)
             runs.append(in_turn(chosen.policies, coming, base, repeat, {}))
-            report.table(f"repeat {repeat}", HEADS, lines(runs[-1]))
+            tell(f"repeat {repeat}", runs[-1])
             report.write(figures(runs), chosen.json)  # what comes later may fail
     report.table("figures", ["key", "value"], list(figures(runs).items()))
 
 
-def jobs(*, quick: bool) -> list[Job]:
-    kinds = [
-        (example, epochs)
-        for example in TRAININGS
-        for epochs in (example.epochs[1:2] if quick else example.epochs[1:])
+def measured(live: Repeat) -> Measured:
+    columns = falls(live)
+    return {
+        "loss_area": [statistics.fmean(fall.area_s for fall in column) for column in columns],
+        "t90": [statistics.fmean(fall.most_s for fall in column) for column in columns],
+        "jct": [run.average_s for run in live],
+    }
+
+
+def tell(title: str, live: Repeat) -> None:
+    found = measured(live)
+    heads = ["", "area under loss, s", f"to {MOST:.0%} of its fall, s", *SHOWN]
+    rows = [
+        [run.policy, f"{area_s:.1f}", f"{most_s:.1f}", *(MEASURES[name](run) for name in SHOWN)]
+        for run, area_s, most_s in zip(live, found["loss_area"], found["t90"], strict=True)
     ]
-    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
-
-
-HEADS: Final = [
-    "", "area under loss, s", f"to {MOST:.0%} of its fall, s", "avg JCT s", "p90", "queue",
-    "makespan", "all slots taken", "re-scales/job", "not exact", "failed",
-]  # fmt: skip
-
-
-def lines(live: Repeat) -> list[list[object]]:
-    return [
-        [
-            run.policy, *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
-            f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
-            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}", f"{run.makespan_s:.1f}",
-            f"{run.full:.0%}", f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
-            sum(not e.exact for e in run.jobs), sum(e.state != "succeeded" for e in run.jobs),
-        ]
-        for place, run in enumerate(live)
-    ]  # fmt: skip
-
-
-def areas_s(live: Repeat) -> list[float]:
-    return [statistics.fmean(fall.area_s for fall in column) for column in falls(live)]
-
-
-def mosts_s(live: Repeat) -> list[float]:
-    return [statistics.fmean(fall.most_s for fall in column) for column in falls(live)]
-
-
-def averages_s(live: Repeat) -> list[float]:
-    return [run.average_s for run in live]
+    report.table(title, heads, rows)
 
 
 def figures(runs: Sequence[Repeat]) -> dict[str, float]:
     """Return means over all repeats in seconds, and geometric means of ratios ours / another's."""
     found: dict[str, float] = {}
-    kinds: dict[str, Callable[[Repeat], list[float]]] = {
-        "loss_area": areas_s,
-        "t90": mosts_s,
-        "jct": averages_s,
-    }
+    repeats_measured = [measured(repeat) for repeat in runs]
     for column, policy in enumerate(run.policy for run in runs[0]):
-        ended = [job for repeat in runs for job in repeat[column].jobs]
-        for kind, of in kinds.items():
-            found[f"{kind}_s_{policy}"] = statistics.fmean(of(repeat)[column] for repeat in runs)
-        found |= {
-            f"rescales_per_job_{policy}": statistics.fmean(job.rescales for job in ended),
-            f"not_exact_{policy}": sum(not job.exact for job in ended),
-            f"failed_{policy}": sum(job.state != "succeeded" for job in ended),
-        }
-        for kind, of in kinds.items() if column else ():
-            ratios = [of(repeat)[0] / of(repeat)[column] for repeat in runs]
-            found[f"{kind}_vs_{policy}"] = statistics.geometric_mean(ratios)
-            found |= {f"{kind}_vs_{policy}_{n}": ratio for n, ratio in enumerate(ratios, start=1)}
+        for kind in repeats_measured[0]:
+            ours, theirs = ([one[kind][at] for one in repeats_measured] for at in (0, column))
+            found[f"{kind}_s_{policy}"] = statistics.fmean(theirs)
+            found |= report.ratios(f"{kind}_vs_{policy}", ours, theirs) if column else {}
+        found |= job_figures(policy, [job for repeat in runs for job in repeat[column].jobs])
     return found
 
 

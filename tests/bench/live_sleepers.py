@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec import UNSET
 
-from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule, Utility
+from tests.bench.live_jobs import SLOTS
 
 SAMPLES: Final = 480  # of an epoch
 BATCH: Final = 24
@@ -106,34 +106,18 @@ def sleepers(
 
 
 def spec_of(job: Sleeper, folder: Path, *, utility: Utility | None = None) -> JobSpec:
-    place = folder / job.kind.name
+    kind, place = job.kind, folder / job.kind.name
     place.mkdir(parents=True, exist_ok=True)
     script = textwrap.dedent(SCRIPT).format(samples=SAMPLES, batch=BATCH)
     (place / "train.py").write_text(script, encoding="utf-8")
-    kind = job.kind
-    (place / "job.toml").write_text(
-        textwrap.dedent(f"""
-            name = "{kind.name}"
-            family = "{kind.name}"
-            script = "train.py"
-            batch_size = {BATCH}
-            max_batch_size = {8 * BATCH}
-            max_local_batch = {2 * BATCH}
-            slots = [1, 4]
-            [env]
-            OMP_NUM_THREADS = "1"
-            FIXED_S = "{kind.fixed_s}"
-            SAMPLE_S = "{kind.sample_s}"
-            LINK_S = "{kind.link_s}"
-        """),
-        encoding="utf-8",
-    )
-    spec = replace(
-        load_job(place / "job.toml"),
-        slots_wanted=job.wanted,
-        stop=StopRule(samples=job.epochs * SAMPLES),
-    )
-    return spec if utility is None else replace(spec, utility=utility)
+    env = {"FIXED_S": kind.fixed_s, "SAMPLE_S": kind.sample_s, "LINK_S": kind.link_s}
+    return JobSpec(
+        name=kind.name, family=kind.name, script="train.py", workdir=str(place), batch_size=BATCH,
+        max_batch_size=8 * BATCH, max_local_batch=2 * BATCH, slots=(1, SLOTS),
+        slots_wanted=job.wanted, stop=StopRule(samples=job.epochs * SAMPLES),
+        env={"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in env.items()}},
+        utility=UNSET if utility is None else utility,
+    )  # fmt: skip
 
 
 def load(jobs: Sequence[Sleeper]) -> float:

@@ -159,14 +159,12 @@ def _curve(
 
 
 def _await(client: BlockingClient, name: str, slots: int, batch: int) -> None:
-    deadline = time.monotonic() + READY_S
-    while True:
+    def there() -> bool:
         job = client.job(name).summary
-        there = (job.state, job.slots, job.global_batch) == ("running", slots, batch)
-        if there and job.samples_per_s > 0.0:
-            return
-        assert time.monotonic() < deadline, job
-        time.sleep(LOOK_S)
+        trains = (job.state, job.slots, job.global_batch) == ("running", slots, batch)
+        return trains and job.samples_per_s > 0.0
+
+    report.until(there, READY_S, LOOK_S, lambda: client.job(name).summary)
 
 
 def at_first_batch(curves: Mapping[str, Curve]) -> dict[str, dict[int, float]]:

@@ -7,11 +7,9 @@ Predicted speed-ups and starts are compared with the actual ones.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +22,9 @@ from controlplane.prediction.throughput import statistical_efficiency
 from schemas.ids import JobId
 from schemas.wire.client import Decision, Explanation, JobDetail, JobSummary
 from tests.bench import report
-from tests.bench.live_cluster import cluster
+from tests.bench.live_cluster import cluster, submitted
 from tests.bench.live_jobs import SLOTS
-from tests.bench.live_sleepers import Sleeper, load, sleepers, spec_of
+from tests.bench.live_sleepers import load, sleepers, spec_of
 
 WAITING: Final = "queued"
 HEADS: Final = ["", "how many", "off by, median", "at worst", "came / promised"]
@@ -153,7 +151,6 @@ def start_figures(
 
 PATIENCE_S: Final = 10.0
 SETTLES_S: Final = 3.0  # after a change, before its speed is looked at
-LOOK_S: Final = 0.5
 ENOUGH: Final = 4  # looks that a speed is the median of
 CLEARLY: Final = 0.9  # of the better size's progress; nearer is noise
 GAP_S: Final = 9.0  # mean between submissions: two to three of four slots' work, so that jobs grow
@@ -271,12 +268,16 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
     report.say(
         f"{policy}: {len(coming)} jobs in {minutes:g} minutes, {load(coming):.1f} slots' work"
     )
-    driver = _Driver(base)
-    with cluster(home, policy) as (_, client):
-        driver.drive(client, coming, 60.0 * minutes)
-        details = {name: client.job(name) for name in driver.submitted}
-        told = [client.explain(name) for name in driver.submitted]
-    held = driver.seen.violations
+    looks = _Looks()
+    limit_s = 60.0 * minutes + DRAIN_S
+    with cluster(home, policy) as (made, client):
+        names = submitted(
+            made, client, coming, lambda job: spec_of(job, base / "sleepers"),
+            look=lambda jobs, now: looks.look(client, jobs, now), limit_s=limit_s,
+        )  # fmt: skip
+        details = {name: client.job(name) for name in names}
+        told = [client.explain(name) for name in names]
+    held = looks.seen.violations
     rows: list[list[object]] = [
         [one.job, one.shape, f"{one.progress:.0f}", one.better, f"{one.better_progress:.0f}",
          f"{one.ended - one.began:.1f}", one.reason] for one in held
@@ -286,7 +287,7 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
     kinds = [job.kind.name for job in coming]
     found = promise_figures(promises(list(zip(kinds, told, strict=True))))
     starts = {name: began(detail) for name, detail in details.items()}
-    found |= start_figures(driver.starts, starts)
+    found |= start_figures(looks.starts, starts)
     jobs = [detail.summary for detail in details.values()]
     found |= {
         "jobs": float(len(coming)),
@@ -297,38 +298,20 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
         "batch_changes_per_job": statistics.fmean(job.batch_changes for job in jobs),
         "not_done": float(sum(job.state != "succeeded" for job in jobs)),
         "violations": float(len(held)),
-        "held_most_s": driver.seen.most_s,
-        "load": statistics.fmean(driver.loads),
+        "held_most_s": looks.seen.most_s,
+        "load": statistics.fmean(looks.loads),
     }
     return {f"{name}_{policy}": value for name, value in found.items()}
 
 
-class _Driver:
-    def __init__(self, base: Path) -> None:
+class _Looks:
+    def __init__(self) -> None:
         self.seen = SizeWatch()
-        self.submitted: list[JobId] = []
         self.starts: dict[JobId, Start] = {}  # the first forecast of each job that waited
         self.loads: list[float] = []  # of the host, processes that want a core
-        self._folder = base / "sleepers"
         self._noise: dict[JobId, tuple[int, float | None]] = {}  # by its last epoch
 
-    def drive(self, client: BlockingClient, coming: Sequence[Sleeper], lasts_s: float) -> None:
-        began = time.monotonic()
-        while True:
-            now = time.monotonic() - began
-            for job in itertools.islice(coming, len(self.submitted), None):
-                if job.at > now:
-                    break
-                self.submitted.append(client.submit(spec_of(job, self._folder)))
-            jobs = client.jobs()
-            if len(self.submitted) == len(coming) and not jobs:
-                return
-            assert now < lasts_s + DRAIN_S, [f"{job.job} {job.state}: {job.reason}" for job in jobs]
-            self._look(client, jobs, now)
-            report.now(f"{len(self.submitted)} of {len(coming)} jobs came, {len(jobs)} are there")
-            time.sleep(LOOK_S)
-
-    def _look(self, client: BlockingClient, jobs: Sequence[JobSummary], now: float) -> None:
+    def look(self, client: BlockingClient, jobs: Sequence[JobSummary], now: float) -> None:
         self.loads.append(os.getloadavg()[0])
         for job in jobs:
             if job.state == WAITING and job.job not in self.starts:

@@ -12,6 +12,7 @@ import asyncio
 import random
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -68,11 +69,12 @@ class Output:
         self.lines += count
 
 
+@dataclass
 class Site:
-    def __init__(
-        self, base: Path, fleet: Fleet, outputs: list[Output], tasks: list[asyncio.Task[None]]
-    ) -> None:
-        self.base, self.fleet, self.outputs, self.tasks = base, fleet, outputs, tasks
+    base: Path
+    fleet: Fleet
+    outputs: list[Output]
+    tasks: list[asyncio.Task[None]]
 
     @classmethod
     async def made(cls, base: Path, fleet: Fleet) -> Site:
@@ -159,13 +161,12 @@ async def steady(site: Site, seconds: float) -> dict[str, float]:
     for output in followed:
         expected = range(first[output.job], output.lines)
         lost += numbers[output.job] != list(expected)
-    late.sort()
     return {
         "followed_lines": len(late),
         "followers_with_lost_or_repeated_lines": lost,
         "p50_ms": 1e3 * statistics.median(late),
-        "p99_ms": 1e3 * late[int(0.99 * len(late))],
-        "max_ms": 1e3 * late[-1],
+        "p99_ms": 1e3 * report.quantile(late, 0.99),
+        "max_ms": 1e3 * max(late),
     }
 
 
@@ -209,7 +210,7 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a tenth of the lines, 5 s at a steady rate")
+    chosen = report.arguments(__doc__, "a tenth of the lines, 5 s at a steady rate")
     with report.folder() as folder:
         figures = asyncio.run(measure(folder, quick=chosen.quick))
     report.finish(figures, chosen.json, "output")

@@ -30,13 +30,19 @@ class Size:
     training: int  # of the jobs, on a slot each
 
 
-def history(size: Size, epochs: int) -> Iterator[tuple[Seconds, Input]]:
+def history(
+    size: Size, epochs: int, slots: int = SLOTS, begun: float = AT
+) -> Iterator[tuple[Seconds, Input]]:
+    """Yield the inputs of a cluster whose first jobs train on a slot each.
+
+    Jobs are job-1, job-2, ... on n0/0, n0/1, ...; the process in slot I of a node is 100 + I.
+    """
     said = dict.fromkeys((NodeId(f"n{at}") for at in range(size.nodes)), 0)
     version = 1 + size.nodes + size.jobs
     clock = itertools.count()
 
     def now() -> Seconds:
-        return Seconds(AT + next(clock) * 0.001)
+        return Seconds(begun + next(clock) * 0.001)
 
     def says(node: NodeId, event: AgentEvent) -> NodeReported:
         said[node] += 1
@@ -44,18 +50,18 @@ def history(size: Size, epochs: int) -> Iterator[tuple[Seconds, Input]]:
 
     yield now(), ControllerStarted(term=Term(1), release="")
     for node in said:
-        yield now(), builders.greeting(node, slots=SLOTS)
+        yield now(), builders.greeting(node, slots=slots)
     jobs = [JobId(f"job-{at}") for at in range(1, size.jobs + 1)]
     for _ in jobs:
         yield now(), builders.submission("job", retries=1)
-    nodes = [NodeId(f"n{at // SLOTS}") for at in range(size.training)]
+    nodes = [NodeId(f"n{at // slots}") for at in range(size.training)]
     placed = {
-        job: {slot_id(node, at % SLOTS): builders.BATCH}
+        job: {slot_id(node, at % slots): builders.BATCH}
         for at, (job, node) in enumerate(zip(jobs, nodes, strict=False))
     }
     yield now(), builders.proposal(placed, based_on=version)
-    for job, node in zip(placed, nodes, strict=True):
-        yield now(), says(node, builders.started(job))
+    for at, (job, node) in enumerate(zip(placed, nodes, strict=True)):
+        yield now(), says(node, builders.started(job, pid=100 + at % slots))
         yield now(), says(node, builders.ready(job))
         yield now(), says(node, builders.formed(job))
     for at in range(epochs):

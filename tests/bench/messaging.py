@@ -580,9 +580,11 @@ def cell(samples: Sequence[float]) -> str:
 
 
 def main() -> None:
-    arguments = report.parser(__doc__ or "", "fewer agents, shorter blocks")
-    arguments.add_argument("--agents", type=int, help="default: 100, quick 40; jobs stay as many")
-    chosen = arguments.parse_args()
+    chosen = report.arguments(
+        __doc__,
+        "fewer agents, shorter blocks",
+        agents=(int, None, "default: 100, quick 40; jobs stay as many"),
+    )
     began = time.monotonic()
     scale = QUICK if chosen.quick else FULL
     scale = replace(scale, agents=chosen.agents) if chosen.agents else scale

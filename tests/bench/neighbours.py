@@ -33,6 +33,7 @@ from tests.support.cluster import Cluster
 from tests.support.documented import ROOT
 
 SETTLE_S: Final = 1.0
+START_S: Final = 120.0  # of the first steps, at most
 SUBMIT_S: Final = 0.2
 STEP_S: Final = 0.02
 OUTPUT: Final = "output"
@@ -163,10 +164,9 @@ def most_bytes(process: psutil.Process, until: float) -> float:
 
 def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, float]:
     cluster = Cluster(base / "cluster", base, slots=2)
-    controller = psutil.Process(cluster.up()["controller"])
-    try:
-        with (cluster.home / "controller.toml").open("a") as settings:
-            settings.write(f"\n[limits]\nordered_slots = {2 * WAITING}\n")
+    figures: dict[str, float] = {}
+    with report.running(cluster, f"\n[limits]\nordered_slots = {2 * WAITING}\n") as pids:
+        controller = psutil.Process(pids["controller"])
         ann, bob = (user_of(cluster, base, name) for name in ("ann", "bob"))
         controller.send_signal(signal.SIGHUP)
         time.sleep(SETTLE_S)
@@ -176,20 +176,16 @@ def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, flo
             (bob / "job").write_text(job)
             (bob / "snapshot").write_text(client.job(job).snapshot)
         watched = Watched(ann, spec_of(base, "training", TRAINING.format(step=STEP_S)))
-        while len(watched.lines) < 50 or len(watched.submissions) < 5:
-            time.sleep(0.1)
-        return {
-            name: value
-            for attack in attacks
-            for name, value in _one(
-                watched, attack, bob, flag=flag, controller=controller, seconds=seconds
-            ).items()
-        }
-    except psutil.Error:
-        sys.stderr.write(cluster.said())
-        raise
-    finally:
-        cluster.down()
+        report.until(lambda: len(watched.lines) >= 50 and len(watched.submissions) >= 5, START_S)
+        try:
+            for attack in attacks:
+                figures |= _one(
+                    watched, attack, bob, flag=flag, controller=controller, seconds=seconds
+                )
+        except psutil.Error:
+            sys.stderr.write(cluster.said())
+            raise
+    return figures
 
 
 def _one(
@@ -231,25 +227,17 @@ def _one(
 
 
 def main() -> None:
-    arguments = report.parser(__doc__ or "", "2 s of each")
     known = [*ATTACKS, OUTPUT, RESIZES]
-    arguments.add_argument("--attacks", default=",".join(known), help="which of them")
-    chosen = arguments.parse_args()
-    attacks = chosen.attacks.split(",")
+    attacks = (report.some_of(known), known, "which of them")
+    chosen = report.arguments(__doc__, "2 s of each", attacks=attacks)
     with report.folder() as base:
-        figures = measure(base, attacks, 2.0 if chosen.quick else 10.0)
-    names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
-    rows = [
-        [
-            attack,
-            *(
-                f"{figures[f'{attack}_{name}_ms']:.4g} ({figures[f'{attack}_{name}_vs_before']:.2f})"
-                for name in names
-            ),
-            figures[f"{attack}_controller_mib"],
-        ]
-        for attack in attacks
-    ]
+        figures = measure(base, chosen.attacks, 2.0 if chosen.quick else 10.0)
+    names = [f"{name}_p{share}" for name in ("step", "submit", "line_late") for share in (50, 99)]
+    rows: list[list[object]] = []
+    for attack in chosen.attacks:
+        keys = [f"{attack}_{name}" for name in names]
+        cells = [f"{figures[f'{k}_ms']:.4g} ({figures[f'{k}_vs_before']:.2f})" for k in keys]
+        rows.append([attack, *cells, figures[f"{attack}_controller_mib"]])
     title = "ms (over those before)"
     report.table(title, ["bob's", *(name.replace("_", " ") for name in names), "MiB"], rows)
     report.write(figures, chosen.json)

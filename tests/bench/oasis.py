@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any, Final
 
@@ -27,12 +26,13 @@ from controlplane.policy.oasis.policy import Oasis
 from controlplane.policy.options import OasisOptions
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.experiment import Cell, run
 from controlplane.sim.models.table2 import duration_s
-from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario, trace_of
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from schemas.jobs import Utility
 from tests.bench import report
+from tests.bench.simulations import simulate_cell
 from tests.support.builders import cluster_view, job_view, slot_view
 
 SEEDS: Final = (20, 21, 22)  # none of them was used to choose a constant
@@ -44,8 +44,6 @@ WARM_UP: Final = 0.2
 START_S: Final = 20.0  # of a job, in the density that the policy would count
 DECIDED: Final = 60  # jobs whose decisions are timed, one after the other
 
-Run = tuple[str, int, int, int, dict[str, Any]]  # policy, load, seed, jobs, options
-
 
 def scenario(load: float, jobs: int, seed: int) -> Scenario:
     base = Scenario(jobs=jobs, nodes=(CLUSTER,), utilities=True, knowledge="L3", warm_up=WARM_UP)
@@ -53,18 +51,13 @@ def scenario(load: float, jobs: int, seed: int) -> Scenario:
     return msgspec.structs.replace(base, interval_s=mean(asked) / (base.slots * load))
 
 
-def hindsight(jobs: int, seed: int) -> dict[str, float]:
+def hindsight(jobs: int, seed: int) -> dict[str, Any]:
     dense = [
         job.utility.value / (duration_s(job.workload, 1) + START_S)
         for job in trace_of(scenario(1, jobs, seed), seed).jobs
         if job.utility is not None
     ]
     return {"u": max(dense), "l": LOW_SHARE * min(dense)}
-
-
-def figures_of(run: Run) -> dict[str, Any]:
-    policy, load, seed, jobs, options = run
-    return summary(simulate(policy, scenario(load, jobs, seed), seed, options))
 
 
 def row(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -117,19 +110,24 @@ def _improve_ms(policy: Oasis, view: ClusterView, now: Seconds) -> float:
 
 
 def main() -> None:
-    about = (__doc__ or "").partition("\n\n")[0]
-    options = report.arguments(about, "one seed and load, 60 jobs")
+    options = report.arguments(__doc__, "one seed and load, 60 jobs")
     seeds, loads, jobs = (SEEDS[:1], (MAIN,), 60) if options.quick else (SEEDS, LOADS, 150)
-    ways = [("oasis", "oasis"), *BASELINES.items()]
-    runs: dict[tuple[str, int], list[Run]] = {
-        (name, load): [(policy, load, seed, jobs, {}) for seed in seeds]
+
+    def cells(policy: str, load: int, known: Callable[[int], dict[str, Any]]) -> list[Cell]:
+        return [
+            Cell(policy=policy, options=known(s), scenario=scenario(load, jobs, s), seed=s)
+            for s in seeds
+        ]
+
+    runs = {
+        (name, load): cells(policy, load, lambda _: {})
         for load in loads
-        for name, policy in ways
+        for name, policy in (("oasis", "oasis"), *BASELINES.items())
     }
-    runs["hindsight", MAIN] = [("oasis", MAIN, s, jobs, dict(hindsight(jobs, s))) for s in seeds]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        todo = [run for many in runs.values() for run in many]
-        every = iter(list(report.counted("simulation", pool.map(figures_of, todo), len(todo))))
+    runs["hindsight", MAIN] = cells("oasis", MAIN, lambda seed: hindsight(jobs, seed))
+    todo = [cell for many in runs.values() for cell in many]
+    done = run(todo, simulate_cell, None, os.cpu_count() or 1, report.simulated)
+    every = iter([summary(result) for result in done])
     rows = {key: row([next(every) for _ in many]) for key, many in runs.items()}
     figures = {"ms_per_job": ms_per_job(), **_keys(rows)}
     columns = [

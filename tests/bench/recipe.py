@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 from tests.bench import report
-from tests.bench.evolution_cells import Bench, Way, average_s
+from tests.bench.simulations import Bench, Way, average_s, workloads
 
 NEAR_S: Final = 60.0  # that a shuffled submission is moved by, at most
 POLLUX_S: Final = 2512.0  # mean of workloads 1, 2, 3 and 6, published setting (OSDI '21, artifact)
@@ -48,22 +47,6 @@ SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def workloads(folder: Path, names: Sequence[str], shuffle: int | None, kept: Path) -> list[Path]:
-    """Files of the workloads in `folder`, or of shuffles of them, which are put into `kept`.
-
-    Raises:
-        SystemExit: if there are none.
-    """
-    places = (folder / "workloads", folder.resolve().parent / "workloads")
-    files = sorted(file for place in places for file in place.glob("*.csv"))
-    files = [file for file in files if not names or file.stem.rpartition("-")[2] in names]
-    if not files:
-        sys.exit(f"no such workloads/*.csv in {folder} or beside it")
-    if shuffle is None:
-        return files
-    return [shuffled(file, default_rng((shuffle, at)), kept) for at, file in enumerate(files)]
-
-
 def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
     trace = read_trace(file)
     times = [max(0.0, job.at + float(rng.uniform(-NEAR_S, NEAR_S))) for job in trace.jobs]
@@ -78,8 +61,7 @@ def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
 
 
 def shortened(file: Path, kept: Path) -> Path:
-    trace = read_trace(file)
-    to = kept / file.name
+    trace, to = read_trace(file), kept / file.name
     write_trace(msgspec.structs.replace(trace, jobs=trace.jobs[:QUICK_JOBS]), to)
     return to
 
@@ -147,27 +129,35 @@ class Recipe:
 
 
 def main() -> None:
-    asked = report.parser(
-        __doc__ or "", f"{QUICK_JOBS} jobs of one workload, everything switched off together"
+    chosen = report.arguments(
+        __doc__,
+        f"{QUICK_JOBS} jobs of one workload, everything switched off together",
+        profiles=(Path, ..., "tables of the applications"),
+        workloads=(lambda text: text.split(","), (), "numbers, as 1,3; default: all"),
+        levels=(report.some_of(LEVELS), list(LEVELS), "as L2,native"),
+        switches=(report.some_of([*SWITCHES, "none"]), list(SWITCHES), "as rebatch,all; or none"),
+        options=(
+            lambda text: msgspec.json.decode(text, type=dict[str, Any]),
+            {},
+            "of the policy, as JSON",
+        ),
+        shuffle=(int, None, "seed: deal out jobs over times anew"),
+        workers=(int, 2, "processes"),
     )
-    asked.add_argument("--profiles", type=Path, required=True, help="tables of the applications")
-    asked.add_argument("--workloads", default="", help="numbers, as 1,3; all")
-    asked.add_argument("--levels", default=",".join(LEVELS), help="as L2,native")
-    asked.add_argument("--switches", default=",".join(SWITCHES), help="as rebatch,all; or none")
-    asked.add_argument("--options", default="{}", help="of the policy, as JSON")
-    asked.add_argument("--shuffle", type=int, help="seed: deal out jobs over times anew")
-    asked.add_argument("--workers", type=int, default=2, help="processes")
-    chosen = asked.parse_args()
-    options = msgspec.json.decode(chosen.options, type=dict[str, Any])
-    with tempfile.TemporaryDirectory() as kept:
-        numbers = [number for number in chosen.workloads.split(",") if number]
-        files = workloads(chosen.profiles, numbers, chosen.shuffle, Path(kept))
+    with tempfile.TemporaryDirectory() as folder:
+        files, kept = workloads(chosen.profiles, chosen.workloads), Path(folder)
+        if chosen.shuffle is not None:
+            seeds = [(chosen.shuffle, at) for at in range(len(files))]
+            files = [
+                shuffled(file, default_rng(seed), kept)
+                for file, seed in zip(files, seeds, strict=True)
+            ]
         if chosen.quick:
-            files = [shortened(files[0], Path(kept))]
+            files = [shortened(files[0], kept)]
         recipe = Recipe(Bench([0], chosen.workers), chosen.profiles, files)
-        recipe.levels([name for name in chosen.levels.split(",") if name], options)
-        if chosen.switches != "none":
-            recipe.switches(["all"] if chosen.quick else chosen.switches.split(","), options)
+        recipe.levels(chosen.levels, chosen.options)
+        if chosen.switches != ["none"]:
+            recipe.switches(["all"] if chosen.quick else chosen.switches, chosen.options)
     report.write(recipe.figures, chosen.json)
 
 

@@ -18,36 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import report, resync
+from tests.bench.steps import ends, submit
 from tests.support.cluster import Cluster, kill
 
-SCRIPT = """
-import os, time, torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from elastic import ScalingAgent
-
-agent = ScalingAgent.from_env()
-inputs = torch.randn(1600, 64)
-data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
-width = int(os.environ["WIDTH"])
-
-
-def build_model():
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                         nn.Linear(width, 1))
-
-
-model, optimizer, loader = agent.load(
-    build_model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), data, batch_size=32)
-steps = open(os.environ["STEPS"] + os.environ["ONES_JOB"], "w", buffering=1)
-for epoch in agent.epochs(100):
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        time.sleep(float(os.environ["IDLE_S"]))
-        steps.write(f"{time.time()}\\n")
-"""
 WORKERS = 4
 DISTURBED_RATIO = 3.0
 
@@ -61,24 +34,23 @@ class Case:
     back_s: float
 
 
-def gaps(files: list[Path], start: float, end: float) -> list[tuple[float, float]]:
-    """Return the median and the largest seconds between two steps in the window, by worker."""
+def gaps(folders: list[Path], start: float, end: float) -> list[tuple[float, float]]:
+    """Return the median and the largest seconds between two steps in the window, by job."""
     found = []
-    for path in files:
-        times = [float(line) for line in path.read_text().split("\n")[:-1]]
-        inside = [t for t in times if start <= t <= end]
+    for folder in folders:
+        inside = [at for at in ends(folder) if start <= at <= end]
         between = [b - a for a, b in itertools.pairwise(inside)]
         found.append((statistics.median(between), max(between)))
     return found
 
 
-def window(name: str, files: list[Path], seconds: float, act: Callable[[], float]) -> Case:
+def window(name: str, folders: list[Path], seconds: float, act: Callable[[], float]) -> Case:
     report.now(name)
     start = time.time()
     until(start + seconds / 3)
     back_s = act()
     until(max(time.time(), start + seconds))
-    found = gaps(files, start, time.time())
+    found = gaps(folders, start, time.time())
     ratios = [largest / median for median, largest in found]
     return Case(
         name, statistics.median(m for m, _ in found) * 1000, max(ratios),
@@ -115,17 +87,13 @@ def run(base: Path, width: int, idle_s: float, window_s: float) -> tuple[list[Ca
 
 
 def measured(
-    cluster: Cluster, pids: dict[str, Any], base: Path, of: dict[str, float], window_s: float
+    cluster: Cluster, pids: dict[str, Any], base: Path, env: dict[str, float], window_s: float
 ) -> tuple[list[Case], float, int]:
-    environ = {"OMP_NUM_THREADS": "1", "STEPS": f"{base}/steps."}
-    environ |= {name: str(value) for name, value in of.items()}
-    jobs = [
-        cluster.submit(SCRIPT, batch_size=32, stop={"epochs": 10_000}, env=environ)
-        for _ in range(WORKERS)
-    ]
+    folders = [base / f"steps-{number}" for number in range(WORKERS)]
+    fields = {"slots": [1, 1], "record_samples": False}
+    jobs = [submit(cluster, one, samples=1600, batch=32, env=env, **fields) for one in folders]
     for job in jobs:
         cluster.until_epoch(job, 2)
-    files = [base / f"steps.{job}" for job in jobs]
 
     def again(pid: int) -> float:
         kill(pid)
@@ -134,15 +102,15 @@ def measured(
         return time.time() - began
 
     cases = [
-        window("undisturbed", files, window_s, lambda: 0.0),
-        window("controller killed", files, window_s, lambda: again(pids["controller"])),
-        window("agent killed", files, window_s, lambda: again(pids["agents"][0])),
+        window("undisturbed", folders, window_s, lambda: 0.0),
+        window("controller killed", folders, window_s, lambda: again(pids["controller"])),
+        window("agent killed", folders, window_s, lambda: again(pids["agents"][0])),
     ]
-    before: dict[str, Any] = {job: cluster.show(job) for job in jobs}
+    shown = [cluster.show(job) for job in jobs]
     lost = sum(
-        [epoch["epoch"] for epoch in shown["epochs"]] != list(range(1, len(shown["epochs"]) + 1))
-        or len(shown["versions"]) != 1
-        for shown in before.values()
+        [epoch["epoch"] for epoch in one["epochs"]] != list(range(1, len(one["epochs"]) + 1))
+        or len(one["versions"]) != 1
+        for one in shown
     )
     adopt_s = adopted(cluster)
     for job in jobs:
@@ -151,7 +119,7 @@ def measured(
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "windows of 5 s, a fifth of the agents")
+    chosen = report.arguments(__doc__, "windows of 5 s, a fifth of the agents")
     window_s = 5.0 if chosen.quick else 20.0
     figures: dict[str, float] = {}
     for kind, width, idle_s in (("one thread idle", 64, 0.03), ("all threads busy", 1200, 0.0)):

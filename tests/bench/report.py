@@ -10,8 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -27,28 +28,43 @@ SELDOM_S: Final = 1.0
 Item = TypeVar("Item")
 
 
-def parser(about: str, quick: str = "fewer repeats") -> argparse.ArgumentParser:
-    """Return the command line of every benchmark, for options to be added.
+def arguments(
+    about: str | None, quick: str = "fewer repeats", **own: tuple[Any, Any, str]
+) -> argparse.Namespace:
+    """Parse the command line of a benchmark and begin to print its progress.
 
-    `about` is the benchmark's docstring; `quick` is what `--quick` reduces, which takes at most two
-    minutes on two idle cores.
+    Args:
+        about: the benchmark's docstring.
+        quick: what `--quick` reduces, which takes at most two minutes on two idle cores.
+        own: further options by name, each with its type (bool: a switch), default (...: it has to
+            be given), and help.
     """
-    made = _Parser(prog=f"bin/bench {Path(sys.argv[0]).stem}", description=about)
+    made = argparse.ArgumentParser(prog=f"bin/bench {Path(sys.argv[0]).stem}", description=about)
     made.add_argument("--quick", action="store_true", help=f"{quick}; at most two minutes")
     made.add_argument("--json", type=Path, help="write the figures here as one flat object")
-    return made
+    for name, (kind, default, said) in own.items():
+        named = made.add_argument(
+            f"--{name.replace('_', '-')}",
+            **({"action": "store_true"} if kind is bool else {"type": kind, "default": default}),
+            help=said,
+        )
+        named.required = default is ...
+    chosen = made.parse_args()
+    threading.Thread(target=_progress.repeat, daemon=True).start()
+    return chosen
 
 
-def arguments(about: str, quick: str = "fewer repeats") -> argparse.Namespace:
-    """Parse the command line of a benchmark without options of its own."""
-    return parser(about, quick).parse_args()
+def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return the type of an option that names some of `known`, with commas."""
 
+    def names(text: str) -> list[str]:
+        found = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"no {name!r}; there are {', '.join(known)}")
+        return found
 
-class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *given: Any, **named: Any) -> Any:  # type: ignore[override]
-        chosen = super().parse_args(*given, **named)
-        threading.Thread(target=_progress.repeat, daemon=True).start()
-        return chosen
+    return names
 
 
 class _Progress:
@@ -137,12 +153,26 @@ def folder(keep: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Start a cluster and yield its process ids; stop the cluster afterwards."""
+def running(cluster: Cluster, controller: str = "", agent: str = "") -> Iterator[dict[str, Any]]:
+    """Start a cluster and yield its process ids; stop the cluster afterwards.
+
+    Args:
+        cluster: which.
+        controller: lines at the end of the controller's settings.
+        agent: lines at the beginning of the first agent's settings.
+    """
     try:
-        yield cluster.up()
+        pids = cluster.up()
+        if controller or agent:
+            cluster.down()
+            files = (cluster.home / name for name in ("controller.toml", "agent-1.toml"))
+            for file, first, last in zip(files, ("", agent), (controller, ""), strict=True):
+                file.write_text(first + file.read_text(encoding="utf-8") + last, encoding="utf-8")
+            pids = cluster.up()
+        yield pids
     finally:
-        cluster.down()
+        if (cluster.home / "controller.toml").exists():
+            cluster.down()
 
 
 def until(
@@ -168,3 +198,9 @@ def quantile(samples: Iterable[float], share: float) -> float:
     """Return the smallest sample that is not below `share` of them, or nan."""
     ranked = sorted(samples)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else math.nan
+
+
+def ratios(key: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[str, float]:
+    """Return the geometric mean of the ratios of paired figures, and each of them by its number."""
+    each = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {key: geometric_mean(each)} | {f"{key}_{n}": one for n, one in enumerate(each, start=1)}

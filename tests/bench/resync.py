@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -20,15 +19,11 @@ import psutil
 import uvloop
 import zmq
 
-from controlplane.core.commands import Announce
-from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeReported
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import Entry
-from controlplane.journal.writer import Writer
-from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, slot_id
-from schemas.wire.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
+from schemas.ids import JobId, NodeId, Rank, Version
+from schemas.wire.agent import GroupDelta, ToAgent, Welcome, WorkerSeen
 from tests.bench import report
-from tests.support import builders
+from tests.bench.long_journal import Size, history, write
 from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch
 
 SLOTS: Final = 4
@@ -71,58 +66,19 @@ class BusyAgent(SimulatedAgent):
             await asyncio.sleep(TICK_S)
 
 
-def write_history(path: Path, agents: Iterable[SimulatedAgent], jobs: int) -> dict[JobId, SlotId]:
-    """A journal in which the nodes are up, and the first jobs train on all slots.
-
-    Returns:
-        The jobs that train, and where.
-    """
-    path.parent.mkdir(parents=True)
-    reactor, begun = Reactor(), time.time() - 3600.0
-    writer = Writer(path, lambda _: None)
-
-    def take(event: Input) -> None:
-        commands = reactor.handle(event, Seconds(begun))
-        feed = tuple(one.event for one in commands if isinstance(one, Announce))
-        writer.append(Entry(at=Seconds(begun), input=event, feed=feed))
-
-    take(ControllerStarted(term=Term(1), release=""))
-    boot, said = BootId("before"), dict.fromkeys((agent.node for agent in agents), 0)
-    for node in said:
-        spec = builders.node_spec(node, SLOTS)
-        take(NodeGreeted(node=node, boot=boot, spec=spec, workers=()))
-    for _ in range(jobs):
-        take(builders.submission("a"))
-    slots = [slot_id(node, index) for node in said for index in range(SLOTS)]
-    placed = dict(zip(reactor.state.active, slots, strict=False))
-    take(builders.proposal({job: {slot: builders.BATCH} for job, slot in placed.items()}))
-
-    def tell(slot: SlotId, event: AgentEvent) -> None:
-        node = NodeId(slot.rpartition("/")[0])
-        said[node] += 1
-        take(NodeReported(node=node, boot=boot, seq=said[node], event=event))
-
-    for job, slot in placed.items():
-        tell(slot, builders.started(job, pid=100 + int(slot.rpartition("/")[2])))
-        tell(slot, builders.ready(job))
-        tell(slot, builders.formed(job))
-    writer.close()
-    return placed
-
-
 async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
     watch = Arrivals()
     fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
     fleet.context.set(zmq.MAX_SOCKETS, 4 * count + 100)
     report.now(f"the journal of {jobs} jobs is written")
-    began = time.monotonic()
-    placed = write_history(home / "state" / "journal.sqlite", fleet.agents, jobs)
-    print(f"journal of {jobs} jobs written in {time.monotonic() - began:.1f} s")  # noqa: T201
-    for agent in fleet.agents:
+    (home / "state").mkdir()
+    training = min(jobs, count * SLOTS)
+    inputs = history(Size(count, jobs, training), 0, SLOTS, time.time() - 3600.0)
+    write(home / "state" / "journal.sqlite", inputs, Reactor())
+    every = [JobId(f"job-{number}") for number in range(1, training + 1)]
+    for number, agent in enumerate(fleet.agents):
         assert isinstance(agent, BusyAgent)
-        agent.jobs = tuple(
-            job for job, slot in placed.items() if slot.rpartition("/")[0] == agent.node
-        )[:SLOTS]
+        agent.jobs = tuple(every[number * SLOTS : (number + 1) * SLOTS])
     figures: dict[str, float] = {"agents": count, "jobs": jobs}
     try:
         report.now(f"{count} agents connect")
@@ -146,11 +102,13 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         ready = await until_ready(fleet, 2)
         await until_welcome(watch, count)
         back = sorted(watch.welcomed.values())
-        figures["ready_s"] = ready - killed
-        figures["resync_p50_s"] = back[count // 2] - ready
-        figures["resync_p95_s"] = back[int(0.95 * count)] - ready
-        figures["resync_max_s"] = back[-1] - ready
-        figures["resync_p95_after_kill_s"] = back[int(0.95 * count)] - killed
+        figures |= {
+            "ready_s": ready - killed,
+            "resync_p50_s": back[count // 2] - ready,
+            "resync_p95_s": back[int(0.95 * count)] - ready,
+            "resync_max_s": back[-1] - ready,
+            "resync_p95_after_kill_s": back[int(0.95 * count)] - killed,
+        }
         await asyncio.sleep(SETTLE_S)
         figures["last_delta_s"] = max(watch.deltas.values(), default=ready) - ready
         figures["hellos_journalled"] = lines(fleet, "node greeted") - greeted
@@ -159,11 +117,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         figures["controller_mib"] = usage.rss / 2**20
         return figures
     finally:
-        for task in fleet.tasks:
-            task.cancel()
-        await asyncio.gather(*fleet.tasks, return_exceptions=True)
-        fleet.context.destroy(linger=0)
-        await fleet.stop()
+        await fleet.__aexit__()
 
 
 async def until_ready(fleet: Fleet, times: int) -> float:
@@ -198,7 +152,7 @@ def show(figures: dict[str, float]) -> None:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a fifth of the agents and jobs")
+    chosen = report.arguments(__doc__, "a fifth of the agents and jobs")
     figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
     show(figures)
     report.write(figures, chosen.json)

@@ -97,7 +97,7 @@ def messages(base: Path, agents: int) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a tenth of the agents and jobs")
+    chosen = report.arguments(__doc__, "a tenth of the agents and jobs")
     agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
     figures: dict[str, float] = {"agents": agents, "jobs": jobs}
     with report.folder() as folder:

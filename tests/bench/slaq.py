@@ -8,7 +8,6 @@ cores, 15 s apart, compared with `fair`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -22,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobView, SlotView
+from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import make
 from controlplane.prediction import FloatArray
@@ -40,6 +39,7 @@ from controlplane.sim.run import simulate
 from controlplane.sim.scenario import SLAQ, Scenario
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.bench import report
+from tests.support.builders import cluster_view, job_view, slot_view
 
 AHEAD: Final = 10  # iterations
 EVERY: Final = 3  # moments of a curve that are predicted from
@@ -183,10 +183,10 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
     for number in range(jobs):
         job, family = JobId(f"j-{number}"), f"f{number % FAMILIES}"
         own = names[number * share : (number + 1) * share]
-        shown[job] = JobView(
-            job=job, submitted_at=Seconds(number), batch_size=BATCH, batch_limit=BATCH,
-            local_limit=BATCH, least=1, most=BATCH, wanted=1, family=family,
-            running_on=split(BATCH, own), samples_done=MAX_REPORTS * EPOCH, epoch=MAX_REPORTS,
+        shown[job] = job_view(
+            job, number, slots=(1, BATCH), batch_size=BATCH, batch_limit=BATCH, local_limit=BATCH,
+            family=family, running_on=split(BATCH, own), samples_done=MAX_REPORTS * EPOCH,
+            epoch=MAX_REPORTS,
         )  # fmt: skip
         a, b, rate = rng.uniform(0.01, 1.0), rng.uniform(0.001, 1.0), rng.uniform(10.0, 1000.0)
         for epoch in range(1, MAX_REPORTS + 1):
@@ -198,11 +198,7 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
                 ),
                 Seconds(10.0 * epoch),
             )  # fmt: skip
-    slots_shown = tuple(
-        SlotView(slot=slot, node=node, kind="cpu", usable=False)
-        for slot, node in zip(names, nodes, strict=True)
-    )
-    view = ClusterView(version=1, slots=slots_shown, jobs=shown)
+    view = cluster_view(*(slot_view(slot, usable=False) for slot in names), *shown.values())
     took = []
     for _ in range(2):
         began = time.process_time()
@@ -272,28 +268,22 @@ def measures(result: SimulationResult) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = arguments()
+    chosen = report.arguments(
+        __doc__,
+        "fewer fits, one seed of 24 jobs",
+        seeds=(report.seeds, "30-32", "of simulations, as in 30-32"),
+        scaling=(float, 1.0, "exponent of speed over cores"),
+        options=(json.loads, {}, "of slaq, as JSON"),
+    )
     report.now("fits")
     figures = fits(20 if chosen.quick else 200)
     figures |= decisions(quick=chosen.quick)
     scenario = replace(SLAQ, scaling=chosen.scaling)
     if chosen.quick:
         scenario = replace(scenario, jobs=24)
-    figures |= simulations(chosen.seeds, scenario, chosen.options)
+    seeds = chosen.seeds[: 1 if chosen.quick else None]
+    figures |= simulations(seeds, scenario, chosen.options)
     report.write(figures, chosen.json)
-
-
-def arguments() -> argparse.Namespace:
-    parser = report.parser(__doc__ or "", "fewer fits, one seed of 24 jobs")
-    parser.add_argument(
-        "--seeds", type=report.seeds, default="30-32", help="of simulations, as in 30-32"
-    )
-    parser.add_argument("--scaling", type=float, default=1.0, help="exponent of speed over cores")
-    parser.add_argument("--options", type=json.loads, default="{}", help="of slaq, as JSON")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.seeds = chosen.seeds[:1]
-    return chosen
 
 
 if __name__ == "__main__":

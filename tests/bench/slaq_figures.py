@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.cli.sim import numbers
 from controlplane.prediction.convergence_curves import fit_curves
 from controlplane.sim import experiment
 from controlplane.sim.analysis import plots
@@ -24,9 +23,9 @@ from controlplane.sim.analysis.comparison import means
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, policy_legend, save, tidy
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import SimulationResult
-from controlplane.sim.run import simulate
 from controlplane.sim.scenario import SLAQ
 from tests.bench import report
+from tests.bench.simulations import simulate_cell
 from tests.bench.slaq import AHEAD, SLOTS, decision_s, errors, predicted, windows
 
 PER_NODE: Final = 32
@@ -88,9 +87,7 @@ def draw_decisions(took_s: Mapping[int, float], path: Path) -> None:
     save(figure, path)
 
 
-def simulated(
-    seeds: Sequence[int], cores: int, kept: Path | None, processes: int
-) -> list[SimulationResult]:
+def simulated(seeds: Sequence[int], cores: int, kept: Path | None) -> list[SimulationResult]:
     """Simulate `fair` and `slaq` in the paper's setting, or at its load on fewer cores."""
     scenario = replace(
         SLAQ,
@@ -98,22 +95,20 @@ def simulated(
         work_core_s=SLAQ.work_core_s * cores / SLAQ.slots,
     )
     cells = experiment.grid([("fair", {}), ("slaq", {})], [scenario], list(seeds))
-    return experiment.run(cells, _simulate, kept, processes, report.simulated)
-
-
-def _simulate(cell: experiment.Cell) -> SimulationResult:
-    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
+    return experiment.run(cells, simulate_cell, kept, os.cpu_count() or 1, report.simulated)
 
 
 def main() -> None:
-    parser = report.parser(__doc__ or "", "one seed on 64 cores, one decision of each size")
-    parser.add_argument("--into", type=Path, required=True, help="folder for the figures")
-    parser.add_argument("--seeds", default="30-31", help="of simulations, as in 30-31")
-    parser.add_argument("--cores", type=int, default=SLAQ.slots, help="whole nodes of 32")
-    parser.add_argument("--results", type=Path, help="keeps simulations, to go on after Ctrl-C")
-    chosen = parser.parse_args()
+    chosen = report.arguments(
+        __doc__,
+        "one seed on 64 cores, one decision of each size",
+        into=(Path, ..., "folder for the figures"),
+        seeds=(report.seeds, "30-31", "of simulations, as in 30-31"),
+        cores=(int, SLAQ.slots, "whole nodes of 32"),
+        results=(Path, None, "keeps simulations, to go on after Ctrl-C"),
+    )
     if chosen.quick:
-        chosen.seeds, chosen.cores = chosen.seeds.partition("-")[0], 2 * PER_NODE
+        chosen.seeds, chosen.cores = chosen.seeds[:1], 2 * PER_NODE
     into: Path = chosen.into
     into.mkdir(parents=True, exist_ok=True)
 
@@ -131,8 +126,8 @@ def main() -> None:
     sizes = [[f"{jobs} jobs, {SLOTS} slots", took] for jobs, took in took_s.items()]
     report.table("`slaq` decides, every curve fitted anew: seconds of a core", ("", "s"), sizes)
 
-    seeds = numbers(chosen.seeds, "seeds")
-    results = simulated(seeds, chosen.cores, chosen.results, os.cpu_count() or 1)
+    seeds: range = chosen.seeds
+    results = simulated(seeds, chosen.cores, chosen.results)
     plots.normalised_loss(results, into / "slaq-losses.png")
     plots.slots_by_loss(results, into / "slaq-slots.png")
     plots.times_to_reductions(results, into / "slaq-times.png")
@@ -143,7 +138,9 @@ def main() -> None:
         for policy in ("fair", "slaq")
     }
     lines = [[policy, *(found[name] for name in names)] for policy, found in both.items()]
-    report.table(f"160 jobs on {chosen.cores} cores, seeds {chosen.seeds}", ("", *names), lines)
+    report.table(
+        f"160 jobs on {chosen.cores} cores, seeds {seeds[0]}-{seeds[-1]}", ("", *names), lines
+    )
     figures = {f"{name}_{policy}": found[name] for policy, found in both.items() for name in names}
     report.write(figures, chosen.json)
 

@@ -76,7 +76,7 @@ def settings(share: float) -> list[Setting]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__ or "", "a twentieth of the swaps")
+    chosen = report.arguments(__doc__, "a twentieth of the swaps")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     with report.folder() as folder:
@@ -88,10 +88,10 @@ def main() -> None:
                 short = replace(setting, swaps=max(2, setting.swaps // 10))
                 theirs = measured(short, base / "stopped", trading=False)
                 told(rows, figures, "both pause", "both_pause", theirs)
-                both = statistics.median([*mine.yields, *mine.others])
-                stopped = statistics.median([*theirs.yields, *theirs.others])
+                both = statistics.median([*mine.aside, *mine.others])
+                stopped = statistics.median([*theirs.aside, *theirs.others])
                 figures["still_vs_both_pause"] = both / stopped
-                figures["aside_vs_both_pause"] = statistics.median(mine.yields) / stopped
+                figures["aside_vs_both_pause"] = statistics.median(mine.aside) / stopped
     heads = ["", "swaps", "job that", "still, s: median", "p99", "most", "whole, s: median",
              "epochs wrong", "two owners"]  # fmt: skip
     report.table("longest gap between two steps of a job, in each swap", heads, rows)
@@ -104,22 +104,14 @@ def told(
     whole = statistics.median(found.whole)
     figures |= {f"{key}_swaps": len(found.whole), f"{key}_whole_s_median": whole}
     figures |= {f"{key}_wrong": found.inexact, f"{key}_two_owners": found.two_owners}
-    for side, gaps in (("steps aside", found.yields), ("follows", found.others)):
-        middle, late = statistics.median(gaps), percentile_99(gaps)
+    for side, gaps in (("steps aside", found.aside), ("follows", found.others)):
+        middle, late = statistics.median(gaps), report.quantile(gaps, 0.99)
         rows.append(
             [name, len(found.whole), side, middle, late, max(gaps), whole, found.inexact,
              found.two_owners]
         )  # fmt: skip
         short = side.replace(" ", "_")
         figures |= {f"{key}_{short}_s_median": middle, f"{key}_{short}_s_p99": late}
-
-
-def percentile_99(values: Sequence[float]) -> float:
-    return (
-        statistics.quantiles(values, n=100, method="inclusive")[-1]
-        if len(values) > 1
-        else values[0]
-    )
 
 
 def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
@@ -154,9 +146,9 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
         who = who_stepped_aside(events, jobs)
         sides = [(gap[at], gap[1 - at]) for gap, at in zip(gaps, who, strict=True)]
     return Measured(
-        yields=[first for first, _ in sides],
+        aside=[first for first, _ in sides],
         others=[second for _, second in sides],
-        whole=[swap.ended - swap.started_at for swap in swaps],
+        whole=[swap.ended - swap.began for swap in swaps],
         inexact=inexact,
         two_owners=two_owners(events),
     )
@@ -171,10 +163,8 @@ def two_owners(events: Sequence[FeedEvent]) -> int:
     there: dict[object, object] = {}  # slot -> who is ready or trains there
     found = 0
     for event in events:
-        slot, who = (
-            event.detail.get("slot"),
-            (event.job, event.detail.get("version"), event.detail.get("rank")),
-        )
+        slot, version, rank = (event.detail.get(name) for name in ("slot", "version", "rank"))
+        who = event.job, version, rank
         if event.event == "worker.ready":
             found += slot in there
             there[slot] = who
@@ -231,7 +221,7 @@ def stamps(base: Path, number: int) -> list[float]:
 
 def longest_gap(steps: Sequence[float], swap: Swap) -> float:
     """Return the longest gap between steps that began before a swap was over."""
-    first = max(0, bisect_left(steps, swap.started_at) - 1)
+    first = max(0, bisect_left(steps, swap.began) - 1)
     last = bisect_right(steps, swap.ended) + 1
     return max(later - one for one, later in itertools.pairwise(steps[first:last]))
 

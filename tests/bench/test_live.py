@@ -116,72 +116,71 @@ def test_starts_are_counted_from_when_their_forecast_was_told() -> None:
     assert start_figures({}, came) == {"start_forecasts": 0.0}
 
 
-PHI = 1e9  # every sample is worth one
+Stay = tuple[float, float, int, int, float, int]  # from, to, slots, batch, samples/s, idle slots
 
 
-def lived(
-    watch: SizeWatch, begin: float, end: float, slots: int, speed: float, *, idle: int = 0
-) -> list[Violation]:
-    found = []
-    for half in range(int(2 * begin), int(2 * end)):
-        found += watch.take([Look(half / 2, "a", slots, 24 * slots, speed, PHI)], idle)
-    return found
+def lived(*stays: Stay, noise: float = 1e9) -> tuple[SizeWatch, list[tuple[float, Violation]]]:
+    """Look twice a second; return violations and when they were found. `noise` 1e9: every sample is worth one."""
+    watch, found = SizeWatch(), []
+    for begin, end, slots, batch, speed, idle in stays:
+        for half in range(int(2 * begin), int(2 * end)):
+            at = half / 2
+            looks = [Look(at, "a", slots, batch, speed, noise)]
+            found += [(at, one) for one in watch.take(looks, idle)]
+    return watch, found
 
 
-def told(violation: Violation) -> tuple[float, tuple[int, int], tuple[int, int], str]:
-    return violation.began, violation.shape, violation.better, violation.reason
+@pytest.mark.parametrize(
+    ("stays", "held"),
+    {
+        "a growth that loses may live for ten seconds": (
+            [(0, 10, 1, 24, 100.0, 0), (10, 30, 2, 48, 80.0, 0)],
+            [(20.5, 10.0, (2, 48), (1, 24), "the same or fewer slots")],
+        ),
+        "a growth that brings little or nothing is none": (
+            [(0, 10, 1, 24, 100.0, 0), (10, 60, 2, 48, 95.0, 0)],
+            [],
+        ),
+        "fewer slots are held only while enough are idle": (
+            [(0, 10, 4, 96, 300.0, 0), (10, 40, 2, 48, 160.0, 0), (40, 60, 2, 48, 160.0, 1),
+             (60, 75, 2, 48, 160.0, 2)],
+            [(70.5, 60.0, (2, 48), (4, 96), "slots were idle")],
+        ),
+        "a size that was seen for a moment is not known": (
+            [(0, 4, 1, 24, 100.0, 0), (4, 60, 2, 48, 50.0, 0)],
+            [],
+        ),
+    }.values(),
+    ids=["loses", "little", "idle", "moment"],
+)  # fmt: skip
+def test_a_job_is_held_at_a_size_that_it_knows_to_be_slow(
+    stays: list[Stay], held: list[tuple[float, float, tuple[int, int], tuple[int, int], str]]
+) -> None:
+    watch, found = lived(*stays)
+
+    assert [(at, one.began, one.shape, one.better, one.reason) for at, one in found] == held
+    assert watch.violations == [one for _, one in found]
 
 
-def test_a_growth_that_loses_may_live_for_ten_seconds() -> None:
-    watch = SizeWatch()
+def test_a_violation_has_both_speeds_and_lasts_until_the_last_look() -> None:
+    watch, ((_, held),) = lived((0, 10, 1, 24, 100.0, 0), (10, 30, 2, 48, 80.0, 0))
 
-    assert lived(watch, 0.0, 10.0, 1, 100.0) == []
-    assert lived(watch, 10.0, 20.0, 2, 80.0) == []
-    (held,) = lived(watch, 20.0, 30.0, 2, 80.0)
-
-    assert told(held) == (10.0, (2, 48), (1, 24), "the same or fewer slots")
     assert [held.progress, held.better_progress] == pytest.approx([80.0, 100.0])
-    assert watch.violations == [held]
     assert [held.ended, watch.most_s] == [29.5, 19.5]
-
-
-def test_a_growth_that_brings_little_or_nothing_is_none() -> None:
-    watch = SizeWatch()
-    lived(watch, 0.0, 10.0, 1, 100.0)
-
-    assert lived(watch, 10.0, 60.0, 2, 95.0) == []
-
-
-def test_fewer_slots_are_held_only_while_enough_are_idle() -> None:
-    watch = SizeWatch()
-    lived(watch, 0.0, 10.0, 4, 300.0)
-
-    assert lived(watch, 10.0, 40.0, 2, 160.0) == []
-    assert lived(watch, 40.0, 60.0, 2, 160.0, idle=1) == []
-    assert lived(watch, 60.0, 70.0, 2, 160.0, idle=2) == []
-    (held,) = lived(watch, 70.0, 75.0, 2, 160.0, idle=2)
-
-    assert told(held) == (60.0, (2, 48), (4, 96), "slots were idle")
 
 
 def test_more_samples_a_second_are_no_better_where_they_are_worth_less() -> None:
     """At phi 0 a batch four times as large makes a sample worth a quarter."""
-    watch = SizeWatch()
-    for half in range(20):
-        watch.take([Look(half / 2, "a", 1, 24, 100.0, 0.0)], 0)
-    for half in range(20, 60):
-        assert watch.take([Look(half / 2, "a", 1, 12, 60.0, 0.0)], 0) == []
+    stays = ((0, 10, 1, 24, 100.0, 0), (10, 30, 1, 12, 60.0, 0))
+
+    assert lived(*stays, noise=0.0)[1] == []
 
 
-def test_a_size_that_was_seen_for_a_moment_is_not_known() -> None:
-    watch = SizeWatch()
-    lived(watch, 0.0, 4.0, 1, 100.0)
-
-    assert lived(watch, 4.0, 60.0, 2, 50.0) == []
-
-
-def test_idle_slots_count_while_somebody_waits() -> None:
-    """Two slots. One is taken from 0 to 10, the other from 4 to 6; somebody waits from 2 to 5."""
-    assert idle_while_waiting([(0.0, 10.0), (4.0, 6.0)], [(2.0, 5.0)], 2) == 2.0
-    assert idle_while_waiting([], [(2.0, 5.0)], 2) == 3.0
-    assert idle_while_waiting([(0.0, 10.0)] * 2, [(2.0, 5.0)], 2) == 0.0
+@pytest.mark.parametrize(
+    ("taken", "idle_s"),
+    [([(0.0, 10.0), (4.0, 6.0)], 2.0), ([], 3.0), ([(0.0, 10.0)] * 2, 0.0)],
+)
+def test_idle_slots_count_while_somebody_waits(
+    taken: list[tuple[float, float]], idle_s: float
+) -> None:
+    assert idle_while_waiting(taken, [(2.0, 5.0)], slots=2) == idle_s

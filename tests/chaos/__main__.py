@@ -56,15 +56,13 @@ def main() -> int:
 
 
 def _tell(outcome: Outcome) -> None:
-    for fault, met in outcome.faults:
-        print(f"  {fault}: {met or 'nothing there'}")
-    print(f"  jobs: {outcome.jobs}")
-    print(
-        f"  {outcome.epochs} epochs, {outcome.groups} groups, {outcome.inputs} inputs, {outcome.took_s:.0f} s"
-    )
-    for problem in outcome.problems:
-        print(f"  WRONG: {problem}")
-    sys.stdout.flush()
+    lines = [f"  {fault}: {met or 'nothing there'}" for fault, met in outcome.faults]
+    lines += [
+        f"  jobs: {outcome.jobs}",
+        f"  {outcome.epochs} epochs, {outcome.groups} groups, {outcome.inputs} inputs, {outcome.took_s:.0f} s",
+        *(f"  WRONG: {problem}" for problem in outcome.problems),
+    ]
+    print("\n".join(lines), flush=True)
 
 
 def _write(path: Path, seed: int, outcome: Outcome) -> None:

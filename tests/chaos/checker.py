@@ -207,10 +207,7 @@ def records_of(lines_of: dict[str, list[dict[str, Any]]]) -> list[Record]:
             of[line["kind"]].append(line)
         found.append(
             Record(
-                worker=first["worker"],
-                job=first["job"],
-                slot=first["slot"],
-                pid=first["pid"],
+                **{name: first[name] for name in ("worker", "job", "slot", "pid")},
                 used=tuple((line["began"], line["ended"]) for line in of["used"]),
                 prints=max((line["line"] for line in of["prints"]), default=0),
                 printed=max((line["line"] for line in of["printed"]), default=0),

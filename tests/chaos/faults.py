@@ -24,8 +24,7 @@ def begin(site: Site, fault: Fault) -> tuple[str, Mend]:
     Returns:
         What it met, empty if it found nothing there; and what mends it.
     """
-    met, mend = KINDS[fault.kind](site, fault)
-    return met, mend
+    return KINDS[fault.kind](site, fault)
 
 
 def _nothing() -> None:
@@ -38,14 +37,13 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _daemon(site: Site, fault: Fault) -> tuple[str, Mend]:
-    pid = site.hosts[fault.host].pid
-    if pid is None:
+    host = site.hosts[fault.host]
+    if host.pid is None or host.process is None:
         return "", _nothing
+    pid = host.pid
     if fault.kind == "kill daemon":
         _signal(pid, signal.SIGKILL)
-        process = site.hosts[fault.host].process
-        if process is not None:
-            process.wait()
+        host.process.wait()
         return f"pid {pid}", lambda: site.start(fault.host)
     _signal(pid, signal.SIGSTOP)
     return f"pid {pid}", lambda: _signal(pid, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import json
@@ -17,6 +18,7 @@ from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
 from controlplane.journal.reader import Reader
 from schemas.ids import Seconds
+from schemas.wire.feed import FeedEvent
 from tests.chaos import checker, faults, user
 from tests.chaos.schedule import NODES, SLOTS, Fault, Schedule
 from tests.chaos.site import CONTROL, USER, Site, keep
@@ -50,13 +52,9 @@ def run(schedule: Schedule, base: Path, kept: Path | None = None) -> Outcome:
     """
     began = time.monotonic()
     with Site(
-        base,
-        schedule.seed,
-        nodes=NODES,
-        slots=SLOTS,
-        policy=schedule.policy,
+        base, schedule.seed, nodes=NODES, slots=SLOTS, policy=schedule.policy,
         own_uids=schedule.own_uids,
-    ) as site:
+    ) as site:  # fmt: skip
         for name in site.hosts:
             site.start(name)
         with site.network.inside(USER):
@@ -136,29 +134,23 @@ def _revive(site: Site, schedule: Schedule, now: float) -> None:
 
 def _hear_all(people: user.Users, site: Site) -> None:
     """Let the follower hear what there is."""
-    reader = Reader(_journal(site))
-    try:
-        last = len(reader.feed(1, 1_000_000))
-    finally:
-        reader.close()
+    last = len(_journal(site)[1])
     deadline = time.monotonic() + 10.0
     while len(people.events) < last and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def _journal(site: Site) -> Path:
-    return site.hosts[CONTROL].folder / "state" / "journal.sqlite"
+def _journal(site: Site) -> tuple[list[tuple[Seconds, Input]], list[FeedEvent]]:
+    """The controller's inputs and events."""
+    path = site.hosts[CONTROL].folder / "state" / "journal.sqlite"
+    with contextlib.closing(Reader(path)) as reader:
+        return list(reader.inputs()), list(reader.feed(1, 1_000_000))
 
 
 def _evidence(
     site: Site, people: user.Users, seen: user.Seen, met: list[tuple[Fault, str]]
 ) -> checker.Evidence:
-    reader = Reader(_journal(site))
-    try:
-        inputs = list(reader.inputs())
-        feed = reader.feed(1, 1_000_000)
-    finally:
-        reader.close()
+    inputs, feed = _journal(site)
     return checker.Evidence(
         told=people.told, heard=list(people.events)[: len(feed)], seen=seen, inputs=inputs,
         feed=feed, replayed=_states(inputs), records=checker.records_of(lines_in(site.records)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 POLICIES: Final = ("ones", "ones", "fair", "goodput", "tiresias")
@@ -122,11 +122,10 @@ def _fault(dice: random.Random, at: float, lasts_s: float) -> Fault:
     kind = dice.choice((*KINDS, *OFTEN))
     fault = KINDS[kind](dice, at, kind)
     room = max(0.3, lasts_s - at)
-    return fault if fault.lasts_s < room else _lasting(fault, room)
+    return fault if fault.lasts_s < room else replace(fault, lasts_s=round(room, 2))
 
 
-def _lasting(fault: Fault, lasts_s: float) -> Fault:
-    return Fault(fault.at_s, fault.kind, fault.host, round(lasts_s, 2), fault.to, fault.amount, fault.pick)  # fmt: skip
+Draw = Callable[[random.Random, float, str], Fault]  # at a time, of a kind
 
 
 def _node(dice: random.Random) -> str:
@@ -142,27 +141,17 @@ def _length(dice: random.Random, longest: float) -> float:
     return round(min(longest, dice.expovariate(1.0 / 2.0) + 0.2), 2)
 
 
-def _killed(dice: random.Random, at: float, kind: str) -> Fault:
-    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 10.0))
+def _at(host: Callable[[random.Random], str], longest_s: float, *, picks: bool = False) -> Draw:
+    """Return how a fault of a host is drawn, which may pick one of several things there."""
+
+    def drawn(dice: random.Random, at: float, kind: str) -> Fault:
+        where, lasts_s = host(dice), _length(dice, longest_s)
+        return Fault(at, kind, where, lasts_s, pick=dice.randrange(100) if picks else 0)
+
+    return drawn
 
 
-def _stopped(dice: random.Random, at: float, kind: str) -> Fault:
-    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 10.0))
-
-
-def _at_node(dice: random.Random, at: float, kind: str) -> Fault:
-    return Fault(at, kind, _node(dice), lasts_s=_length(dice, 8.0), pick=dice.randrange(100))
-
-
-def _at_control(dice: random.Random, at: float, kind: str) -> Fault:
-    return Fault(at, kind, "control", lasts_s=_length(dice, 8.0))
-
-
-def _full(dice: random.Random, at: float, kind: str) -> Fault:
-    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 8.0))
-
-
-def _road(amounts: Sequence[float]) -> Callable[[random.Random, float, str], Fault]:
+def _road(*amounts: float) -> Draw:
     def drawn(dice: random.Random, at: float, kind: str) -> Fault:
         source, target = dice.sample(("control", *(f"node-{n + 1}" for n in range(NODES))), 2)
         lasts = _length(dice, 10.0)
@@ -176,12 +165,15 @@ def _clock(dice: random.Random, at: float, kind: str) -> Fault:
     return Fault(at, kind, "control", lasts_s=_length(dice, 10.0), amount=jump)
 
 
-KINDS: Final[dict[str, Callable[[random.Random, float, str], Fault]]] = {
-    "kill daemon": _killed, "stop daemon": _stopped, "kill worker": _at_node,
-    "stop worker": _at_node, "kill zygote": _at_node, "kill search": _at_control,
-    "stop search": _at_control, "power off": _at_node, "cut": _road((0.0,)),
-    "cut one way": _road((0.0,)), "lose packets": _road((0.02, 0.1, 0.3)),
-    "delay": _road((0.02, 0.1, 0.5)), "slow": _road((20_000.0, 200_000.0)), "fill disk": _full,
-    "delete socket": _at_node, "delete log": _at_node, "set clock": _clock,
+DAEMON: Final = _at(_daemon, 10.0)
+AT_NODE: Final = _at(_node, 8.0, picks=True)
+SEARCH: Final = _at(lambda _: "control", 8.0)
+KINDS: Final[dict[str, Draw]] = {
+    "kill daemon": DAEMON, "stop daemon": DAEMON, "kill worker": AT_NODE, "stop worker": AT_NODE,
+    "kill zygote": AT_NODE, "kill search": SEARCH, "stop search": SEARCH, "power off": AT_NODE,
+    "cut": _road(0.0), "cut one way": _road(0.0), "lose packets": _road(0.02, 0.1, 0.3),
+    "delay": _road(0.02, 0.1, 0.5), "slow": _road(20_000.0, 200_000.0),
+    "fill disk": _at(_daemon, 8.0), "delete socket": AT_NODE, "delete log": AT_NODE,
+    "set clock": _clock,
 }  # fmt: skip
 OFTEN: Final = ("kill daemon", "stop daemon", "kill worker", "power off", "cut", "fill disk")

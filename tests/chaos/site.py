@@ -10,10 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from controlplane.journal.backup import back_up, restore
@@ -110,12 +109,7 @@ class Site:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def start(self, name: str) -> None:
@@ -123,12 +117,10 @@ class Site:
         host = self.hosts[name]
         if host.pid is not None:
             return
-        module = MODULES[host.role]
-        space = f"--net={self.network.namespace(name)}"
-        command = ["nsenter", space]
+        command = ["nsenter", f"--net={self.network.namespace(name)}"]
         if self._own_uids and host.role == "agent":
             command += self._opened()
-        command += [sys.executable, "-P", "-m", module, "--config"]
+        command += [sys.executable, "-P", "-m", MODULES[host.role], "--config"]
         with contextlib.ExitStack() as stack:
             try:
                 log = stack.enter_context((host.folder / "daemon.log").open("ab"))
@@ -332,8 +324,3 @@ def _parent(pid: int) -> int:
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
-
-
-def alive(pids: Sequence[int]) -> bool:
-    """Whether any of these runs."""
-    return any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -24,7 +24,8 @@ pytestmark = [
 
 def test_a_seed_is_a_schedule() -> None:
     assert draw(7, LASTS_S) == draw(7, LASTS_S)
-    assert draw(7, LASTS_S) != draw(8, LASTS_S)
+    assert draw(7, LASTS_S).jobs != draw(8, LASTS_S).jobs
+    assert draw(7, LASTS_S).faults != draw(8, LASTS_S).faults
 
 
 @pytest.mark.timeout(SETTLE_S + 120.0)  # a job that does not end is told by the checker

@@ -22,27 +22,11 @@ from tests.support.sizes import examples
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fields", "field", "remedy"),
-    [
-        ({"slot": [1, 2]}, "slot", "did you mean slots?"),
-        ({"script": "missing.py"}, "script", "correct script or workdir"),
-        ({"script": "train.sh"}, "script", "scripts are Python; train.sh is not; give the Python"),
-        ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
-        (
-            {"max_batch_size": "kep"},
-            "max_batch_size",
-            'write max_batch_size = 2048, "keep" or "auto"',
-        ),
-        ({"max_local_batch": 0}, "max_local_batch", "choose a value in this range"),
-        ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
-        ({"lr": float("nan")}, "lr", "positive finite number"),
-        ({"batch_size": "many"}, "batch_size", "write batch_size = 64"),
-        ({"stop": {"epoch": 3}}, "stop.epoch", "did you mean epochs?"),
-        ({"stop": {"metric": "accuracy"}}, "stop", "at_least or plateau"),
-        ({"name": "no name"}, "name", "letters, digits"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "field", "remedy"), [
+    ({"script": "missing.py"}, "script", "correct script or workdir"),
+    ({"max_batch_size": "kep"}, "max_batch_size", 'write max_batch_size = 2048, "keep" or "auto"'),
+    ({"stop": {"epoch": 3}}, "stop.epoch", "did you mean epochs?"),
+])  # fmt: skip
 def test_a_bad_job_file_is_answered_with_field_and_remedy(
     cluster: Cluster, fields: dict[str, Any], field: str, remedy: str
 ) -> None:
@@ -103,22 +87,13 @@ def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (
-            "import no_such_module",
-            "ModuleNotFoundError: No module named 'no_such_module' (train.py:1)",
-        ),
-        ("import sys; sys.exit(3)", "the script exited with code 3"),
-        ("x = (", "SyntaxError: '(' was never closed"),
-        (
-            TOY.replace("step += 1", "1 / (3 - step); step += 1"),
-            "ZeroDivisionError: division by zero",
-        ),
-        ("import os; os.abort()", "a worker crashed with SIGABRT"),
-    ],
-)
+@pytest.mark.parametrize(("script", "reason"), [
+    ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (train.py:1)"),
+    ("import sys; sys.exit(3)", "the script exited with code 3"),
+    ("x = (", "SyntaxError: '(' was never closed"),
+    (TOY.replace("step += 1", "1 / (3 - step); step += 1"), "ZeroDivisionError: division by zero"),
+    ("import os; os.abort()", "a worker crashed with SIGABRT"),
+])  # fmt: skip
 def test_the_reason_names_the_error_of_a_failing_script(
     cluster: Cluster, script: str, reason: str
 ) -> None:
@@ -128,20 +103,6 @@ def test_the_reason_names_the_error_of_a_failing_script(
     shown = cluster.show(job)
     assert (shown["state"], shown["failures"]) == ("failed", 1)
     assert shown["reason"].startswith(reason)
-
-
-@pytest.mark.slow
-def test_a_script_without_the_library_fails_with_the_six_lines_to_add(
-    cluster: Cluster,
-) -> None:
-    alone, apart = cluster.submit("print(7)"), cluster.submit("print(7)", slots=[2, 2])
-
-    codes = [cluster.wait(job).code for job in (alone, apart)]
-    reasons = [cluster.show(job)["reason"] for job in (alone, apart)]
-    assert codes == [0, 1]
-    assert "nothing was trained: the script exited (exit code 0) and never reached" in reasons[0]
-    assert "on one of its 2 slots and never reached agent.epochs" in reasons[1]
-    assert "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in reasons[1]
 
 
 def test_a_failing_script_is_retried_from_its_last_epoch(cluster: Cluster) -> None:
@@ -155,17 +116,6 @@ def test_a_failing_script_is_retried_from_its_last_epoch(cluster: Cluster) -> No
     shown = cluster.show(job)
     assert (shown["failures"], shown["epoch"], len(shown["epochs"])) == (1, 4, 4)
     assert [change["to_state"] for change in shown["history"]].count("starting") == 2
-
-
-@pytest.mark.slow
-def test_a_missing_metric_of_the_stop_rule_is_named(cluster: Cluster) -> None:
-    job = cluster.submit(stop={"metric": "accuracy", "at_least": 0.9})
-
-    cluster.wait(job)
-
-    assert cluster.show(job)["reason"].startswith(
-        "MissingMetricError: the stop rule needs the metric 'accuracy', the script reported mse"
-    )
 
 
 @pytest.mark.slow
@@ -211,7 +161,6 @@ def test_a_script_that_ignores_term_is_killed(cluster: Cluster) -> None:
         text=True,
         env={**os.environ, "ONES_HOME": str(cluster.home)},
     )
-    assert followed.stdout is not None
     assert followed.stdout.readline() == "deaf\n"
 
     assert cluster.ones("cancel", job).code == 0
@@ -289,8 +238,7 @@ class Stranger:
         """The reply to these frames, which comes however busy the host is."""
         socket.send_multipart(frames)
         assert socket.poll(60_000), "no reply"
-        answer: dict[str, Any] = msgpack.unpackb(socket.recv_multipart()[-1])
-        return answer
+        return msgpack.unpackb(socket.recv_multipart()[-1])
 
     def is_ignored(self, socket: zmq.Socket[bytes], *frames: bytes) -> bool:
         """Whether these frames get no reply within a second."""
@@ -308,30 +256,6 @@ HOSTILE = {
     "unknown type": msgpack.packb({"type": "client.destroy_all.1"}),
     "wrong field": msgpack.packb({"type": "client.get_job.1", "job": 5}),
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_bytes_from_a_user_get_a_typed_error(stranger: Stranger, name: str) -> None:
-    socket = stranger.connect("clients")
-
-    answer = stranger.ask(socket, b"1", HOSTILE[name])
-
-    assert (answer["type"], answer["code"]) == ("client.failed.1", "malformed")
-    if name == "wrong field":
-        assert answer["field"] == "job"
-    assert stranger.ask(socket, b"2", GOOD)["type"] == "client.cluster.1"
-
-
-@pytest.mark.slow
-def test_a_frame_of_a_hundred_megabytes_disconnects_only_its_sender(
-    stranger: Stranger,
-) -> None:
-    large, other = stranger.connect("clients"), stranger.connect("clients")
-
-    assert stranger.is_ignored(large, b"1", b"x" * 100_000_000)
-
-    assert stranger.ask(other, b"2", GOOD)["type"] == "client.cluster.1"
 
 
 @pytest.mark.slow
@@ -359,18 +283,6 @@ def test_hostile_bytes_to_the_agents_ports_are_dropped_and_audited(
 
     assert cluster.wait(job).code == 0
     assert '"what": "message"' in (cluster.home / "logs" / "controller.log").read_text()
-
-
-@pytest.mark.slow
-def test_absurd_numbers_crash_no_daemon(cluster: Cluster, stranger: Stranger) -> None:
-    socket = stranger.connect("shippers", key="node-1")
-    piece = {"type": "logs.get_snapshot.1", "digest": "0" * 64, "offset": 2**63}
-
-    assert stranger.is_ignored(socket, msgpack.packb(piece))
-    assert cluster.ones("events", "--from", str(2**63)).code == 2
-    assert cluster.ones("events", "--from", str(10**23)).code == 2
-    answer = stranger.ask(socket, msgpack.packb({**piece, "offset": 0}))
-    assert (answer["type"], answer["total"]) == ("logs.snapshot_piece.1", -1)
 
 
 @pytest.mark.slow

@@ -92,24 +92,21 @@ def test_every_command_of_a_page_parses(page: str, monkeypatch: pytest.MonkeyPat
     assert {command: why for command, why in refused.items() if why} == {}
 
 
-@pytest.mark.parametrize(
-    ("words", "whole", "understood"),
-    [
-        ("ones ps --state failed", True, True),
-        ("ones ps --sate failed", True, False),
-        ("ones show", True, False),
-        ("ones show", False, True),
-        ("ones shwo JOB", False, False),
-        ("bin/ones sim run --jobs many", True, False),
-        ("bin/bench evolution --quick", True, True),
-        ("bin/bench evolution --fast", True, False),
-        ("bin/bench nothing", True, False),
-        ("ones-agent --config FILE --end-workers", True, True),
-        ("ones-agent --konfig FILE", True, False),
-        ("bin/nothing", False, False),
-        ("bin/test tests/none", True, False),
-    ],
-)
+@pytest.mark.parametrize(("words", "whole", "understood"), [
+    ("ones ps --state failed", True, True),
+    ("ones ps --sate failed", True, False),
+    ("ones show", True, False),
+    ("ones show", False, True),
+    ("ones shwo JOB", False, False),
+    ("bin/ones sim run --jobs many", True, False),
+    ("bin/bench evolution --quick", True, True),
+    ("bin/bench evolution --fast", True, False),
+    ("bin/bench nothing", True, False),
+    ("ones-agent --config FILE --end-workers", True, True),
+    ("ones-agent --konfig FILE", True, False),
+    ("bin/nothing", False, False),
+    ("bin/test tests/none", True, False),
+])  # fmt: skip
 def test_an_invalid_command_would_be_found(
     monkeypatch: pytest.MonkeyPatch, words: str, *, whole: bool, understood: bool
 ) -> None:

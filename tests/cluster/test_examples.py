@@ -50,13 +50,10 @@ def test_an_example_trains_two_epochs_on_a_cluster(
     assert second["train_loss"] < first["train_loss"]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("digits", ("searcher.configurations=3", "searcher.max_epochs=3", "space.width=16")),
-        ("language", ("searcher.configurations=2", "searcher.max_epochs=2", "partitions=2")),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), [
+    ("digits", ("searcher.configurations=3", "searcher.max_epochs=3", "space.width=16")),
+    ("language", ("searcher.configurations=2", "searcher.max_epochs=2", "partitions=2")),
+])  # fmt: skip
 @pytest.mark.slow
 def test_an_example_is_swept_on_a_cluster(
     cluster: Cluster, name: str, changes: tuple[str, ...]
@@ -79,5 +76,4 @@ def test_an_example_is_swept_on_a_cluster(
 def test_the_functions_of_a_swept_example_can_be_imported(name: str) -> None:
     sweep = load_job(EXAMPLES / name / "sweep.toml").stated_sweep
 
-    assert sweep is not None
     assert sweep.search.seed == 1

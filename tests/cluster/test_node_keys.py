@@ -20,7 +20,7 @@ from schemas.transport.keys import Identity
 from schemas.wire.agent import NodeHealth
 from schemas.wire.files import AskFiles
 from tests.support.builders import N1
-from tests.support.service import House, served
+from tests.support.service import House, served, until
 
 pytestmark = pytest.mark.slow
 QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second apart
@@ -51,12 +51,6 @@ async def agent(
     stop.set()
     await running
     made._workers.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30.0):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def revoke(house: House, _: pytest.MonkeyPatch) -> None:

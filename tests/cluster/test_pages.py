@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from controlplane.client import BlockingClient, Client
-from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster
+from tests.support.cluster import LIMIT_S, TOY, Cluster, looked
 
 DOCS = Path(__file__).parents[2] / "docs"
 SLOW = TOY.replace('os.environ.get("PAUSE_S", "0")', '"0.01"')
@@ -45,11 +44,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def await_free_slots(cluster: Cluster) -> None:
-    deadline = time.monotonic() + LIMIT_S
     with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
-        while (free := sum(node.free for node in client.nodes())) < cluster.slots:
-            assert time.monotonic() < deadline, f"{free} slots are free\n{client.nodes()}"
-            time.sleep(LOOK_S)
+        looked(lambda: sum(node.free for node in client.nodes()) == cluster.slots, why=client.nodes)
 
 
 @pytest.fixture

@@ -46,9 +46,7 @@ def options_of(policy: str) -> dict[str, Any]:
 
 
 @every_policy
-def test_each_policy_has_a_complete_section_on_the_page(
-    policy: str,
-) -> None:
+def test_each_policy_has_a_complete_section_on_the_page(policy: str) -> None:
     said = re.findall(r"^- \*\*([^*]+)\*\* ", section(policy), re.MULTILINE)
 
     assert tuple(said) == SAID_OF_EACH

@@ -36,8 +36,7 @@ scrape_configs:
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def read(port: int, path: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from controlplane.cli.sweep.commands import RESTS
 from controlplane.client import BlockingClient
-from tests.support.cluster import LIMIT_S, LOOK_S, Cluster, Finished
+from tests.support.cluster import Cluster, Finished, looked
 from tests.support.documented import ROOT, commands_of_block
 
 PAGE = "docs/sweeps.md"
@@ -96,10 +95,7 @@ def test_single_configurations_are_changed_by_hand(cluster: Cluster, folder: Pat
     said: list[str] = []
     with BlockingClient(cluster.home) as client:
         run = client.sweep_run(job)
-        deadline = time.monotonic() + LIMIT_S
-        while sum(bool(one.epochs) for one in run.detail().trials) < 12:
-            assert time.monotonic() < deadline
-            time.sleep(LOOK_S)
+        looked(lambda: sum(bool(one.epochs) for one in run.detail().trials) >= 12)
         for line in commands_of_block(PAGE, "ones sweep stop spirals-1 3 4"):
             said += typed(cluster, folder, line, {"spirals-1": job}).out.splitlines()
         detail = run.detail()

@@ -7,15 +7,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.cluster import (
-    FUNCTIONS,
     Cluster,
     kill,
     ledger,
+    running,
     submit_sweep,
     trained_alone,
     until_sweep,
@@ -26,24 +25,10 @@ pytestmark = pytest.mark.slow  # a cluster or devices of its own
 FOUR = 'type = "random"\nconfigurations = 4\nmax_epochs = 2\n'  # 4 x 2 x 4 units
 
 
-@contextlib.contextmanager
-def cluster(folder: Path, **shape: Any) -> Iterator[Cluster]:
-    """A cluster of its own, taken down whatever becomes of the test."""
-    made = Cluster(folder / "home", folder / "jobs", **shape)
-    made.up()
-    try:
-        yield made
-    finally:
-        made.down()
-
-
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    base: Path = tmp_path_factory.mktemp("w")
-    running = Cluster(base / "home", base / "jobs", policy="fair")
-    running.up()
-    yield running
-    running.down()
+    with running(tmp_path_factory.mktemp("w"), policy="fair") as made:
+        yield made
 
 
 def test_kill_9_of_worker_agent_and_controller_loses_no_finished_unit(house: Cluster) -> None:
@@ -70,32 +55,6 @@ def test_kill_9_of_worker_agent_and_controller_loses_no_finished_unit(house: Clu
     assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
 
 
-def test_functions_that_cannot_be_imported_fail_the_job_with_the_error(
-    house: Cluster,
-) -> None:
-    job = submit_sweep(house, FOUR, functions=FUNCTIONS + "\nraise ValueError('no licence')\n")
-
-    assert house.wait(job).code == 1
-
-    reason = house.show(job)["reason"]
-    assert "importing functions raised ValueError: no licence" in reason
-
-
-def test_a_configuration_that_raises_fails_without_the_others(house: Cluster) -> None:
-    bad = FUNCTIONS.replace(
-        "    model = nn", "    assert values['lr'] < 0.03, 'too fast'\n    model = nn"
-    )
-    job = submit_sweep(house, FOUR, functions=bad, pause_s=0.0)
-
-    assert house.wait(job).code == 0, house.said()
-
-    trials = until_sweep(house, job, lambda _: True).trials
-    failed = [trial for trial in trials if trial.state == "failed"]
-    assert [trial.values["lr"] > 0.03 for trial in trials] == [t in failed for t in trials]
-    assert failed
-    assert all("too fast" in trial.reason for trial in failed)
-
-
 def test_a_revoked_slot_is_released_during_a_long_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR, pause_s=60.0, more="revoke_s = 0.5")
     until_sweep(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
@@ -109,10 +68,8 @@ def test_a_revoked_slot_is_released_during_a_long_unit(house: Cluster) -> None:
 
 
 def test_a_sweep_finishes_without_a_lost_node(tmp_path: Path) -> None:
-    with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:
-        settings = pair.home / "controller.toml"
-        settings.write_text(f"{settings.read_text()}\n[silence]\nsuspect_s = 1.0\nlost_s = 3.0\n")
-        kill(pair.up()["controller"])
+    silence = "[silence]\nsuspect_s = 1.0\nlost_s = 3.0"
+    with running(tmp_path, silence, slots=2, agents=2, policy="fair") as pair:
         pids = pair.up()
         job = submit_sweep(pair, FOUR, pause_s=0.5)
         until_sweep(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
@@ -132,11 +89,9 @@ def test_a_sweep_finishes_without_a_lost_node(tmp_path: Path) -> None:
         assert trained_alone(pair, job, 1)["equal"]
 
 
-def test_asha_selects_the_same_winner_beside_three_jobs(
-    tmp_path: Path,
-) -> None:
+def test_asha_selects_the_same_winner_beside_three_jobs(tmp_path: Path) -> None:
     asha = 'type = "asha"\nconfigurations = 24\nmax_epochs = 9\n'
-    with cluster(tmp_path, policy="ones") as shared:
+    with running(tmp_path, policy="ones") as shared:
         alone = submit_sweep(shared, asha, pause_s=0.0)
         assert shared.wait(alone).code == 0, shared.said()
         sweep = submit_sweep(shared, asha, pause_s=0.1)
@@ -158,9 +113,7 @@ def test_asha_selects_the_same_winner_beside_three_jobs(
         ]
 
 
-def test_the_last_configuration_continues_as_a_job_counted_by_its_sweep(
-    house: Cluster,
-) -> None:
+def test_the_last_configuration_continues_as_a_job_counted_by_its_sweep(house: Cluster) -> None:
     one = 'type = "random"\nconfigurations = 1\nmax_epochs = 3\n'
     sweep = submit_sweep(house, one, more="graduate_batch = 4", pause_s=0.0)
     assert house.wait(sweep).code == 0, house.said()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import TOY, Cluster, explained, kill, search_process
+from tests.support.cluster import TOY, explained, running
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.02", "OMP_NUM_THREADS": "1"}
@@ -17,62 +16,20 @@ JOBS = 12
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model of the user's own: a copy of the one that ships."""
+def test_twelve_jobs_finish_with_every_sample_once(tmp_path: Path) -> None:
+    """Of one to four slots, under a copy of the shipped model that decides every second."""
     shipped = resources.files("controlplane.policy.learned").joinpath("drl.npz")
     with resources.as_file(shipped) as file:
-        return Path(shutil.copy(file, tmp_path / "mine.npz"))
+        model = shutil.copy(file, tmp_path / "mine.npz")
+    options = f'options = {{ model = "{model}", interval_s = 1.0 }}'
+    with running(tmp_path, options, policy="drl", slots=2, agents=2) as cluster:
+        jobs = [
+            cluster.submit(TOY, env=SLOW, record_samples=True, slots=[1, 4]) for _ in range(JOBS)
+        ]
+        codes = [cluster.wait(job).code for job in jobs]
+        reasons = [decision["reason"] for job in jobs for decision in explained(cluster, job)]
+        samples = [cluster.samples(job) for job in jobs]
 
-
-@pytest.fixture
-def cluster(tmp_path: Path, model: Path) -> Iterator[Cluster]:
-    """Two nodes of two slots under that model, which decides every second."""
-    made = Cluster(tmp_path / "home", tmp_path / "jobs", slots=2, agents=2, policy="drl")
-    made.up()
-    made.down()
-    with (made.home / "controller.toml").open("a") as settings:
-        settings.write(f'options = {{ model = "{model}", interval_s = 1.0 }}\n')
-    made.up()
-    yield made
-    made.down()
-
-
-def submitted(cluster: Cluster) -> str:
-    """A job that may have one to four slots."""
-    return cluster.submit(TOY, env=SLOW, record_samples=True, slots=[1, 4])
-
-
-def test_twelve_jobs_finish_with_every_sample_once(cluster: Cluster) -> None:
-    jobs = [submitted(cluster) for _ in range(JOBS)]
-    codes = [cluster.wait(job).code for job in jobs]
-    reasons = [decision["reason"] for job in jobs for decision in explained(cluster, job)]
-    samples = [cluster.samples(job) for job in jobs]
-    rescales = sum(cluster.show(job)["rescales"] for job in jobs)
-
-    print(f"{rescales} re-scales", *reasons, sep="\n")  # noqa: T201 - shown with -s
     assert codes == [0] * JOBS
     assert samples == [dict.fromkeys((1, 2, 3, 4), EPOCH)] * JOBS
     assert any("the network's choice" in why for why in reasons)
-
-
-def test_a_broken_model_prevents_only_the_start_of_a_controller(
-    cluster: Cluster, model: Path
-) -> None:
-    first = submitted(cluster)
-    cluster.until_epoch(first, 1)
-    model.write_bytes(model.read_bytes()[:1000])
-    kill(search_process(cluster))
-    later = submitted(cluster)
-    codes = [cluster.wait(job).code for job in (first, later)]
-    why = explained(cluster, later)[0]
-
-    cluster.down()
-    refused = cluster.ones("local", "up", "--dir", str(cluster.home))
-    said = f"policy.options.model: {model}: not a complete model file; leave it out for the model"
-
-    assert codes == [0, 0]
-    assert why["code"] == "fill"
-    assert refused.code != 0
-    assert said in refused.err + cluster.said()
-    assert sum(said in line for line in refused.err.splitlines()) <= 1

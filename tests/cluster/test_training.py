@@ -68,11 +68,8 @@ def test_logs_print_the_selected_lines_with_their_ranks(cluster: Cluster) -> Non
         return done.out.splitlines()
 
     assert sorted(said("--grep", "^epoch 3 step 16|done")) == [
-        "[0] done",
-        "[0] epoch 3 step 16",
-        "[1] done",
-        "[1] epoch 3 step 16",
-    ]
+        "[0] done", "[0] epoch 3 step 16", "[1] done", "[1] epoch 3 step 16",
+    ]  # fmt: skip
     assert said("--rank", "0", "--tail", "2") == ["done", "no end"]
     assert said("--rank", "0", "--tail", "1", "-f", "--prefix") == ["[0] no end"]
     (line,) = map(json.loads, said("--rank", "1", "--grep", "done", "-o", "jsonl"))
@@ -84,14 +81,11 @@ def test_logs_print_the_selected_lines_with_their_ranks(cluster: Cluster) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (("--since", "soon"), "--since 'soon' is not a duration; write 90s, 5m, 2h or 1d"),
-        (("--tail", "-1"), "--tail -1 is below 0; give a number of lines"),
-        (("--grep", "a["), "'a[' is not a regular expression: unterminated character set"),
-    ],
-)
+@pytest.mark.parametrize(("option", "said"), [
+    (("--since", "soon"), "--since 'soon' is not a duration; write 90s, 5m, 2h or 1d"),
+    (("--tail", "-1"), "--tail -1 is below 0; give a number of lines"),
+    (("--grep", "a["), "'a[' is not a regular expression: unterminated character set"),
+])  # fmt: skip
 def test_an_invalid_log_option_is_explained(
     cluster: Cluster, option: tuple[str, str], said: str
 ) -> None:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import io
 import re
 import sqlite3
-import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
-import pytest
-import zmq
 
 from controlplane.core.model.job_phases import NEXT
 from controlplane.journal.database import feed_from
 from schemas.codec import LOG_REPLY, READ_LOG, REPLY, REQUEST
 from schemas.errors import BY_CODE
 from schemas.wire.feed import FeedEvent
-from tests.support.cluster import TOY, Cluster
 from tests.support.recorded_history import GOLDEN
 from tests.support.wire_page import PAGE, Row, name_of, rows_of, structs, tables_on_page
 
@@ -31,7 +24,6 @@ CORE: Final = Path(__file__).parents[2] / "controlplane" / "core"
 EVENT: Final = re.compile(r"(job|node|worker|sweep|policy|controller|key)\.[a-z_]+")
 OWN_SIDE: Final = {"unreachable", "timeout"}  # codes that a client of ours gives itself
 QUOTED: Final = re.compile(r"`([^`]+)`")
-LIMIT_S: Final = 60.0
 
 
 def text() -> str:
@@ -152,125 +144,3 @@ METRICS: Final = frozenset({"job.epoch", "sweep.trial_scored", "job.succeeded", 
 
 
 # --- a client that knows nothing but the page
-
-
-class PlainClient:
-    """Has pyzmq, msgpack, and a cluster's folder."""
-
-    def __init__(self, home: Path) -> None:
-        self._context = zmq.Context()
-        self._asked = 0
-        settings = dict(
-            re.findall(r'^(\w+) = "(.*)"$', (home / "client.toml").read_text(), re.MULTILINE)
-        )
-        self._endpoint = settings["endpoint"]
-        (self._server,) = self._keys(home / settings.get("server_key", "keys/server.key"))
-        self._pair = self._keys(home / settings.get("key", "keys/admin.key_secret"))
-        self.requests = self.connected(zmq.DEALER, int(self._endpoint.rpartition(":")[2]))
-
-    @staticmethod
-    def _keys(path: Path) -> list[bytes]:
-        return [key.encode() for key in re.findall(r'-key = "(.{40})"', path.read_text())]
-
-    def connected(self, kind: int, port: int) -> Any:
-        socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.rcvtimeo = int(LIMIT_S * 1000)
-        socket.curve_serverkey = self._server
-        socket.curve_publickey, socket.curve_secretkey = self._pair
-        if kind == zmq.SUB:
-            socket.subscribe(b"")
-        socket.connect(f"{self._endpoint.rpartition(':')[0]}:{port}")
-        return socket
-
-    def ask(self, kind: str, on: Any = None, **fields: Any) -> dict[str, Any]:
-        self._asked += 1
-        number, socket = str(self._asked).encode(), on or self.requests
-        socket.send_multipart([number, msgpack.packb({"type": kind, **fields})])
-        answered, reply = socket.recv_multipart()
-        assert answered == number
-        message: dict[str, Any] = msgpack.unpackb(reply)
-        return message
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-def archive(**files: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name.replace("_", "."))
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content.encode()))
-    return packed.getvalue()
-
-
-@pytest.mark.slow
-def test_a_client_written_from_the_page_submits_waits_reads_and_cancels(
-    cluster: Cluster,
-) -> None:
-    client = PlainClient(cluster.home)
-    here = client.ask("client.get_cluster.1")
-    feed = client.connected(zmq.SUB, here["feed_port"])
-    logs = client.connected(zmq.DEALER, here["log_port"])
-    packed = archive(train_py=TOY)
-    digest, sent = hashlib.sha256(packed).hexdigest(), 0
-    while sent < len(packed):
-        piece = {"digest": digest, "offset": sent, "total": len(packed)}
-        data = packed[sent : sent + 1000]
-        sent = client.ask("client.put_snapshot.1", **piece, data=data)["size"]
-    spec = {
-        "name": "plain",
-        "script": "train.py",
-        "batch_size": 20,
-        "env": {"OMP_NUM_THREADS": "1"},
-    }
-
-    refused = client.ask("client.check_job.1", spec={**spec, "batch_size": 0})
-    accepted = client.ask("client.submit_job.1", spec=spec, snapshot=digest, key="once")
-    again = client.ask("client.submit_job.1", spec=spec, snapshot=digest, key="once")
-    job = accepted["job"]
-    state = ""
-    while state not in {"succeeded", "failed", "cancelled", "rejected"}:
-        state = client.ask("client.wait_job.1", job=job, wait_s=30.0)["state"]
-    output, page = b"", {"cursor": 0, "ended": False}
-    while not page["ended"]:
-        page = client.ask("logs.read.1", logs, job=job, cursor=page["cursor"], wait_s=5.0)
-        output += b"".join(piece["data"] for piece in page["pieces"])
-    other = client.ask("client.submit_job.1", spec=spec, snapshot=digest)["job"]
-    ended = client.ask("client.cancel_job.1", job=other)["summary"]["state"]
-    missing = client.ask("client.get_job.1", job="nobody-99")
-    heard = list(until(feed, other, "job.cancelled"))
-    told, first = [], here["last_seq"] + 1
-    while not told or told[-1]["seq"] < heard[-1]["seq"]:
-        events = client.ask("client.read_events.1", from_seq=first)
-        told, first = [*told, *events["events"]], events["next_seq"]
-    client.close()
-
-    assert (here["type"], here["role"]) == ("client.cluster.1", "admin")
-    assert (refused["type"], refused["code"], refused["field"]) == (
-        "client.failed.1", "bad_field", "batch_size",
-    )  # fmt: skip
-    assert (accepted["type"], again["job"]) == ("client.job_accepted.1", job)
-    assert (state, output.splitlines()[-1]) == ("succeeded", b"done")
-    assert (ended, missing["code"]) == ("cancelled", "unknown_job")
-    assert [one for one in told if one["job"] in {job, other}][: len(heard)] == heard
-    names = events_on_page()
-    assert [one["event"] for one in told if one["event"] not in names] == []
-    assert [one for one in told if one["event"] not in METRICS and not set(one["detail"]) <= names[one["event"]]] == []  # fmt: skip
-
-
-def until(feed: Any, job: str, event: str) -> Iterator[dict[str, Any]]:
-    """What was heard of the jobs of this client, up to that."""
-    mine = job.rpartition("-")[0] + "-"
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        topic, body = feed.recv_multipart()
-        message = msgpack.unpackb(body)
-        if topic.startswith(f"job/{mine}".encode()):
-            assert topic.decode() == f"job/{message['job']}"
-            yield message
-            if (message["job"], message["event"]) == (job, event):
-                return
-    raise AssertionError(f"no {event} of {job}")

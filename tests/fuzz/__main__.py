@@ -17,7 +17,6 @@ from tests.fuzz.corpus_files import FOLDER, inputs_of, unpack
 from tests.fuzz.registry import TARGETS
 
 ROOT: Final = Path(__file__).parents[2]
-MAX_KEPT_BYTES: Final = 1 << 20  # bytes of all files of the corpus
 
 
 def main() -> int:

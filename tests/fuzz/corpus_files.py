@@ -12,11 +12,7 @@ FOLDER: Final = Path(__file__).parent / "corpus"
 
 
 def inputs_of(target: str) -> dict[bytes, str]:
-    """The inputs that are kept, each with what it once showed, or nothing.
-
-    Args:
-        target: its name; one without a file has none.
-    """
+    """The inputs that are kept, each with what it once showed, or nothing."""
     path, found, note = FOLDER / f"{target}.txt", {}, ""
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         if line.startswith("# "):
@@ -28,12 +24,7 @@ def inputs_of(target: str) -> dict[bytes, str]:
 
 
 def keep(target: str, inputs: Mapping[bytes, str]) -> None:
-    """Write the file of a target: findings first, then the others by length.
-
-    Args:
-        target: its name.
-        inputs: as `inputs_of` gives them.
-    """
+    """Write the file of a target: findings first, then the others by length."""
     FOLDER.mkdir(exist_ok=True)
     lines: list[str] = []
     for data in sorted(inputs, key=lambda one: (not inputs[one], len(one), one)):
@@ -43,12 +34,7 @@ def keep(target: str, inputs: Mapping[bytes, str]) -> None:
 
 
 def unpack(inputs: Iterable[bytes], folder: Path) -> None:
-    """Each as a file of its own, as fuzzers want them.
-
-    Args:
-        inputs: that it begins with.
-        folder: made if it is not there.
-    """
+    """Each as a file of its own, as fuzzers want them."""
     folder.mkdir(parents=True, exist_ok=True)
     for data in inputs:
         (folder / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)

@@ -13,11 +13,7 @@ Line = tuple[str, int, int]  # file, and from which line to which
 
 
 def files_of(modules: Iterable[str]) -> dict[str, str]:
-    """Source files by name of module; of packages those of all that is in them.
-
-    Args:
-        modules: dotted names.
-    """
+    """Source files by name of module; of packages those of all that is in them."""
     found = {}
     for name in modules:
         module = importlib.import_module(name)
@@ -31,13 +27,7 @@ def files_of(modules: Iterable[str]) -> dict[str, str]:
 
 
 def reached(run: Callable[[bytes], None], data: bytes, files: frozenset[str]) -> set[Line]:
-    """The steps from line to line that one input takes in these files.
-
-    Args:
-        run: the target; what it raises counts for nothing here.
-        data: the input.
-        files: whose lines count.
-    """
+    """The steps from line to line that one input takes in these files."""
     found: set[Line] = set()
 
     def begin(frame: FrameType, event: str, _: Any) -> Any:
@@ -66,11 +56,7 @@ def reached(run: Callable[[bytes], None], data: bytes, files: frozenset[str]) ->
 
 
 def lines_in(file: str) -> set[int]:
-    """The lines of functions of a file: those that run as it is imported do not count.
-
-    Args:
-        file: of Python source.
-    """
+    """The lines of functions of a file: those that run as it is imported do not count."""
     with open(file, encoding="utf-8") as source:
         module = compile(source.read(), file, "exec")
     return {line for code in _functions(module) for *_, line in code.co_lines() if line} - {

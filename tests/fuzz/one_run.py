@@ -21,12 +21,7 @@ DEPTH: Final = 3  # innermost frames that tell one finding from another
 
 
 class Watched:
-    """Runs a target, and writes down what it finds.
-
-    Args:
-        run: the target.
-        folder: for findings.
-    """
+    """Runs a target, and writes down what it finds."""
 
     def __init__(self, run: Any, folder: Path) -> None:
         self._run = run

@@ -18,10 +18,7 @@ class Target(NamedTuple):
     def load(self) -> Callable[[bytes], None]:
         """The function; its modules are imported now, so that a fuzzer can instrument them."""
         module, _, name = self.place.partition(":")
-        found: Callable[[bytes], None] = getattr(
-            importlib.import_module(f"tests.fuzz.targets.{module}"), name
-        )
-        return found
+        return getattr(importlib.import_module(f"tests.fuzz.targets.{module}"), name)
 
 
 CORE: Final = ("controlplane.core.handlers", "controlplane.core.model", "controlplane.core.reactor")

@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import structlog
 
 from schemas.host.logging import configure_logging
 from schemas.wire.client import Cluster, Failed, GetCluster
-from tests.support.schemas_links import BOUND_S, connected
-from tests.support.service import House, Person, served
+from tests.support.schemas_links import BOUND_S
+from tests.support.service import Person
 
 
 @pytest.fixture
@@ -29,12 +29,6 @@ def log(tmp_path: Path) -> Iterator[Path]:
     yield path
     structlog.configure(**before)
     os.close(descriptor)
-
-
-@pytest.fixture
-async def house(tmp_path: Path, log: Path) -> AsyncIterator[House]:  # noqa: ARG001 - before it
-    async with served(tmp_path / "cluster") as made:
-        yield made
 
 
 @pytest.fixture
@@ -56,10 +50,9 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
 
 
 async def test_the_audit_counts_the_lines_lost_on_a_full_disk(
-    house: House, log: Path, full_disk: Any
+    log: Path, people: tuple[Person, Person], full_disk: Any
 ) -> None:
-    ann = Person(house, house.keys["ann"])
-    await connected(ann.requests)
+    ann, _ = people
 
     async def say_what_is_none() -> None:
         ann.requests.send(b"x", b"\xc1")
@@ -83,4 +76,3 @@ async def test_the_audit_counts_the_lines_lost_on_a_full_disk(
     lost = next(line for line in told if line["event"] == "log lines lost")
     assert lost["lines"] >= 3
     assert [line["what"] for line in told if line["event"] == "audit"].count("request") >= 2
-    ann.close()

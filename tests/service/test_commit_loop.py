@@ -26,7 +26,7 @@ from controlplane.service import commit_loop
 from controlplane.service.commit_loop import CommitLoop
 from schemas.ids import JobId
 from tests.support.builders import submission
-from tests.support.service import full_disk
+from tests.support.service import full_disk, until
 
 LIMIT_S: Final = 60.0
 BAD: Final = CancelRequested(job=JobId("j-1"), user="ada")
@@ -89,12 +89,6 @@ def bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reactor, "HANDLERS", {**reactor.HANDLERS, CancelRequested: halfway})
 
 
-async def stalled(life: Life) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not life.loop.stalled:
-            await asyncio.sleep(0)
-
-
 @asynccontextmanager
 async def stalled_life(path: Path) -> AsyncIterator[Life]:
     """A life with a durable submission and another one that a full disk holds back."""
@@ -103,7 +97,7 @@ async def stalled_life(path: Path) -> AsyncIterator[Life]:
     await life.have_left(1)
     with full_disk(life.loop):
         life.submit(1, padding=200_000)
-        await stalled(life)
+        await until(lambda: life.loop.stalled)
         yield life
 
 
@@ -130,9 +124,7 @@ async def test_an_impossible_input_is_replaced_by_a_skip(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
-    path: Path,
-) -> None:
+async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(path: Path) -> None:
     async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.submit(2)
@@ -145,19 +137,6 @@ async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
     life.loop.close()
 
     assert kinds(path) == [JobSubmitted, JobSubmitted, InputSkipped, JobSubmitted]
-
-
-@pytest.mark.usefixtures("bad_input")
-async def test_a_skip_on_a_full_disk_is_lost_when_the_process_exits(
-    path: Path,
-) -> None:
-    async with stalled_life(path) as life:
-        life.loop.handle(BAD)
-        life.loop._writer.close()
-
-    assert life.left == ["job.submitted"]
-
-    assert kinds(path) == [JobSubmitted]
 
 
 async def test_an_input_that_cannot_be_encoded_is_skipped(
@@ -238,7 +217,7 @@ async def test_a_commit_releases_no_effect_of_a_later_input(path: Path) -> None:
         assert time.monotonic() < deadline
     with full_disk(life.loop):
         life.submit(1, padding=200_000)
-        await stalled(life)
+        await until(lambda: life.loop.stalled)
         await life.have_left(1)
 
         assert life.left == ["job.submitted"]
@@ -346,7 +325,7 @@ async def test_a_locked_journal_is_retried(path: Path, monkeypatch: pytest.Monke
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     life.submit(0)
-    await stalled(life)
+    await until(lambda: life.loop.stalled)
 
     assert life.loop.stalled == "database is locked"
     other.execute("ROLLBACK")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -26,29 +24,12 @@ from schemas.wire.client import (
 from schemas.wire.feed import ReadLog
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
-from tests.support.service import LIMIT_S, LiveService
+from tests.support.service import LiveService
 
 
 @pytest.fixture(autouse=True)
 def retried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "RETRY_S", 0.001)
-
-
-@asynccontextmanager
-async def a_service(folder: Path) -> AsyncIterator[LiveService]:
-    """Job a trains, and all of that is durable."""
-    service = LiveService(folder)
-    async with asyncio.timeout(2 * LIMIT_S):
-        service.train()
-        await service.loop.caught_up()
-        yield service
-    service.loop.close()
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
-    async with a_service(tmp_path) as made:
-        yield made
 
 
 async def test_a_wait_returns_when_the_end_is_durable(service: LiveService) -> None:
@@ -93,9 +74,7 @@ async def test_a_refusal_is_sent_when_its_reason_is_durable(service: LiveService
     assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
 
 
-async def test_a_job_larger_than_the_cluster_gets_a_note(
-    service: LiveService,
-) -> None:
+async def test_a_job_larger_than_the_cluster_gets_a_note(service: LiveService) -> None:
     note = (
         "it needs 8 slots, the cluster has 1: it waits until nodes join; "
         "`slots` in the job file may ask for fewer"
@@ -139,20 +118,20 @@ async def test_the_policy_observes_each_of_two_epochs_committed_together(
     assert learnt == [1, 2]
 
 
-def test_replies_after_a_restart_equal_those_before(tmp_path: Path) -> None:
-    async def both() -> None:
-        async with a_service(tmp_path) as service:
-            service.tell(builders.epoch_end(A, 1))
-            await service.loop.caught_up()
-            before = await service.ask(ExplainJob(job=A))
-            state = service.loop.committed.state
-            assert state == service.loop.reactor.state
-        again = LiveService(tmp_path)
-        assert again.loop.committed.state == again.loop.reactor.state == state
-        assert await again.ask(ExplainJob(job=A)) == before
-        again.loop.close()
+async def test_replies_after_a_restart_equal_those_before(
+    service: LiveService, tmp_path: Path
+) -> None:
+    service.tell(builders.epoch_end(A, 1))
+    await service.loop.caught_up()
+    before, state = await service.ask(ExplainJob(job=A)), service.loop.committed.state
+    assert state == service.loop.reactor.state
+    service.loop.close()
 
-    asyncio.run(both())
+    again = LiveService(tmp_path)
+
+    assert again.loop.committed.state == again.loop.reactor.state == state
+    assert await again.ask(ExplainJob(job=A)) == before
+    service.loop = again.loop  # which the fixture closes
 
 
 async def test_a_request_of_another_port_is_refused_by_name(service: LiveService) -> None:

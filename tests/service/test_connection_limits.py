@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.transport import connection_limits
@@ -31,9 +31,11 @@ def _three(monkeypatch: pytest.MonkeyPatch) -> None:
 class Port(KeyConnections):
     """One on which time passes with each connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, *keys: bytes) -> None:
         self.now = 0.0
         super().__init__(lambda: self.now)
+        for number, key in enumerate(keys):
+            self.opened(number, key)
 
     def opened(self, descriptor: int, key: bytes, *, host: str = HOST) -> bool:
         self.now += 1.0
@@ -49,48 +51,8 @@ def test_the_connections_of_a_key_are_limited_and_logged_once() -> None:
     assert port.opened(9, BOB)
 
 
-def test_each_closed_connection_frees_its_place() -> None:
-    port = Port()
-    for number in range(3):
-        port.opened(number, ADA)
-    port.record_key(0, ADA)
-
-    for number in (0, 1):
-        port.closed(number)
-        assert port.opened(10 + number, ADA)
-        assert not port.opened(20 + number, ADA)
-        port.closed(20 + number)  # it was refused
-
-
-def test_a_connection_closed_before_its_handshake_frees_nothing() -> None:
-    port = Port()
-    for number in range(3):
-        port.opened(number, ADA)
-    port.record_opened(50, PORT, HOST)
-    port.closed(50)
-
-    assert not port.opened(4, ADA)
-
-
-def test_silent_connections_of_another_key_and_reused_descriptors_free_nothing() -> None:
-    port = Port()
-    for number in range(3):
-        port.opened(number, ADA)
-    port.opened(10, BOB)
-    port.closed(10)
-    assert port._counts == {(PORT, ADA): 3}
-
-    port = Port()
-    for _ in range(20):
-        assert port.opened(7, ADA)
-        port.record_key(7, ADA)
-    assert port._counts == {(PORT, ADA): 1}
-
-
 def test_of_a_port_that_is_closed_nothing_is_left() -> None:
-    port = Port()
-    for number in range(3):
-        port.opened(number, ADA)
+    port = Port(ADA, ADA, ADA)
     port.record_key(0, ADA)
 
     port.port_closed(PORT)
@@ -109,7 +71,17 @@ steps = st.lists(
 )
 
 
+def three(*then: str) -> list[tuple[str, int, bytes, str]]:
+    """Three connections of one key are open, then this happens to connections by number."""
+    words = [word.split() for word in ("open 0", "open 1", "open 2", *then)]
+    return [(what, int(number), BOB if key else ADA, HOST) for what, number, *key in words]
+
+
 @given(steps)
+@example(three("speak 0", "close 0", "open 3", "open 4", "close 4", "close 1", "open 5"))
+@example(three("knock 7", "close 7", "open 4"))  # closed before its handshake
+@example(three("open 7 bob", "close 7"))
+@example(three("open 0", "speak 0") * 5)  # reused descriptors
 @settings(max_examples=examples(200))
 def test_no_more_connections_are_counted_than_exist(
     steps: list[tuple[str, int, bytes, str]],
@@ -141,9 +113,8 @@ def test_no_more_connections_are_counted_than_exist(
 
 
 def test_bytes_are_counted_for_their_key_while_the_connection_is_open() -> None:
-    port = Port()
+    port = Port(ADA, ADA, BOB)
     for number, key in enumerate((ADA, ADA, BOB)):
-        port.opened(number, key)
         port.record_key(number, key)
 
     assert [port.count_kept_bytes(number, 10) for number in range(3)] == [10, 20, 10]
@@ -163,14 +134,12 @@ def test_a_connection_cut_within_its_first_message_is_known_by_its_handshake() -
 
 
 def test_the_sender_is_known_beside_silent_connections() -> None:
-    port = Port()
-    port.opened(1, BOB)
-    port.opened(2, ADA)
-    port.record_key(2, ADA)
+    port = Port(BOB, ADA)
+    port.record_key(1, ADA)
 
-    assert (port.is_of(2, ADA), port.is_of(2, BOB), port.is_of(7, ADA)) == (True, False, False)
-    assert port.cut(2) == ADA
-    assert not port.is_of(2, ADA)
+    assert (port.is_of(1, ADA), port.is_of(1, BOB), port.is_of(7, ADA)) == (True, False, False)
+    assert port.cut(1) == ADA
+    assert not port.is_of(1, ADA)
 
 
 def test_a_connection_is_not_cut_for_another_of_its_host() -> None:
@@ -200,17 +169,14 @@ class Held(ReconnectBackoff):
             self.cut(port, ADA)
 
 
-@pytest.mark.parametrize(
-    ("cuts", "wait_s"),
-    [
-        (0, 0.0),
-        (FREE_CUTS, 0.0),
-        (FREE_CUTS + 1, FIRST_DELAY_S),
-        (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
-        (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
-        (FREE_CUTS + 2000, MAX_DELAY_S),
-    ],
-)
+@pytest.mark.parametrize(("cuts", "wait_s"), [
+    (0, 0.0),
+    (FREE_CUTS, 0.0),
+    (FREE_CUTS + 1, FIRST_DELAY_S),
+    (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
+    (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
+    (FREE_CUTS + 2000, MAX_DELAY_S),
+])  # fmt: skip
 def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: float) -> None:
     backoff = Held()
     backoff.cut_times(cuts)

@@ -123,9 +123,7 @@ async def test_an_endless_message_costs_its_sender_the_connection(setup: Setup) 
     assert line.endswith("bytes that it sent were not read")
 
 
-async def test_messages_that_are_not_read_cost_their_sender_the_connection(
-    setup: Setup,
-) -> None:
+async def test_messages_that_are_not_read_cost_their_sender_the_connection(setup: Setup) -> None:
     setup.server.bind("ROUTER", setup.address)
     setup.watch()
     hostile = await setup.sender()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -26,24 +24,7 @@ from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
-from tests.support.service import DENIED, House, Person, heard_by, served
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with served(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def people(house: House) -> AsyncIterator[tuple[Person, Person]]:
-    with ExitStack() as stack:
-        made = [Person(house, house.keys[name]) for name in ("ann", "bob")]
-        for person in made:
-            stack.callback(person.close)
-            await connected(person.requests)
-            await connected(person.pages)
-        yield made[0], made[1]
+from tests.support.service import DENIED, House, Person, heard_by
 
 
 async def test_a_reload_applies_all_retention_settings(house: House) -> None:

@@ -60,25 +60,22 @@ async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
     made.loop.close()
 
 
-@pytest.mark.parametrize(
-    ("table", "how"),
-    [
-        *((table, "body = x'81'") for table in PAST),
-        *((table, "body = 'text'") for table in PAST),
-        *((table, "at = at + 1") for table in PAST),
-        *((table, "job = 'b-2'") for table in PAST),
-        *((table, "list = 'promises'") for table in PAST),
-        *((table, "crc = crc + 1") for table in PAST),
-        ("ended_jobs", "body = x'81'"),
-        ("ended_jobs", "number = 9"),
-        ("ended_jobs", "job = 'a-9'"),
-        ("ended_jobs", "user = 'bob'"),
-        ("ended_jobs", "name = 'b'"),
-        ("ended_jobs", "state = 'failed'"),
-        ("ended_jobs", "key = NULL"),
-        ("ended_jobs", "ended = ended + 1"),
-    ],
-)
+@pytest.mark.parametrize(("table", "how"), [
+    *((table, "body = x'81'") for table in PAST),
+    *((table, "body = 'text'") for table in PAST),
+    *((table, "at = at + 1") for table in PAST),
+    *((table, "job = 'b-2'") for table in PAST),
+    *((table, "list = 'promises'") for table in PAST),
+    *((table, "crc = crc + 1") for table in PAST),
+    ("ended_jobs", "body = x'81'"),
+    ("ended_jobs", "number = 9"),
+    ("ended_jobs", "job = 'a-9'"),
+    ("ended_jobs", "user = 'bob'"),
+    ("ended_jobs", "name = 'b'"),
+    ("ended_jobs", "state = 'failed'"),
+    ("ended_jobs", "key = NULL"),
+    ("ended_jobs", "ended = ended + 1"),
+])  # fmt: skip
 @pytest.mark.usefixtures("service")
 def test_every_change_of_a_row_is_detected(table: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"

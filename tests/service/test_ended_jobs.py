@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
@@ -69,25 +68,20 @@ async def told(service: LiveService) -> dict[str, Any]:
     }
 
 
-def test_replies_about_an_ended_job_survive_a_restart(tmp_path: Path) -> None:
-    async def both() -> None:
-        service = await a_job_left(tmp_path)
-        before = await told(service)
-        service.loop.close()
-        again = LiveService(tmp_path)
-        assert await told(again) == before
-        again.loop.close()
+async def test_replies_about_an_ended_job_survive_a_restart(tmp_path: Path) -> None:
+    service = await a_job_left(tmp_path)
+    before = await told(service)
+    service.loop.close()
+    again = LiveService(tmp_path)
+    assert await told(again) == before
+    again.loop.close()
 
-        detail = before["detail"]
-        assert before["list"] == [(A, "succeeded", 1), (B, "queued", 0)]
-        assert [change.to_state for change in detail.history] == [
-            "starting", "running", "succeeded"
-        ]  # fmt: skip
-        assert (len(detail.epochs), detail.exit_code, detail.notes) == (1, 0, ())
-        assert [one.outcome for one in before["explain"].decisions] == ["formed"]
-        assert (before["state"].state, before["state"].exit_code) == ("succeeded", 0)
-
-    asyncio.run(both())
+    detail = before["detail"]
+    assert before["list"] == [(A, "succeeded", 1), (B, "queued", 0)]
+    assert [change.to_state for change in detail.history] == ["starting", "running", "succeeded"]
+    assert (len(detail.epochs), detail.exit_code, detail.notes) == (1, 0, ())
+    assert [one.outcome for one in before["explain"].decisions] == ["formed"]
+    assert (before["state"].state, before["state"].exit_code) == ("succeeded", 0)
 
 
 async def test_lists_filter_jobs_that_left_the_state(service: LiveService) -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from controlplane.service import event_feed
 from schemas.wire.client import Cluster, GetCluster
-from tests.support.schemas_links import connected
-from tests.support.service import House, Person, heard_by, served
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with served(tmp_path) as made:
-        yield made
+from tests.support.service import House, Person, heard_by, until
 
 
 async def test_too_many_subscriptions_disconnect_their_sender(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "MAX_SUBSCRIPTION_BYTES", 4096)
     watch = house.controller._link._flood_guard
@@ -29,20 +18,13 @@ async def test_too_many_subscriptions_disconnect_their_sender(
     monkeypatch.setattr(
         house.controller._feed._audit, "refused", lambda what, _, peer: refused.append((what, peer))
     )
-    flood, other = Person(house, house.keys["bob"]), Person(house, house.keys["ann"])
-    try:
-        await connected(other.requests)
-        await heard_by(house, flood, other)
-        for number in range(100):
-            flood.feed.subscribe(b"node/%d" % number + b"x" * 200)
+    other, flood = people
+    await heard_by(house, flood, other)
+    for number in range(100):
+        flood.feed.subscribe(b"node/%d" % number + b"x" * 200)
 
-        async with asyncio.timeout(60.0):
-            while not refused:
-                await asyncio.sleep(0)
-        assert refused[0] == ("flood", "user:bob")
-        assert max(watch.keys._kept_bytes.values()) <= 4096 + event_feed.MAX_TOPIC + 1
-        assert isinstance(await other.ask(GetCluster()), Cluster)
-        await heard_by(house, other)
-    finally:
-        flood.close()
-        other.close()
+    await until(lambda: refused)
+    assert refused[0] == ("flood", "user:bob")
+    assert max(watch.keys._kept_bytes.values()) <= 4096 + event_feed.MAX_TOPIC + 1
+    assert isinstance(await other.ask(GetCluster()), Cluster)
+    await heard_by(house, other)

@@ -18,21 +18,27 @@ from tests.support.service import LiveService
 SPEC = job_spec("a")
 
 
-def test_a_user_at_the_job_limit_is_refused_and_another_user_is_not() -> None:
-    controller, now = cluster_of(n1=1), [0.0]
-    quota = JobQuota(lambda: controller.state, lambda: Limits(live_jobs=2), lambda: now[0])
+@pytest.mark.parametrize(("limits", "args", "why", "setting"), [
+    (Limits(live_jobs=2), (), "ann has 2 live jobs", "limits.live_jobs"),
+    (Limits(live_bytes=2500), ("x" * 1000,), "the live jobs of ann exceed 2500 bytes", "limits.live_bytes"),
+])  # fmt: skip
+def test_a_user_at_the_job_limit_is_refused_and_another_user_is_not(
+    limits: Limits, args: tuple[str, ...], why: str, setting: str
+) -> None:
+    controller, now, spec = cluster_of(n1=1), [0.0], job_spec("a", args=args)
+    quota = JobQuota(lambda: controller.state, lambda: limits, lambda: now[0])
     for name in ("a", "b"):
-        quota.take("ann", SPEC)
-        controller.submit(name, user="ann")
+        quota.take("ann", spec)
+        controller.submit(name, user="ann", args=args)
 
-    with pytest.raises(DeniedError, match="ann has 2 live jobs") as refused:
-        quota.take("ann", SPEC)
-    quota.take("bob", SPEC)
+    with pytest.raises(DeniedError, match=why) as refused:
+        quota.take("ann", spec)
+    quota.take("bob", spec)
 
-    assert "limits.live_jobs" in refused.value.hint
+    assert setting in refused.value.hint
     controller.take(cancelled(JobId("a-1"), user="ann"))
     now[0] = 1.0
-    quota.take("ann", SPEC)
+    quota.take("ann", spec)
 
 
 def test_jobs_are_counted_near_the_limit_and_at_most_every_second() -> None:
@@ -55,25 +61,6 @@ def test_jobs_are_counted_near_the_limit_and_at_most_every_second() -> None:
     now[0] = 1.0
     quota.take("ann", SPEC)
     assert looks == [2]
-
-
-def test_job_files_of_a_users_live_jobs_are_bounded_together() -> None:
-    controller, now = cluster_of(n1=1), [0.0]
-    limits = Limits(live_bytes=2500)
-    quota = JobQuota(lambda: controller.state, lambda: limits, lambda: now[0])
-    large = job_spec("a", args=("x" * 1000,))
-    for _ in range(2):
-        quota.take("ann", large)
-        controller.submit("a", user="ann", args=large.args)
-
-    with pytest.raises(DeniedError, match="the live jobs of ann exceed 2500 bytes") as refused:
-        quota.take("ann", large)
-    quota.take("bob", large)
-
-    assert "limits.live_bytes" in refused.value.hint
-    controller.take(cancelled(JobId("a-1"), user="ann"))
-    now[0] = 1.0
-    quota.take("ann", large)
 
 
 async def test_a_repeated_submission_ignores_the_quota(

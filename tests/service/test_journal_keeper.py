@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from controlplane.service.settings import JournalSettings
 from schemas.wire.client import GetJob
 from tests.support import builders
 from tests.support.builders import A, submission
-from tests.support.service import LiveService
+from tests.support.service import LiveService, until
 
 LIMIT_S: Final = 60.0
 
@@ -42,11 +41,6 @@ async def submitted(loop: CommitLoop, many: int) -> None:
     for number in range(many):
         loop.handle(submission(f"j{number}"))
     await loop.caught_up()
-
-
-async def until(what: Callable[[], bool]) -> None:
-    while not what():
-        await asyncio.sleep(0.002)
 
 
 def snapshots(path: Path) -> list[int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import structlog.testing
@@ -18,17 +17,14 @@ from controlplane.service.api import fair_queue
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
 from schemas.wire.client import Cluster, EventsPage, GetCluster, ReadEvents
 from schemas.wire.feed import ReadLog
-from tests.support.schemas_links import connected
-from tests.support.service import DENIED, House, Person, heard_by, served
+from tests.support.service import DENIED, House, Person, heard_by, until
 
 SOON_S: Final = 0.5  # how long a stranger is tried
 
 
-@pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_table, "LOOK_S", 0.01)
-    async with served(tmp_path / "cluster") as made:
-        yield made
 
 
 async def ones(home: Path, *words: str) -> int:
@@ -125,36 +121,29 @@ async def test_a_refused_key_leaves_no_files(house: House, tmp_path: Path) -> No
 
 
 async def test_a_revocation_ends_waiting_requests_at_once(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_queue, "MAX_WAIT_S", 3600.0)
-    ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
-    for person in (ann, bob):
-        await connected(person.requests)
+    ann, bob = people
     await heard_by(house, ann, bob)
     job = next(iter(house.controller._state().jobs))
     asked = ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=3600.0)
     polls = {person: person.begin(asked) for person in (ann, bob)}
     follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
     server, relay = house.controller._request_server, house.controller._log_relay
-    async with asyncio.timeout(60.0):
-        while (len(server.waiting._tasks), len(relay.waiting._tasks)) != (2, 1):
-            await asyncio.sleep(0.005)
+    await until(lambda: (len(server.waiting._tasks), len(relay.waiting._tasks)) == (2, 1))
 
     house.controller._keys.revoke("bob", "root")
 
     assert (await bob.answer(polls[bob]), await follows) == (DENIED, DENIED)
     await heard_by(house, ann)  # who waits on, and hears of that
     assert isinstance(await ann.answer(polls[ann]), EventsPage)
-    for person in (ann, bob):
-        person.close()
 
 
 async def test_a_session_ends_when_its_key_expires(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bob: Any = Person(house, house.keys["bob"])
-    await connected(bob.requests)
+    _, bob = people
     keys = house.controller._keys
     who = keys.known[house.keys["bob"].public]
     ends = keys._clock() + 3600.0
@@ -166,7 +155,4 @@ async def test_a_session_ends_when_its_key_expires(
     monkeypatch.setattr(keys.known, "_clock", lambda: ends)
 
     assert await bob.ask(GetCluster()) == DENIED
-    async with asyncio.timeout(60.0):
-        while house.controller._feed._socket is feed:
-            await asyncio.sleep(0)
-    bob.close()
+    await until(lambda: house.controller._feed._socket is not feed)

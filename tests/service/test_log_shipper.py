@@ -25,7 +25,8 @@ from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.wire.feed import LOG, LogChunk, LogStored
 from schemas.wire.worker import Assignment
-from tests.support.builders import N1, A, B
+from tests.support.builders import N1, S0, A, B
+from tests.support.service import until
 
 MUCH = 1 << 30
 SPEC = JobSpec(name="a", script="train.py", batch_size=1)
@@ -58,6 +59,12 @@ class Wire:
         return sum(len(chunk.data) for chunk in self.shipped if chunk.job == job)
 
 
+def printing(job: JobId) -> SimpleNamespace:
+    """A job with one worker, on the shipper's node."""
+    workers = {WorkerId(f"{job}.v1.r0"): SimpleNamespace(slot=S0)}
+    return SimpleNamespace(job=job, journal="", workers=workers, nodes={})
+
+
 class Site:
     """A shipper and a relay, and workers that print."""
 
@@ -70,7 +77,7 @@ class Site:
             files=none, state=none, job=none, records=none, now=none, audit=none,
             bytes_per_s=bytes_per_s,
         )  # fmt: skip
-        self.relay.job = cast("Any", lambda _: SimpleNamespace(journal=""))
+        self.relay.job = cast("Any", printing)
         self.shipper = self.wire.shipper = LogShipper(N1, self.done.append)
         self.shipper.use(cast("Any", self.wire))
 
@@ -103,12 +110,6 @@ async def shipping(
     with suppress(asyncio.CancelledError):
         await task
     site.shipper.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def lines(size: int) -> bytes:

@@ -66,9 +66,7 @@ async def test_a_scrape_is_answered_and_the_connection_closed(house: House) -> N
     ]  # fmt: skip
 
 
-async def test_three_hundred_idle_connections_block_no_scrape(
-    house: House,
-) -> None:
+async def test_three_hundred_idle_connections_block_no_scrape(house: House) -> None:
     threads = threading.active_count()
     for place in range(300):
         _, writer = await house.connect()
@@ -115,16 +113,12 @@ async def test_a_connection_that_does_not_read_is_closed(monkeypatch: pytest.Mon
         house.close()
 
 
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"GET /metrics HTTP/1.1\r\nHost: here\r\nX: " + bytes([120]) * 2 * MAX_HEADER, b"431"),
-        (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
-        (b"POST /metrics HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\n", b"405"),
-    ],
-    ids=["too long", "garbage", "elsewhere", "not to be read"],
-)
+@pytest.mark.parametrize(("said", "status"), [
+    (b"GET /metrics HTTP/1.1\r\nHost: here\r\nX: " + bytes([120]) * 2 * MAX_HEADER, b"431"),
+    (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
+    (b"POST /metrics HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\n", b"405"),
+], ids=["too long", "garbage", "elsewhere", "not to be read"])  # fmt: skip
 async def test_an_invalid_scrape_is_refused_with_its_status(
     house: House, said: bytes, status: bytes
 ) -> None:

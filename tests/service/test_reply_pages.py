@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -47,15 +45,6 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
-    made = LiveService(tmp_path)
-    made.train()
-    await made.loop.caught_up()
-    yield made
-    made.loop.close()
-
-
-@pytest.fixture
 def client(service: LiveService) -> Connected:
     return Connected(service)
 
@@ -75,9 +64,7 @@ async def test_all_jobs_are_listed_in_order_over_several_pages(
     assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
 
 
-async def test_pages_of_jobs_continue_although_jobs_end_meanwhile(
-    service: LiveService,
-) -> None:
+async def test_pages_of_jobs_continue_although_jobs_end_meanwhile(service: LiveService) -> None:
     for number in range(30):
         service.take(builders.submission(f"b{number}"))
     await service.loop.caught_up()
@@ -167,22 +154,18 @@ async def test_a_wait_of_nan_is_refused_with_its_field(service: LiveService, kin
     assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ListJobs(cursor="nodes.1"),
-        ListJobs(cursor="jobs.2"),
-        ListJobs(cursor="jobs.-1"),
-        ListJobs(cursor="jobs.99999999999999999"),
-        ListNodes(cursor="nodes.2"),
-        ListNodes(cursor="x" * 1_000_000),
-        GetJob(job=A, cursor="epochs.1"),
-        GetJob(job=A, cursor="epochs.1.1"),
-        GetJob(job=A, cursor="epochs.\uff11"),
-        ExplainJob(job=A, cursor="decisions.99999999999999"),
-    ],
-    ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}",
-)
+@pytest.mark.parametrize("request_", [
+    ListJobs(cursor="nodes.1"),
+    ListJobs(cursor="jobs.2"),
+    ListJobs(cursor="jobs.-1"),
+    ListJobs(cursor="jobs.99999999999999999"),
+    ListNodes(cursor="nodes.2"),
+    ListNodes(cursor="x" * 1_000_000),
+    GetJob(job=A, cursor="epochs.1"),
+    GetJob(job=A, cursor="epochs.1.1"),
+    GetJob(job=A, cursor="epochs.\uff11"),
+    ExplainJob(job=A, cursor="decisions.99999999999999"),
+], ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}")  # fmt: skip
 async def test_a_cursor_of_another_list_is_refused(service: LiveService, request_: Message) -> None:
     with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' (is|does)") as refused:
         await service.ask(request_)
@@ -200,9 +183,7 @@ def test_an_oversized_row_has_a_page_of_its_own() -> None:
     assert (cursor, cursor_2, end) == ("some.1", "some.2", "")
 
 
-async def test_an_oversized_reply_is_refused_before_it_is_sent(
-    service: LiveService,
-) -> None:
+async def test_an_oversized_reply_is_refused_before_it_is_sent(service: LiveService) -> None:
     detail = await service.ask(GetJob(job=A))
     large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
     with pytest.raises(TooLargeError, match=r"JobDetail of .* bytes exceeds"):

@@ -72,17 +72,13 @@ async def test_a_foreign_job_is_unknown_at_once(service: LiveService, request_: 
     assert not service.loop.reactor.state.jobs[A].ended
 
 
-@pytest.mark.parametrize(
-    ("who", "env", "args"),
-    [
-        (ANN, SECRET, ("--key", "hunter3")),
-        (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
-        (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
-        (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
-        (VIEWER_OF_ALL, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
-    ],
-    ids=["owner", "project", "admin", "operator", "viewer of all"],
-)
+@pytest.mark.parametrize(("who", "env", "args"), [
+    (ANN, SECRET, ("--key", "hunter3")),
+    (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+    (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+    (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+    (VIEWER_OF_ALL, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+], ids=["owner", "project", "admin", "operator", "viewer of all"])  # fmt: skip
 async def test_only_the_owner_reads_values_of_the_environment(
     service: LiveService, who: Identity, env: dict[str, str], args: tuple[str, ...]
 ) -> None:
@@ -101,9 +97,7 @@ async def test_slots_of_invisible_jobs_only_count_as_taken(service: LiveService)
     assert cut == msgspec.structs.replace(seen, jobs=())
 
 
-async def test_events_of_invisible_jobs_are_skipped(
-    service: LiveService,
-) -> None:
+async def test_events_of_invisible_jobs_are_skipped(service: LiveService) -> None:
     whole = (await service.ask(ReadEvents(), ADMIN)).events
     page = await service.ask(ReadEvents(), BOB)
 
@@ -113,9 +107,7 @@ async def test_events_of_invisible_jobs_are_skipped(
     assert (beyond.events, beyond.next_seq) == ((), whole[-1].seq + 1)
 
 
-async def test_a_wait_for_events_ends_with_a_visible_event(
-    service: LiveService,
-) -> None:
+async def test_a_wait_for_events_ends_with_a_visible_event(service: LiveService) -> None:
     last = service.feed.last_seq
     asking = asyncio.create_task(service.ask(ReadEvents(from_seq=last + 1, wait_s=30.0), BOB))
     await asyncio.sleep(0)

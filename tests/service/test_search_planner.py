@@ -53,7 +53,6 @@ class Board:
     @property
     def pid(self) -> int:
         process = self.planner._process
-        assert process is not None
         return process.pid
 
     async def until(self, holds: Callable[[Plan, SearchStats | None], bool]) -> Plan:
@@ -80,13 +79,6 @@ async def searching(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.mark.slow
-async def test_the_search_process_answers_a_request() -> None:
-    async with searching(1, A) as board:
-        assert {*board.plans[-1][0].local_batch} == {A}
-        assert board.planner.running
 
 
 async def test_free_slots_are_filled_before_the_search_process_is_ready() -> None:

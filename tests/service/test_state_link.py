@@ -119,17 +119,14 @@ def test_a_state_is_fetched_into_memory_and_into_a_file(sources: Sources, tmp_pa
     assert [bytes(frame) for frame in read_frames(path.read_bytes(), DIGEST)] == FRAMES
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        pytest.param("hanging", "no reply within 1 s", marks=pytest.mark.slow),
-        ("gone", "no process listens there: Connection refused"),
-        ("other", "not available here"),
-        ("damaged", "the digest of the state is"),
-        ("short", "truncated piece"),
-        ("endless", "invalid size of"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "why"), [
+    pytest.param("hanging", "no reply within 1 s", marks=pytest.mark.slow),
+    ("gone", "no process listens there: Connection refused"),
+    ("other", "not available here"),
+    ("damaged", "the digest of the state is"),
+    ("short", "truncated piece"),
+    ("endless", "invalid size of"),
+])  # fmt: skip
 def test_a_source_without_the_state_is_skipped(sources: Sources, kind: str, why: str) -> None:
     changed = [header_of(FRAMES, DIGEST), *FRAMES[:-1], os.urandom(100_000)]
     bad = {

@@ -65,11 +65,7 @@ def test_usage_is_clipped_to_the_window(tmp_path: Path) -> None:
         assert usage_between(database, Seconds(middle), late, **EVERY) == second
 
 
-async def test_the_slots_that_a_job_holds_now_count(tmp_path: Path) -> None:
-    service = LiveService(tmp_path)
-    service.loop.begin("")
-    service.train()
-    await service.loop.caught_up()
+async def test_the_slots_that_a_job_holds_now_count(service: LiveService) -> None:
     job = service.loop.committed.state.jobs[A]
     begin = job.accounting.since
 
@@ -87,14 +83,9 @@ async def test_the_slots_that_a_job_holds_now_count(tmp_path: Path) -> None:
     )
     (half,) = (await service.ask(GetUsage(since=Seconds(begin)))).jobs
     assert half.slot_s == pytest.approx(after.slot_s - before)
-    service.loop.close()
 
 
-async def test_usage_shows_only_jobs_that_the_reader_may_know_of(tmp_path: Path) -> None:
-    service = LiveService(tmp_path)
-    service.loop.begin("")
-    service.train()
-    await service.loop.caught_up()
+async def test_usage_shows_only_jobs_that_the_reader_may_know_of(service: LiveService) -> None:
 
     seen = {
         who: [used.job for used in (await service.ask(GetUsage(), Identity(role, who))).jobs]
@@ -102,15 +93,12 @@ async def test_usage_shows_only_jobs_that_the_reader_may_know_of(tmp_path: Path)
     }
 
     assert seen == {"ann": [A], "bob": [], "olga": [A]}
-    service.loop.close()
 
 
-async def test_pages_have_every_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_have_every_job_once(
+    service: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reads, "MAX_USAGE_JOBS", 2)
-    service = LiveService(tmp_path)
-    service.loop.begin("")
-    service.train()
-    await service.loop.caught_up()
     with contextlib.closing(open_for_reading(service.loop.reader.path)) as database:
         database.executemany(
             "INSERT INTO usage VALUES (?, ?, ?, 'p', 1, 10.0, 12.0)",
@@ -124,16 +112,11 @@ async def test_pages_have_every_job_once(tmp_path: Path, monkeypatch: pytest.Mon
         found, cursor = [*found, *page.jobs], page.next
 
     assert [(used.job, used.slot_s) for used in found] == [("old-4", 2), ("old-2", 2), ("old-0", 2)]
-    service.loop.close()
 
 
 async def test_a_job_that_ends_during_the_reply_counts_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = LiveService(tmp_path)
-    service.loop.begin("")
-    service.train()
-    await service.loop.caught_up()
     thread = asyncio.to_thread
 
     async def late(work: Any, *values: Any) -> Any:
@@ -148,4 +131,3 @@ async def test_a_job_that_ends_during_the_reply_counts_once(
 
     (during,) = reply.jobs
     assert during.slot_s == pytest.approx(after.slot_s, rel=1e-3)
-    service.loop.close()

@@ -9,8 +9,9 @@ import hashlib
 import hmac
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,10 @@ from schemas.errors import SettingsError
 from schemas.host.settings import convert
 from schemas.ids import JobId
 from tests.support import builders
-from tests.support.service import LiveService
+from tests.support.service import LiveService, until
 from tests.support.webhook_receiver import Receiver
 
 LIMIT_S = 60.0
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -42,20 +36,43 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "RETRY_FIRST_S", 0.0)
 
 
+@dataclass
+class Site:
+    """A service without jobs, and a receiver of its webhooks."""
+
+    service: LiveService
+    receiver: Receiver
+    home: Path
+
+    def webhooks(self, *hooks: Webhook) -> Webhooks:
+        """These webhooks, or one that the receiver has."""
+        service = self.service
+        return Webhooks(
+            hooks or (Webhook(name="a", url=self.receiver.url),), home=self.home, state=self.home,
+            journal="cafe", reader=service.loop.reader, feed=service.feed,
+            owner_of=service.server._owners.of,
+        )  # fmt: skip
+
+    def ends(self, *names: str) -> None:
+        """Jobs are submitted and cancelled."""
+        for name in names:
+            self.service.take(builders.submission(name))
+            number = self.service.loop.reactor.state.jobs_accepted
+            self.service.take(builders.cancelled(JobId(f"{name}-{number}")))
+
+    @property
+    def heard_of(self) -> list[str]:
+        return [job for _, job in self.receiver.jobs]
+
+
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
-    made = LiveService(tmp_path)
-    made.loop.begin("")
-    await made.loop.caught_up()
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    made = Site(LiveService(tmp_path), Receiver(), tmp_path)
+    made.service.loop.begin("")
+    await made.service.loop.caught_up()
     yield made
-    made.loop.close()
-
-
-def webhooks_of(service: LiveService, home: Path, *hooks: Webhook) -> Webhooks:
-    return Webhooks(
-        hooks, home=home, state=home, journal="cafe", reader=service.loop.reader,
-        feed=service.feed, owner_of=service.server._owners.of,
-    )  # fmt: skip
+    made.receiver.close()
+    made.service.loop.close()
 
 
 @asynccontextmanager
@@ -69,24 +86,15 @@ async def running(made: Webhooks) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-def ends(service: LiveService, name: str) -> None:
-    """A job is submitted and cancelled."""
-    service.take(builders.submission(name))
-    number = service.loop.reactor.state.jobs_accepted
-    service.take(builders.cancelled(JobId(f"{name}-{number}")))
-
-
-async def test_an_end_is_sent_with_its_owner_and_a_signature(
-    service: LiveService, receiver: Receiver, tmp_path: Path
-) -> None:
-    (tmp_path / "secret").write_text("between us\n")
-    (tmp_path / "secret").chmod(0o600)
-    made = webhooks_of(service, tmp_path, Webhook(name="a", url=receiver.url, key="secret"))
+async def test_an_end_is_sent_with_its_owner_and_a_signature(site: Site) -> None:
+    (site.home / "secret").write_text("between us\n")
+    (site.home / "secret").chmod(0o600)
+    made = site.webhooks(Webhook(name="a", url=site.receiver.url, key="secret"))
     async with running(made):
-        ends(service, "a")
-        await receiver.until(1)
+        site.ends("a")
+        await site.receiver.until(1)
 
-    ((headers, body),) = receiver.accepted
+    ((headers, body),) = site.receiver.accepted
     seq = body["data"].pop("seq")
     assert body["type"] == "job.cancelled"
     assert {name: body["data"][name] for name in ("job", "user", "project", "reason")} == {
@@ -110,7 +118,7 @@ def test_a_secret_in_base64_is_decoded(tmp_path: Path) -> None:
     "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", b"HTTP/1.1 200 OK\r\nx: " + b"x" * 99_999, b"\0" * 9]
 )
 async def test_a_server_that_is_no_receiver_disturbs_no_other_webhook(
-    service: LiveService, receiver: Receiver, tmp_path: Path, reply: bytes
+    site: Site, reply: bytes
 ) -> None:
     requests = []
 
@@ -121,21 +129,19 @@ async def test_a_server_that_is_no_receiver_disturbs_no_other_webhook(
 
     other = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/"
-    hooks = Webhook(name="bad", url=url), Webhook(name="good", url=receiver.url)
-    async with running(webhooks_of(service, tmp_path, *hooks)), asyncio.timeout(LIMIT_S):
-        for name in ("a", "b"):
-            ends(service, name)
-        await receiver.until(2)
-        while len(requests) < 3:
-            await asyncio.sleep(0.005)
+    hooks = Webhook(name="bad", url=url), Webhook(name="good", url=site.receiver.url)
+    async with running(site.webhooks(*hooks)):
+        site.ends("a", "b")
+        await site.receiver.until(2)
+        await until(lambda: len(requests) >= 3)
     other.close()
 
-    assert [job for _, job in receiver.jobs] == ["a-1", "b-2"]
+    assert site.heard_of == ["a-1", "b-2"]
     assert all(b"a-1" in request for request in requests)  # the first event, again and again
 
 
 async def test_a_receiver_that_replies_too_slowly_counts_as_failed(
-    service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhooks, "TIMEOUT_S", 0.05)
     requests = 0
@@ -151,128 +157,112 @@ async def test_a_receiver_that_replies_too_slowly_counts_as_failed(
 
     other = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/"
-    made = webhooks_of(service, tmp_path, Webhook(name="slow", url=url))
-    async with running(made), asyncio.timeout(LIMIT_S):
-        ends(service, "a")
-        while requests < 2:
-            await asyncio.sleep(0.005)
+    made = site.webhooks(Webhook(name="slow", url=url))
+    async with running(made):
+        site.ends("a")
+        await until(lambda: requests >= 2)
     other.close()
 
     assert made.waiting()["slow"] > 0
 
 
-async def test_a_damaged_event_is_skipped(
-    service: LiveService, receiver: Receiver, tmp_path: Path
-) -> None:
-    made = webhooks_of(service, tmp_path, Webhook(name="a", url=receiver.url))
-    made._delivered = {"a": service.feed.last_seq}
-    for name in ("a", "b"):
-        ends(service, name)
-    await service.loop.caught_up()
-    damaged = next(e.seq for e in service.loop.reader.feed(1, 99) if e.event == "job.cancelled")
-    with contextlib.closing(sqlite3.connect(service.loop.reader.path)) as database:
+async def test_a_damaged_event_is_skipped(site: Site) -> None:
+    made = site.webhooks()
+    made._delivered = {"a": site.service.feed.last_seq}
+    site.ends("a", "b")
+    await site.service.loop.caught_up()
+    damaged = next(
+        e.seq for e in site.service.loop.reader.feed(1, 99) if e.event == "job.cancelled"
+    )
+    with contextlib.closing(sqlite3.connect(site.service.loop.reader.path)) as database:
         database.execute("UPDATE feed SET crc = crc + 1 WHERE seq = ?", (damaged,))
         database.commit()
 
     async with running(made):
-        await receiver.until(1)
+        await site.receiver.until(1)
 
-    assert [job for _, job in receiver.jobs] == ["b-2"]
+    assert site.heard_of == ["b-2"]
 
 
 @pytest.mark.parametrize("stored", ["other", "cafe"])
 async def test_a_webhook_begins_again_with_another_or_older_journal(
-    service: LiveService, receiver: Receiver, tmp_path: Path, stored: str
+    site: Site, stored: str
 ) -> None:
     number = 100_000 if stored == "cafe" else 0
-    (tmp_path / FILE).write_text(f'{{"journal": "{stored}", "delivered": {{"a": {number}}}}}')
-    ends(service, "a")
-    await service.loop.caught_up()
+    (site.home / FILE).write_text(f'{{"journal": "{stored}", "delivered": {{"a": {number}}}}}')
+    site.ends("a")
+    await site.service.loop.caught_up()
 
-    async with running(webhooks_of(service, tmp_path, Webhook(name="a", url=receiver.url))):
-        ends(service, "b")
-        await receiver.until(1)
+    async with running(site.webhooks()):
+        site.ends("b")
+        await site.receiver.until(1)
 
-    assert [job for _, job in receiver.jobs] == ["b-2"]
+    assert site.heard_of == ["b-2"]
 
 
 @pytest.mark.parametrize("status", [500, 404, 302])
-async def test_a_refused_event_is_sent_again_before_the_next_one(
-    service: LiveService, tmp_path: Path, status: int
-) -> None:
-    receiver = Receiver(refuses=2, status=status)
-    async with running(webhooks_of(service, tmp_path, Webhook(name="a", url=receiver.url))):
-        for name in ("a", "b", "c"):
-            ends(service, name)
-        await receiver.until(3)
-    receiver.close()
+async def test_a_refused_event_is_sent_again_before_the_next_one(site: Site, status: int) -> None:
+    site.receiver.close()
+    site.receiver = Receiver(refuses=2, status=status)
+    async with running(site.webhooks()):
+        site.ends("a", "b", "c")
+        await site.receiver.until(3)
 
-    assert receiver.refused == 2
-    assert receiver.jobs == [("job.cancelled", job) for job in ("a-1", "b-2", "c-3")]
+    assert site.receiver.refused == 2
+    assert site.receiver.jobs == [("job.cancelled", job) for job in ("a-1", "b-2", "c-3")]
 
 
-async def test_events_during_an_absence_follow_and_no_event_comes_twice(
-    service: LiveService, receiver: Receiver, tmp_path: Path
-) -> None:
-    hook = Webhook(name="a", url=receiver.url)
-    async with running(webhooks_of(service, tmp_path, hook)):
-        ends(service, "a")
-        await receiver.until(1)
+async def test_events_during_an_absence_follow_and_no_event_comes_twice(site: Site) -> None:
+    async with running(site.webhooks()):
+        site.ends("a")
+        await site.receiver.until(1)
         await asyncio.to_thread(lambda: None)
-    ends(service, "b")
-    await service.loop.caught_up()
+    site.ends("b")
+    await site.service.loop.caught_up()
 
-    async with running(webhooks_of(service, tmp_path, hook)):
-        ends(service, "c")
-        await receiver.until(3)
+    async with running(site.webhooks()):
+        site.ends("c")
+        await site.receiver.until(3)
 
-    assert [job for _, job in receiver.jobs] == ["a-1", "b-2", "c-3"]
+    assert site.heard_of == ["a-1", "b-2", "c-3"]
 
 
 async def test_an_event_whose_delivery_was_not_stored_has_the_same_id_again(
-    service: LiveService, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook, made = Webhook(name="a", url=receiver.url), None
-    made = webhooks_of(service, tmp_path, hook)
+    made = site.webhooks()
     async with running(made):
-        async with asyncio.timeout(LIMIT_S):
-            while not (tmp_path / FILE).exists():
-                await asyncio.sleep(0.005)
+        await until((site.home / FILE).exists)
         monkeypatch.setattr(made, "_write", lambda _: None)  # as if killed before it
-        ends(service, "a")
-        await receiver.until(1)
+        site.ends("a")
+        await site.receiver.until(1)
 
-    async with running(webhooks_of(service, tmp_path, hook)):
-        await receiver.until(2)
+    async with running(site.webhooks()):
+        await site.receiver.until(2)
 
-    first, second = (headers["webhook-id"] for headers, _ in receiver.accepted)
+    first, second = (headers["webhook-id"] for headers, _ in site.receiver.accepted)
     assert first == second
 
 
-async def test_a_new_webhook_begins_with_the_next_event_and_waits_for_no_other(
-    service: LiveService, receiver: Receiver, tmp_path: Path
-) -> None:
-    ends(service, "a")
-    await service.loop.caught_up()
+async def test_a_new_webhook_begins_with_the_next_event_and_waits_for_no_other(site: Site) -> None:
+    site.ends("a")
+    await site.service.loop.caught_up()
     dead = Webhook(name="dead", url="http://127.0.0.1:1/")
-    made = webhooks_of(service, tmp_path, dead, Webhook(name="a", url=receiver.url))
+    made = site.webhooks(dead, Webhook(name="a", url=site.receiver.url))
     async with running(made):
-        ends(service, "b")
-        await receiver.until(1)
+        site.ends("b")
+        await site.receiver.until(1)
         assert made.waiting()["dead"] > 0
 
-    assert [job for _, job in receiver.jobs] == ["b-2"]
+    assert site.heard_of == ["b-2"]
 
 
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"name": "a", "url": "ftp://host/"}, "webhooks"),
-        ({"name": "a", "url": "http://host/", "events": ["job.sneezed"]}, "job.sneezed"),
-        ({"name": "a b", "url": "http://host/"}, "webhooks"),
-        ({"url": "http://host/"}, "name"),
-    ],
-)
+@pytest.mark.parametrize(("table", "said"), [
+    ({"name": "a", "url": "ftp://host/"}, "webhooks"),
+    ({"name": "a", "url": "http://host/", "events": ["job.sneezed"]}, "job.sneezed"),
+    ({"name": "a b", "url": "http://host/"}, "webhooks"),
+    ({"url": "http://host/"}, "name"),
+])  # fmt: skip
 def test_invalid_webhooks_are_refused_by_their_field(table: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         convert(ControllerSettings, {"webhooks": [table]}, Path("controller.toml"))
@@ -286,15 +276,15 @@ def test_an_address_without_host_or_port_is_refused(url: str, tmp_path: Path) ->
         check_webhooks((Webhook(name="a", url=url),), tmp_path)
 
 
-async def test_secrets_and_names_are_checked(service: LiveService, tmp_path: Path) -> None:
+async def test_secrets_and_names_are_checked(site: Site) -> None:
     hook = Webhook(name="a", url="http://host/", key="secret")
-    (tmp_path / "secret").write_text("x")
-    (tmp_path / "secret").chmod(0o644)
+    (site.home / "secret").write_text("x")
+    (site.home / "secret").chmod(0o644)
     with pytest.raises(SettingsError, match="accessible to other users"):
-        webhooks_of(service, tmp_path, hook)
-    (tmp_path / "secret").chmod(0o600)
+        site.webhooks(hook)
+    (site.home / "secret").chmod(0o600)
     with pytest.raises(SettingsError, match="two are named a"):
-        webhooks_of(service, tmp_path, hook, msgspec.structs.replace(hook, key=""))
-    (tmp_path / FILE).write_text("{")
+        site.webhooks(hook, msgspec.structs.replace(hook, key=""))
+    (site.home / FILE).write_text("{")
     with pytest.raises(SettingsError, match=FILE):
-        webhooks_of(service, tmp_path, hook)
+        site.webhooks(hook)

@@ -260,14 +260,10 @@ def test_an_oversized_message_ends_its_connection() -> None:
     assert {worker for worker, _ in heard} == {MINE}
 
 
-def test_unread_bytes_of_one_connection_are_limited() -> None:
+async def test_unread_bytes_of_one_connection_are_limited(node: Node) -> None:
+    socket = node.channel.socket._socket
+
     assert MAX_QUEUED_ON_IPC * (MAX_WORKER_MESSAGE_BYTES + ENVELOPE) <= 8 << 20
-    with tempfile.TemporaryDirectory(prefix="ones-") as folder:
-
-        async def bounds() -> tuple[object, object]:
-            channel = WorkerChannel(f"ipc://{folder}/s", lambda *_: None, lambda _: None)
-            found = channel.socket._socket.rcvhwm, channel.socket._socket.maxmsgsize
-            channel.close()
-            return found
-
-        assert asyncio.run(bounds()) == (MAX_QUEUED_ON_IPC, MAX_WORKER_MESSAGE_BYTES + ENVELOPE)
+    assert (socket.rcvhwm, socket.maxmsgsize) == (
+        MAX_QUEUED_ON_IPC, MAX_WORKER_MESSAGE_BYTES + ENVELOPE,
+    )  # fmt: skip

@@ -63,7 +63,6 @@ class Forking(Zygote):
         self.child = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
         )
-        assert self.child.stdout is not None
         self.child.stdout.readline()
 
     async def fork(self, _: str, folder: Path, *__: object) -> Forked:
@@ -154,7 +153,6 @@ async def test_variables_of_the_cluster_override_those_of_a_job(node: Node) -> N
     await node.next()
 
     given = node.folders.worker(FIRST).assignment()
-    assert given is not None
     assert given.env == {
         "CUDA_VISIBLE_DEVICES": "GPU-aa11", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "OMP_NUM_THREADS": "3", "MINE": "1",
     }  # fmt: skip
@@ -199,7 +197,6 @@ async def test_a_fenced_worker_is_terminated_and_killed_once(node: Node) -> None
         node.manager.fence()
 
     assert isinstance(await node.next(), Ended)
-    assert zygote.child.stdout is not None
     assert (zygote.child.stdout.read(), zygote.child.wait()) == (b"\n", -signal.SIGKILL)
     assert node.folders.worker(FIRST).stopped
 

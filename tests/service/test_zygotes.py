@@ -150,19 +150,16 @@ def zygotes(folders: NodeFolders) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "known"),
-    [
-        (["python", "-P", "-m", "elastic.worker.zygote", "--socket", "/run/a/z.sock"], True),
-        (["ones: zygote /run/a/z.sock", "", ""], True),
-        (["ones: zygote /run/b/z.sock"], False),
-        (["ones: zygote /mnt/run/a/z.sock"], False),
-        (["ones: alice/a-1 rank 0"], False),
-        (["bash", "-c", "sleep 5; : elastic.worker.zygote logs to /run/a/z.log"], False),
-        (["tail", "-f", "/run/a/z.log"], False),
-        (None, False),
-    ],
-)
+@pytest.mark.parametrize(("command", "known"), [
+    (["python", "-P", "-m", "elastic.worker.zygote", "--socket", "/run/a/z.sock"], True),
+    (["ones: zygote /run/a/z.sock", "", ""], True),
+    (["ones: zygote /run/b/z.sock"], False),
+    (["ones: zygote /mnt/run/a/z.sock"], False),
+    (["ones: alice/a-1 rank 0"], False),
+    (["bash", "-c", "sleep 5; : elastic.worker.zygote logs to /run/a/z.log"], False),
+    (["tail", "-f", "/run/a/z.log"], False),
+    (None, False),
+])  # fmt: skip
 def test_a_zygote_is_recognised_by_command_line_or_title(
     command: list[str] | None, *, known: bool
 ) -> None:
@@ -186,11 +183,10 @@ async def test_a_zygote_that_is_killed_during_its_start_is_a_fault_of_the_node(
     assert refused.value.node_fault is blames_the_node
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [b"\x00\x00\x00\x01\xc1", b"\xff\xff\xff\xff" + bytes(100)],
-    ids=["no message", "a message of four gibibytes"],
-)
+@pytest.mark.parametrize("frame", [
+    b"\x00\x00\x00\x01\xc1",
+    b"\xff\xff\xff\xff" + bytes(100),
+], ids=["no message", "a message of four gibibytes"])  # fmt: skip
 async def test_an_invalid_message_ends_the_connection_to_a_zygote(frame: bytes) -> None:
     reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())
     zygote = ZygoteConnection(reader, writer, THIS)

@@ -15,10 +15,11 @@ import sys
 import textwrap
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,6 +30,7 @@ from tests.support.commands import Finished, ones
 
 LIMIT_S = 90.0
 LOOK_S = 0.02
+T = TypeVar("T")
 
 TOY = """
 import os
@@ -92,8 +94,7 @@ class Cluster:
         at = ("--dir", str(self.home), "--slots", slots, "--agents", agents)
         done = self.ones("local", "up", *at, "--policy", self.policy, "-o", "json")
         assert done.code == 0, done.err + self.said()
-        pids: dict[str, Any] = done.json["pids"]
-        return pids
+        return done.json["pids"]
 
     def down(self) -> None:
         """Stop everything."""
@@ -135,8 +136,7 @@ class Cluster:
         """Submit a job that must be accepted; returns its name."""
         done = self.ones("submit", str(self.write(script, **fields)), "-o", "json")
         assert done.code == 0, done.err
-        name: str = done.json["job"]
-        return name
+        return done.json["job"]
 
     def wait(self, job: str) -> Finished:
         """Wait for a job's end."""
@@ -144,24 +144,24 @@ class Cluster:
 
     def show(self, job: str) -> dict[str, Any]:
         """Everything about a job."""
-        shown: dict[str, Any] = self.ones("show", job, "-o", "json").json
-        return shown
+        return self.ones("show", job, "-o", "json").json
 
     def until(self, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The job when it is as wanted; fails when it never is.
 
         Looks through the client: a command for each look would cost the workers their cores.
         """
-        deadline = time.monotonic() + LIMIT_S
+
+        def look() -> dict[str, Any]:
+            flat = plain(client.job(job))
+            return {**flat.pop("summary"), **flat}
+
+        def why() -> str:
+            brief = {k: v for k, v in look().items() if k not in {"epochs", "spec"}}
+            return f"{brief}\n{self.said()}"
+
         with BlockingClient(self.home, timeout=LIMIT_S) as client:
-            while True:
-                flat = plain(client.job(job))
-                shown: dict[str, Any] = {**flat.pop("summary"), **flat}
-                if holds(shown):
-                    return shown
-                brief = {k: v for k, v in shown.items() if k not in {"epochs", "spec"}}
-                assert time.monotonic() < deadline, f"{brief}\n{self.said()}"
-                time.sleep(LOOK_S)
+            return looked(look, holds, why)
 
     def until_epoch(self, job: str, epoch: int) -> dict[str, Any]:
         """The job when it has finished that epoch and goes on."""
@@ -184,6 +184,33 @@ class Cluster:
         events = self.ones("events", "-o", "jsonl").lines
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         return [event for event in events if job is None or event["job"] == job]
+
+
+@contextmanager
+def running(base: Path, settings: str = "", **shape: Any) -> Iterator[Cluster]:
+    """A cluster in a folder; `settings` are appended to those of its controller."""
+    made = Cluster(base / "home", base / "jobs", **shape)
+    made.up()
+    try:
+        if settings:
+            made.down()
+            with (made.home / "controller.toml").open("a") as file:
+                file.write(f"{settings}\n")
+            made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def looked(
+    look: Callable[[], T], holds: Callable[[T], object] = bool, why: Callable[[], object] = str
+) -> T:
+    """What a look finds when it is as wanted; fails, saying why, when it never is."""
+    deadline = time.monotonic() + LIMIT_S
+    while not holds(found := look()):
+        assert time.monotonic() < deadline, why() or found
+        time.sleep(LOOK_S)
+    return found
 
 
 def kill(pid: int) -> None:
@@ -339,8 +366,7 @@ def submit_searched(cluster: Cluster, epochs: int, **fields: Any) -> str:
 
 
 def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    decisions: list[dict[str, Any]] = cluster.ones("explain", job, "-o", "json").json["decisions"]
-    return decisions
+    return cluster.ones("explain", job, "-o", "json").json["decisions"]
 
 
 def search_process(cluster: Cluster) -> int:
@@ -348,15 +374,6 @@ def search_process(cluster: Cluster) -> int:
     controller = int((cluster.home / "run" / "controller.pid").read_text())
     (child,) = psutil.Process(controller).children()
     return child.pid
-
-
-def until_searched(cluster: Cluster) -> None:
-    """The search is there and answers; a new process takes its time to start on a busy host."""
-    deadline = time.monotonic() + LIMIT_S
-    with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
-        while not client.search().running:
-            assert time.monotonic() < deadline, cluster.said()
-            time.sleep(LOOK_S)
 
 
 def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
@@ -468,14 +485,9 @@ def submit_sweep(
 
 def until_sweep(house: Cluster, job: str, holds: Callable[[SweepDetail], bool]) -> SweepDetail:
     """The sweep when it is as wanted; fails when it never is."""
-    deadline = time.monotonic() + LIMIT_S
     with BlockingClient(house.home, timeout=LIMIT_S) as client:
-        while True:
-            detail = client.sweep(job)
-            if holds(detail):
-                return detail
-            assert time.monotonic() < deadline, f"{detail.summary}\n{house.said()}"
-            time.sleep(LOOK_S)
+        why = lambda: f"{client.sweep(job).summary}\n{house.said()}"  # noqa: E731
+        return looked(lambda: client.sweep(job), holds, why)
 
 
 def ledger(house: Cluster, job: str) -> Ledger:
@@ -489,7 +501,6 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
         manifest = client.sweep_run(job).manifest()
         values = {one.number: dict(one.values) for one in client.sweep(job).trials}
     spec = manifest.spec.stated_sweep
-    assert spec is not None
     visits = [
         {
             "config": one.values_of,
@@ -518,5 +529,4 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
         capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])

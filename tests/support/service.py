@@ -11,7 +11,7 @@ import itertools
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +52,13 @@ MAX_PAGES: Final = (1 << 32) - 2  # of SQLite
 LOOK_S: Final = 0.005  # the writer is a thread, and needs the interpreter, too
 ANN: Final = Identity("user", "ann")
 NONE: Final = cast("Any", None)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait for something, with a limit that only ends a hanging test."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(LOOK_S)
 
 
 class LiveService:
@@ -126,13 +133,9 @@ class LiveService:
         """Nothing becomes durable meanwhile, for lack of room; all is when it is over."""
         with full_disk(self.loop):
             self.take(builders.submission("large", user="x" * 200_000))
-            async with asyncio.timeout(LIMIT_S):
-                while not self.loop.stalled:
-                    await asyncio.sleep(LOOK_S)
+            await until(lambda: self.loop.stalled)
             yield
-        async with asyncio.timeout(LIMIT_S):
-            while self.loop._pending:
-                await asyncio.sleep(LOOK_S)
+        await until(lambda: not self.loop._pending)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import msgspec
 
 from controlplane.core import invariants
 from controlplane.core.commands import Command
-from controlplane.core.inputs import Input
+from controlplane.core.inputs import Input, NodeGreeted, NodeLost, NodeSuspected
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
@@ -35,6 +35,16 @@ from controlplane.sim.results import JobResult, SimulationResult, TraceJob
 from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec, StopRule
+from schemas.wire.agent import (
+    EpochReported,
+    GroupBroken,
+    GroupFormed,
+    ScriptFailed,
+    Suspended,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
+)
 from tests.support import builders
 
 if TYPE_CHECKING:
@@ -49,6 +59,11 @@ S0, S1 = slot_id(N0, 0), slot_id(N0, 1)
 T0, T1 = slot_id(N1, 0), slot_id(N1, 1)
 A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")
 Event = tuple[Seconds, Input, list[Command]]
+TOLD: Final = {  # in a story
+    NodeGreeted: "greeted", NodeSuspected: "suspected", NodeLost: "lost", WorkerStarted: "started",
+    WorkerReady: "ready", GroupFormed: "formed", EpochReported: "epochs", Suspended: "suspended",
+    ScriptFailed: "raised", GroupBroken: "broken", WorkerExited: "exited",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -207,22 +222,39 @@ class SimulatedRun:
                 found.append(float(now))
         return found
 
-    def announced(self, *kinds: str, job: JobId | None = None) -> list[tuple[float, str]]:
-        """When the core announced these, or everything, of a job, or of all."""
-        announced = [
-            command.event
-            for _, _, commands in self.events
-            for command in commands
-            if hasattr(command, "event")
-        ]
-        return [
-            (float(event.time), event.event)
-            for event in announced
-            if (not kinds or event.event in kinds) and job in {None, event.job}
-        ]
-
     def allocations(self, name: str) -> list[tuple[str, float, float]]:
         return [(each.slot, each.since, each.until) for each in self.jobs[name].allocations]
+
+    def story(self) -> str:
+        """Return what happened to each lost node and to each job, and when; two lines for a job."""
+        results = self.jobs
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in results}
+        for now, event, _ in self.events:
+            inner = getattr(event, "event", event)
+            about = str(getattr(inner, "job", "")).rpartition("-")[0] or getattr(inner, "node", "")
+            if word := TOLD.get(type(inner)):
+                found.setdefault(about, {}).setdefault(word, []).append(float(now))
+        told = []
+        for about, times in sorted(found.items()):
+            said = [f"{word} {_spaced(times[word])}" for word in TOLD.values() if word in times]
+            if (ended := results.get(about)) or "lost" in times:
+                told.append(f"{about}: {', '.join(said) or 'never started'}")
+            if ended:
+                held = [
+                    f"{each.slot.removeprefix('n000')} {each.since:g}-{each.until:g}"
+                    for each in ended.allocations
+                ]
+                figures = {
+                    "at": ended.ended_at or 0.0, "queued": ended.queued_s, "ran": ended.exec_s,
+                    "rescales": ended.rescales, "batches": ended.batch_changes,
+                }  # fmt: skip
+                parts = [f"{key} {value:g}" for key, value in figures.items() if value]
+                told.append(f"on {', '.join(held) or 'nothing'}; {ended.state} {', '.join(parts)}")
+        return "\n".join(told)
+
+
+def _spaced(numbers: Sequence[float]) -> str:
+    return " ".join(f"{number:.10g}" for number in numbers)
 
 
 def job(name: str, at: float = 0.0, slots: int = 1, **more: object) -> TraceJob:

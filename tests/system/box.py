@@ -124,7 +124,6 @@ class Box:
             assert time.monotonic() < deadline, "the box did not boot"
 
     def _is_up(self) -> bool:
-        assert self._nspawn is not None
         found = subprocess.run(
             ["pgrep", "-P", str(self._nspawn.pid)], capture_output=True, text=True, check=False
         )
@@ -137,12 +136,9 @@ class Box:
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command inside."""
         done = subprocess.run(
-            ["nsenter", "-t", str(self._leader), "-a", *command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+            ["nsenter", "-t", str(self._leader), "-a", *command], capture_output=True, text=True,
+            check=False, timeout=240,
+        )  # fmt: skip
         if check and done.returncode:
             said = self.run("journalctl", "-n", "60", "--no-pager", "-o", "cat", check=False).stdout
             raise AssertionError(f"{command}: {done.stdout}{done.stderr}\n{said}")

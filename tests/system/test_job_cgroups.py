@@ -157,8 +157,6 @@ def born_in(groups: JobGroups, worker: WorkerId, code: str) -> subprocess.Popen[
     told = ["sh", "-c", f"read _; {code}"]
     process = subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     groups.enter(worker, process.pid)
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"\n"
@@ -278,14 +276,11 @@ def test_a_new_agent_keeps_the_limits_of_an_empty_group_of_another(tmp_path: Pat
 GREEDY = "head -c 1G /dev/zero | tail > /dev/null"
 
 
-@pytest.mark.parametrize(
-    ("jobs", "field", "why"),
-    [
-        ({"memory_bytes": 1000}, "jobs.memory_bytes", "too low for any worker"),
-        ({"memory_bytes": GIB}, "jobs.memory_bytes", "below /no/where that limit memory"),
-        ({"pids": 100}, "jobs.pids", "that limit processes, and jobs run as the agent"),
-    ],
-)
+@pytest.mark.parametrize(("jobs", "field", "why"), [
+    ({"memory_bytes": 1000}, "jobs.memory_bytes", "too low for any worker"),
+    ({"memory_bytes": GIB}, "jobs.memory_bytes", "below /no/where that limit memory"),
+    ({"pids": 100}, "jobs.pids", "that limit processes, and jobs run as the agent"),
+])  # fmt: skip
 def test_limits_that_cannot_be_applied_are_refused_at_the_start(
     jobs: dict[str, int], field: str, why: str
 ) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeagent.cgroups import MEMORY, PIDS, Hierarchy, find, members
-from tests.support.cluster import LIMIT_S, Cluster, await_gone, kill
+from tests.support.cluster import Cluster, await_gone, kill, looked, running
 
 OFFERED = {name for tree in find() for name in tree.controllers}
 pytestmark = [
@@ -48,19 +47,18 @@ print(born)
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    base = tmp_path_factory.mktemp("l")
-    running = Cluster(base / "home", base / "jobs", slots=2)
-    pids = running.up()
-    with (running.home / "agent-1.toml").open("a") as file:
-        file.write(f"[jobs]\nmemory_bytes = {MOST}\npids = 100\n")
-    os.kill(pids["agents"][0], signal.SIGHUP)
-    log = running.home / "logs" / "agent-1.log"
-    deadline = time.monotonic() + LIMIT_S
-    while '"changed": ["jobs.pids", "jobs.memory_bytes"]' not in log.read_text():
-        assert time.monotonic() < deadline, running.said()
-    yield running
-    running.down()
-    assert list(groups(running)) == []
+    with running(tmp_path_factory.mktemp("l"), slots=2) as made:
+        pids = made.up()
+        with (made.home / "agent-1.toml").open("a") as file:
+            file.write(f"[jobs]\nmemory_bytes = {MOST}\npids = 100\n")
+        os.kill(pids["agents"][0], signal.SIGHUP)
+        log, changed = (
+            made.home / "logs" / "agent-1.log",
+            '"changed": ["jobs.pids", "jobs.memory_bytes"]',
+        )
+        looked(lambda: changed in log.read_text(), why=made.said)
+        yield made
+    assert list(groups(made)) == []
 
 
 def groups(house: Cluster, tree: Hierarchy | None = None) -> list[Path]:

@@ -29,29 +29,23 @@ def test_systemd_verifies_the_units_without_warnings() -> None:
     )
 
     assert [unit.name for unit in UNITS] == [
-        "ones-agent.service",
-        "ones-backup.service",
-        "ones-backup.timer",
-        "ones-controller.service",
+        "ones-agent.service", "ones-backup.service", "ones-backup.timer", "ones-controller.service",
         "ones-jobs.service",
-    ]
+    ]  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-@pytest.mark.parametrize(
-    ("unit", "drop_in", "most"),
-    [
-        ("ones-controller.service", "", 25),
-        ("ones-agent.service", "", 35),
-        ("ones-agent.service", "one-user.conf", 35),
-        ("ones-agent.service", "agent-credentials.conf", 35),
-        ("ones-controller.service", "controller-credentials.conf", 25),
-        ("ones-backup.service", "", 25),
-        ("ones-backup.service", "controller-credentials.conf", 25),
-    ],
-)
+@pytest.mark.parametrize(("unit", "drop_in", "most"), [
+    ("ones-controller.service", "", 25),
+    ("ones-agent.service", "", 35),
+    ("ones-agent.service", "one-user.conf", 35),
+    ("ones-agent.service", "agent-credentials.conf", 35),
+    ("ones-controller.service", "controller-credentials.conf", 25),
+    ("ones-backup.service", "", 25),
+    ("ones-backup.service", "controller-credentials.conf", 25),
+])  # fmt: skip
 def test_the_exposure_of_each_unit_is_low(
     tmp_path: Path, unit: str, drop_in: str, most: int
 ) -> None:
@@ -274,11 +268,8 @@ def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
         taken.setdefault(record["epoch"], []).extend(record["ids"])
     whole = list(range(400))
     assert {epoch: sorted(ids) for epoch, ids in taken.items()} == {
-        1: whole,
-        2: whole,
-        3: whole,
-        4: whole,
-    }
+        1: whole, 2: whole, 3: whole, 4: whole,
+    }  # fmt: skip
 
 
 @pytest.mark.root

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane.client import BlockingClient
-from schemas.ids import NodeId
 from tests.support.cluster import (
-    LIMIT_S,
     Cluster,
     assert_nothing_lost,
-    check_all_done,
     explained,
     further,
     kill,
     kinds,
+    looked,
     resize,
-    search_process,
+    running,
     submit_searched,
     training_job,
-    until_searched,
 )
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -34,11 +27,8 @@ pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    base: Path = tmp_path_factory.mktemp("n")
-    made = Cluster(base / "home", base / "jobs", slots=2, agents=2, policy="ones")
-    made.up()
-    yield made
-    made.down()
+    with running(tmp_path_factory.mktemp("n"), slots=2, agents=2, policy="ones") as made:
+        yield made
 
 
 @pytest.fixture
@@ -59,44 +49,6 @@ def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
 
     kinds = {event["type"] for event in pair.events()[len(before) :]}
     assert kinds == {"job.epoch"}
-
-
-def test_a_waiting_job_states_its_reason(pair: Cluster) -> None:
-    pair.until_epoch(submit_searched(pair, 10_000), 1)
-
-    late = submit_searched(pair, 5, slots=[5, 6])
-
-    (waits,) = explained(pair, late)
-    assert (waits["code"], waits["outcome"]) == ("too_large", "waits")
-    assert waits["numbers"] == {"needs": 5.0, "slots": 4.0}
-
-
-def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
-    first = submit_searched(pair, 10_000, slots=[1, 1])
-    pair.until_epoch(first, 1)
-    hanging = search_process(pair)
-    os.kill(hanging, signal.SIGSTOP)
-
-    second = submit_searched(pair, 3, slots=[1, 1])
-    decisions = check_all_done(pair, [second], 3)
-    kill(hanging)
-
-    assert decisions[0]["code"] == "fill"
-    until_searched(pair)
-
-
-def test_jobs_continue_without_the_workers_of_a_node(pair: Cluster) -> None:
-    jobs = [submit_searched(pair, 40), submit_searched(pair, 40)]
-    pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
-    pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    here = pair.show(jobs[0])["workers"][0]
-
-    for worker in pair.show(jobs[0])["workers"] + pair.show(jobs[1])["workers"]:
-        if worker["node"] == here["node"] and worker["pid"]:
-            with contextlib.suppress(ProcessLookupError):  # it has left with its group
-                os.kill(worker["pid"], signal.SIGKILL)
-
-    check_all_done(pair, jobs, 40)
 
 
 def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Cluster) -> None:
@@ -136,14 +88,11 @@ def test_a_drained_node_is_emptied_without_losing_samples_and_returned(pair: Clu
 
 def until_state(cluster: Cluster, node: str, state: str) -> None:
     """Wait until `ones node list` shows a node so."""
-    deadline = time.monotonic() + LIMIT_S
     with BlockingClient(cluster.home) as client:
-        while time.monotonic() < deadline:
-            rows = {one.node: one for one in client.nodes()}
-            if rows[NodeId(node)].state == state:
-                return
-            time.sleep(0.05)
-    raise AssertionError(f"{node} is {rows[NodeId(node)]}")
+        looked(
+            lambda: [(one.node, one.state) for one in client.nodes()],
+            lambda seen: (node, state) in seen,
+        )
 
 
 MADE = """

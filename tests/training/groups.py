@@ -442,7 +442,6 @@ class Crew(ForkedWorkers[Worker]):
         names = [member.worker for member in self.group.members]
         self._await_exits(names)
         last = self.last(names[0], Suspended)
-        assert last is not None
         self.group = Group(version=Version(self.version), members=(), lr=None)
         return ResumePoint(epoch=last.epoch, version=last.group)
 
@@ -560,10 +559,7 @@ class Crew(ForkedWorkers[Worker]):
         return found
 
     def final(self) -> dict[str, torch.Tensor]:
-        loaded: dict[str, torch.Tensor] = torch.load(
-            self.home / "final.pt", map_location="cpu", weights_only=True
-        )
-        return loaded
+        return torch.load(self.home / "final.pt", map_location="cpu", weights_only=True)
 
     def step(self) -> int:
         path = self.home / "said"

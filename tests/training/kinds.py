@@ -33,8 +33,7 @@ class Pictures(nn.Module):
 
     def forward(self, x: torch.Tensor, _: int) -> torch.Tensor:
         x = x.reshape(len(x), 3, 4, 4).contiguous(memory_format=torch.channels_last)
-        out: torch.Tensor = self.head(torch.tanh(self.conv(x)).mean(dim=(2, 3)))
-        return out
+        return self.head(torch.tanh(self.conv(x)).mean(dim=(2, 3)))
 
 
 def channels_last() -> nn.Module:
@@ -53,8 +52,7 @@ class Transposed(nn.Module):
         self.head = nn.Linear(5, 1)
 
     def forward(self, x: torch.Tensor, _: int) -> torch.Tensor:
-        out: torch.Tensor = self.head(torch.tanh(x @ self.turned @ self.gaps))
-        return out
+        return self.head(torch.tanh(x @ self.turned @ self.gaps))
 
 
 class Layers(nn.Module):
@@ -79,8 +77,7 @@ class Layers(nn.Module):
         for block in self.blocks(step):
             weight = next(block.parameters())
             x = torch.tanh(self.through(block, x.to(weight.dtype)))
-        out: torch.Tensor = self.head(x.to(self.head.weight.dtype))
-        return out
+        return self.head(x.to(self.head.weight.dtype))
 
     def through(self, block: nn.Module, x: torch.Tensor) -> Any:
         return block(x)
@@ -96,8 +93,7 @@ class Branching(Layers):
             out[up] = self.second(hidden[up])
         if not up.all():
             out[~up] = self.other(hidden[~up])
-        head: torch.Tensor = self.head(out)
-        return head
+        return self.head(out)
 
 
 class Changing(Layers):
@@ -123,8 +119,7 @@ def mixed() -> nn.Module:
 
 
 def compiled() -> nn.Module:
-    made: Any = torch.compile(Layers(), backend="aot_eager")
-    return made  # type: ignore[no-any-return]
+    return torch.compile(Layers(), backend="aot_eager")
 
 
 NETS: Final[dict[str, Callable[[], nn.Module]]] = {

@@ -38,14 +38,11 @@ CHANGES: Final = (  # shares, and who dies where
 def changes() -> tuple[Change, ...]:
     return tuple(
         Change(
-            number,
-            shares,
-            kind="pause" if name == "pause" else "resize",
-            fault=f"{dies}:version={STRIDE * number}=kill" if dies else "",
-            epochs=1,
+            number, shares, kind="pause" if name == "pause" else "resize",
+            fault=f"{dies}:version={STRIDE * number}=kill" if dies else "", epochs=1,
         )
         for number, (name, shares, dies) in enumerate(CHANGES, start=1)
-    )
+    )  # fmt: skip
 
 
 def cells() -> list[Training]:

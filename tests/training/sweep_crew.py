@@ -255,8 +255,6 @@ def job_spec(sweep: SweepSpec, slots: int = 8) -> JobSpec:
 
 def alone(home: Path, visits: Sequence[tuple[int, int]], trial: int = 0) -> list[str]:
     spec = importlib.util.spec_from_file_location("units_alone", home / "units.py")
-    assert spec is not None
-    assert spec.loader is not None
     units = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(units)
     functions = UserFunctions(units.input_fn, units.model_fn, units.train_fn, units.eval_fn)
@@ -318,7 +316,6 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
         )
         for name in born:
             opened = self.last(name, SweepWorkerReady)
-            assert opened is not None
             self.workers[name].address = opened.address
         return [self.workers[name] for name in born]
 

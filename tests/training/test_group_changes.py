@@ -121,22 +121,6 @@ def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
         assert epochs[-1].facts.lr == pytest.approx(0.01 * 3 / 12)
 
 
-def test_telemetry_has_the_noise_scale_of_a_group(tmp_path: Path) -> None:
-    steady = PLAIN.replace("lr=0.05", "lr=0.0")  # its gradients stay as they are
-    with crew(tmp_path, script(steady, LOOP)) as job:
-        job.start(12)
-        job.until(lambda: len(job.told) > 1, "one worker alone tells of its steps")
-        alone_told = [steps.noise_scale for steps in job.told]
-        job.change(6, 6)
-        job.until(lambda: job.told[-1].noise_scale is not None, "two tell of their noise")
-        job.finish()
-
-        measured = [steps for steps in job.told if steps.noise_scale is not None]
-        assert set(alone_told) == {None}
-        assert {(steps.group, steps.rank, steps.global_batch) for steps in measured} == {(2, 0, 12)}
-        assert all((steps.noise_scale or 0.0) > 0.0 for steps in measured)
-
-
 def test_one_worker_measures_noise_from_its_passes(tmp_path: Path) -> None:
     steady = PLAIN.replace("lr=0.05", "lr=0.0")  # its gradients stay as they are
 
@@ -169,8 +153,6 @@ def test_telemetry_has_the_passes_of_the_current_group(tmp_path: Path) -> None:
         job.finish()
 
     first, second = alone.step_times, both.step_times
-    assert first is not None
-    assert second is not None
     assert (alone.group_steps > 1, first.sync_s, first.local_batch, first.passes) == (
         True, 0.0, 4, 3,
     )  # fmt: skip

@@ -42,13 +42,9 @@ def test_a_script_runs_beside_a_file_named_elastic(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import mine; print(mine.VALUE)\n" + TOY)
 
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "elastic.launch", "train.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        timeout=60,
-    )
+        [sys.executable, "-P", "-m", "elastic.launch", "train.py"], capture_output=True, text=True,
+        cwd=tmp_path, check=False, timeout=60,
+    )  # fmt: skip
 
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0], lines[-1], len(lines)) == (0, "42", "done", 82)

@@ -92,8 +92,7 @@ def work(folder: Path, device: str) -> None:
 
 def found_by_script(folder: Path, device: str) -> dict[str, str]:
     assert run_forked(work, folder, device) == 0
-    found: dict[str, str] = json.loads((folder / "found").read_text())
-    return found
+    return json.loads((folder / "found").read_text())
 
 
 @pytest.mark.slow

@@ -313,8 +313,7 @@ def in_passes(agent: ScalingAgent, events: str) -> dict[str, torch.Tensor]:
                     found[place].backward(retain_graph=True)  # type: ignore[no-untyped-call]
                 else:
                     optimizers[place].step()
-    state: dict[str, torch.Tensor] = model.state_dict()
-    return state
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("events", ["z0 b0 z1 b1 s0 s1", "z0 z1 b1 s1 s0", "b1 b0 s0 s1 z0 z1"])
@@ -354,8 +353,7 @@ def weighed(agent: ScalingAgent, bound: int) -> dict[str, torch.Tensor]:
                 ((weights * part).sum() / weights.sum()).backward(retain_graph=True)
             for optimizer in optimizers:
                 optimizer.step()
-    state: dict[str, torch.Tensor] = model.state_dict()
-    return state
+    return model.state_dict()
 
 
 def test_backward_passes_have_weights_of_their_own(agent: ScalingAgent) -> None:

@@ -100,18 +100,6 @@ def test_a_leaver_ends_its_unit_first(crews: Crews) -> None:
     assert [(r.group, r.samples_done) for r in crew.reported(Suspended)] == [(4, 0)]
 
 
-def test_an_attempt_is_made_once(crews: Crews) -> None:
-    crew = crews()
-    (first,) = crew.start("a")
-    unit = crew.unit(first, 1, (1, 0))
-    crew.send(first, unit)
-    crew.ended(unit)
-    crew.send(first, unit)
-    crew.ended(crew.unit(first, 1, (1, 1), trial=1))
-
-    assert [r.attempt for r in crew.reported(UnitEnded)] == [1, 2]
-
-
 def test_rank_0_reports_the_speed_of_the_group(crews: Crews) -> None:
     crew = crews()
     first, second = crew.start("a", "a")

@@ -199,7 +199,6 @@ async def test_a_worker_starts_after_its_placement(tmp_path: Path) -> None:
         mark = here.folder.mark()
         code = (await here.ended()).code
 
-    assert mark is not None
     assert (said, entered, code) == ("", [(mark.pid, False)], 0)
 
 

@@ -1,6 +1,6 @@
 """Remarks on lines that a cluster refuses, or that several workers run differently.
 
-A loss that is a sum over the batch is found only as far as the syntax tree shows it.
+A loss that is a sum over the batch is found only if the syntax tree shows the sum.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _batch_loops(facts: Facts) -> list[ast.For]:
 
 
 def _conditions(facts: Facts, wanted: Callable[[ast.AST], bool]) -> Iterator[int]:
-    """Yield the line of each `if` whose body has a `wanted` node, in loops over batches."""
+    """Yield the line of each `if` in loops over batches that has a `wanted` node in its body."""
     for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
         body = node.body if isinstance(node, ast.If) else []
         if any(wanted(inner) for part in body for inner in ast.walk(part)):
@@ -328,7 +328,7 @@ class _Script:
         return OTHER
 
     def _criterion(self, made: ast.expr) -> Value:
-        """Return the kind that the option `reduction` in a call gives to the loss."""
+        """Return the kind of a loss according to the option `reduction` of a call."""
         given = keyword(made, "reduction") if isinstance(made, ast.Call) else None
         text = [literal(origin) for origin in self._origins(given)] if given is not None else []
         if text and all(one == "sum" for one in text):

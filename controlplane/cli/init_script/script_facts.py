@@ -208,7 +208,7 @@ def parameters_calls(node: ast.AST) -> list[ast.Call]:
 
 
 def _model_of(optimizer: Made | None, made: Sequence[Made]) -> Made | None:
-    """Return the statement that makes the model whose parameters the optimizer updates."""
+    """Return the statement that makes the model that the optimizer updates."""
     if optimizer is None:
         return None
     before = [one for one in made if one.statement.lineno < optimizer.statement.lineno]
@@ -335,7 +335,7 @@ def _rate(call: ast.Call, source: Source) -> ast.expr | None:
 
 
 class Whole(NamedTuple):
-    """All parts of a script that can be ported."""
+    """Complete set of the parts that a portable script must have."""
 
     facts: Facts
     source: Source

@@ -38,7 +38,7 @@ class Source:
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        """All calls in the script."""
+        """Calls in the script."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
     @cached_property
@@ -119,7 +119,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def calls_any(node: ast.AST, *names: str) -> bool:
-    """True if a node contains a call of a function whose name ends with one of `names`."""
+    """True if a node contains a call with one of `names` as its `last_name`."""
     return any(last_name(inner) in names for inner in ast.walk(node))
 
 

@@ -28,7 +28,7 @@ FORMAT: Final = 1
 
 
 class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration."""
+    """Trial of a sweep, with its configuration, parent and state."""
 
     number: int
     values: dict[str, Value]

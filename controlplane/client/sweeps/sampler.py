@@ -108,7 +108,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _suggest_all(space: Space, trial: Trial) -> dict[str, Value]:
-    """Suggest values in the order of the space; omit parameters whose condition is not met."""
+    """Suggest values in the order of the space; omit parameters with an unmet condition."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         parameter = space[name]

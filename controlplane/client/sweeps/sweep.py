@@ -20,7 +20,7 @@ When = Mapping[str, Iterable[Value]] | None
 
 
 def Choice(*values: Value, when: When = None) -> Parameter:  # noqa: N802 - reads as a type
-    """One of `values`, with equal probability.
+    """Value drawn from `values` with equal probability.
 
     Args:
         values: strings, numbers or booleans.
@@ -87,7 +87,7 @@ class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fi
 
 
 class Grid(_Searcher, frozen=True, tag="grid"):
-    """Every combination of choices and integers, each trained to the last epoch."""
+    """Search that trains every combination of choices and integers to the last epoch."""
 
 
 class RandomSearch(_Searcher, frozen=True, tag="random"):
@@ -187,7 +187,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["max", "min"] = "max"  # goal for the metric
     partitions: int  # number of partitions of the data
     replicas: int = 1  # number of nodes with a copy of each partition; at most all nodes
-    keep: int = 1  # number of best configurations whose states are kept after the sweep
+    keep: int = 1  # number of best configurations with states kept after the sweep
     order: spec.VisitOrder = "fixed"  # order in which configurations visit partitions
     revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked
     graduate_batch: int | None = None  # batch of the elastic jobs that the last trials become

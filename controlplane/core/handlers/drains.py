@@ -78,7 +78,7 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
 
 
 def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
-    """Do nothing, because `reconcile_all`, which follows every input, retries the change."""
+    """Do nothing, because `reconcile_all` runs after every input and retries the change."""
 
 
 # --- execution of drains
@@ -172,7 +172,7 @@ def _expired(drain: Drain, now: Seconds) -> bool:
 
 
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
-    """Return one input for each drain whose deadline has passed, or that can move a job now."""
+    """Return one input for each drain that has passed its deadline or can move a job now."""
     found: list[DrainExpired | DrainDue] = []
     for name in state.draining:
         drain = state.nodes[name].drain

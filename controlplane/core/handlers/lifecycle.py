@@ -1,8 +1,9 @@
 """Functions that accept, restart, retry and end jobs, and remove ended jobs from the state.
 
 Ended jobs leave the state, so that its size depends on live jobs only. A sweep leaves when its
-nodes have received its last delta and none of its trials continues as a job. For the latest sweeps
-that left, the state lists which states each node should keep, because lost nodes may return.
+nodes have received its last delta and none of its trials continues as a job. For the latest of
+these sweeps, the state lists which trial states each node should keep, because lost nodes may
+return.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-MAX_LEFT_JOBS: Final = 10_000  # jobs whose processes may still exist on nodes
-MAX_ENDED_SWEEPS: Final = 200  # sweeps whose states may still exist on nodes
+MAX_LEFT_JOBS: Final = 10_000  # jobs with processes that may still exist on nodes
+MAX_ENDED_SWEEPS: Final = 200  # sweeps with states that may still exist on nodes
 MAX_LEFT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
 
 
@@ -159,8 +160,8 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
 def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Handle a failure of the script. Retry after a pause, or end the job if no retry is left.
 
-    A job whose batch did not fit a slot is retried with a smaller batch, without counting a
-    failure. `reason` is shown to users, followed by the consequence.
+    If the batch did not fit a slot, the job is retried with a smaller batch, and no failure is
+    counted. Users see `reason`, followed by the consequence.
     """
     if lower_local_limit(job, reason):
         reason = f"{reason}; retrying with at most {job.progress.fitting_batch} samples per slot"
@@ -188,14 +189,15 @@ MAX_BLAMES: Final = 3  # failures of one job on the only node that it ever got
 
 
 def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool:
-    """Try a job elsewhere that failed before training, without counting the failure.
+    """Retry a job on another node after a failure before training. The failure is not counted.
 
-    The node may be the cause, or the script. If the job fails on a second node, it is the script,
-    and the job no longer counts against the first node. A node is not used any more after the
-    failures of `MAX_STRIKES` jobs in a row.
+    The cause may be the node or the script. If the job also fails on a second node, the cause is
+    the script, and the failure on the first node is forgotten. A node is no longer used after
+    `MAX_STRIKES` jobs in a row have failed on it.
 
-    Returns False if the failure is the script's: it was refused by the library, the job failed on
-    another node, too, or there is no other node.
+    Returns False if the script is to blame: the library refused it, the job also failed on another
+    node, or it failed `MAX_BLAMES` times here. Also returns False if there is no other node, for
+    sweeps, and for jobs with `on_loss = fail`.
     """
     state, blamed, status = ctx.state, job.attempts.blamed, job.status
     node = state.nodes.get(name)
@@ -219,7 +221,7 @@ def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool
 
 
 def clear_strikes(ctx: HandlerContext, names: Iterable[NodeId]) -> None:
-    """Forget failures on nodes on which a job trains now, or that an operator returned."""
+    """Forget failures on nodes where a job trains now, and on nodes that an operator returned."""
     for name in names:
         if (node := ctx.state.nodes.get(name)) is not None and node.strikes:
             _set_strikes(ctx, node, {})
@@ -350,7 +352,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
 
     Args:
         snapshot: digest of the stored archive of the job's working directory.
-        project: project whose members see the job. If it is empty, only the user sees the job.
+        project: its members see the job. If it is empty, only the user sees the job.
     """
     state = ctx.state
     state.jobs_accepted += 1

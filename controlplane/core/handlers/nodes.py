@@ -56,7 +56,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
     """Update a node from its agent's hello, and send the node its desired state.
 
-    A hello from an earlier boot means that this agent returns after another one took its place.
+    A hello from an earlier boot comes from an agent that was replaced and has now returned.
     """
     node = ctx.state.nodes.get(event.node)
     wiped = node is not None and "" != node.run_id != event.run_id != ""
@@ -114,7 +114,7 @@ def _reconcile(
 ) -> Container[JobId]:
     """Compare the workers on a node with the desired ones, and send the node its desired state.
 
-    Return the jobs whose desired state was sent.
+    Return the jobs in the desired state that was sent.
     """
     state = ctx.state
     found_there = {worker_id(s.job, s.version, s.rank): s for s in seen}
@@ -157,7 +157,7 @@ def _restart_if_changed(ctx: HandlerContext, node: Node, seen: WorkerSeen) -> No
 
 
 def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
-    """Send a node its desired state of these jobs. It should run nothing of an ended job."""
+    """Send a node its desired state of these jobs: for an ended job, it should run nothing."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
@@ -214,7 +214,7 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
 def on_node_forgotten(ctx: HandlerContext, event: NodeForgotten) -> None:
     """Remove a lost node and its slots; processes that it may still have count as exited.
 
-    A node that is not lost, or not any more, stays.
+    A node that is not lost, or no longer lost, is not removed.
     """
     state, node = ctx.state, ctx.state.nodes.get(event.node)
     if node is None or node.phase is not NodePhase.LOST:

@@ -193,7 +193,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _orders_to_try(ctx: HandlerContext) -> list[JobId]:
-    """Return the orders whose jobs changed or whose slots may have become available, by age.
+    """Return orders with a changed job, or with slots that may have become free, by age.
 
     All other orders would lead to the same result as at their last attempt.
     """
@@ -227,7 +227,7 @@ def _orders_to_try(ctx: HandlerContext) -> list[JobId]:
 
 
 def _trade_places(ctx: HandlerContext, naming: Container[JobId]) -> None:
-    """Start swaps of jobs whose orders name each other's slots; `naming` has such orders."""
+    """Start swaps of jobs that were ordered to each other's slots. `naming` has these orders."""
     trading = {name for swap in ctx.state.swaps for name in swap.targets}
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
@@ -294,7 +294,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 
 def _before_training(job: Job) -> str:
-    """Return a text about a job whose workers are stopped before they have trained."""
+    """Describe how a job continues after its workers are stopped before they have trained."""
     progress = job.progress
     if progress.checkpoint is None:
         return "before its first epoch: the script was stopped and will restart from the beginning"
@@ -447,7 +447,7 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
 
 
 def _nearby_slots(free: list[SlotId], current: Sequence[SlotId], size: int) -> list[SlotId]:
-    """Return up to `size` free slots, first on the job's nodes, then on nodes with most of them."""
+    """Return up to `size` free slots: first the job's nodes, then nodes with most free slots."""
     own = Counter(node_of(slot) for slot in current)
     room = Counter(node_of(slot) for slot in free)
     position = {slot: place for place, slot in enumerate(free)}

@@ -56,7 +56,7 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended) -> None:
-    """Pause a job whose state is saved in a checkpoint. All of its workers are about to exit."""
+    """Pause a job after its state was saved in a checkpoint. All its workers are about to exit."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -216,7 +216,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
 
 
 def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
-    """Record the error of a script whose process is about to exit.
+    """Record the error of a script. The script's process is about to exit.
 
     The report is ignored if the worker was ordered to stop.
     """

@@ -135,7 +135,7 @@ def names_of(group: Group) -> list[WorkerId]:
 
 
 def nodes_of(group: Group | None) -> list[NodeId]:
-    """Return the node of each member in rank order, with repetitions. None has no members."""
+    """Return the node of each member in rank order, with repetitions; [] without a group."""
     return [node_of(member.slot) for member in group.members] if group else []
 
 
@@ -285,7 +285,7 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
-    """Fail a job whose group did not form in time.
+    """Fail a job because its group did not form in time.
 
     If a script still runs, restart the deadline instead, because the script may be preparing data.
     A script that raised gets no more time, because one of its threads may keep the process alive.

@@ -99,7 +99,7 @@ def on_sweep_worker_ready(
 
 
 def on_unit_started(ctx: HandlerContext, job: Job, worker: Worker, event: UnitStarted) -> None:
-    """Handle the start of a unit, whose worker has received the state and the data."""
+    """Handle the start of a unit. The unit's worker has received the state and the data."""
     sweep, event = job.sweep, clamp_unit_started(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
@@ -116,7 +116,7 @@ def on_unit_started(ctx: HandlerContext, job: Job, worker: Worker, event: UnitSt
 
 
 def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnded) -> None:
-    """Handle a finished unit, whose resulting state is on the disk of its node.
+    """Handle a finished unit. The resulting state is on the disk of the unit's node.
 
     If the sweep has given up the attempt, the report only keeps the worker from being killed.
     """

@@ -218,7 +218,7 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
 
 
 def expired_units(state: State, now: Seconds) -> list[UnitExpired]:
-    """Return one input for each sweep with a unit whose deadline has passed by `now`."""
+    """Return one input for each sweep with a unit that has passed its deadline by `now`."""
     found = []
     for name in state.sweeps:
         sweep = state.jobs[name].sweep

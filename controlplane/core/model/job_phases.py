@@ -77,7 +77,7 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (
         Phase.PAUSED,
         JobTrigger.GAVE_UP,
-    ): Phase.FAILED,  # a sweep whose last unit ended during the pause
+    ): Phase.FAILED,  # the last unit of a sweep ended during the pause
     (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # the same
     (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
@@ -100,7 +100,7 @@ class Queued(msgspec.Struct, kw_only=True, tag="queued"):
 
 
 class Starting(msgspec.Struct, kw_only=True, tag="starting"):
-    """Status of a job whose group was ordered to start, from the checkpoint if there is one."""
+    """Status of a job that was ordered to start, from its checkpoint if there is one."""
 
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None
@@ -111,7 +111,7 @@ class Starting(msgspec.Struct, kw_only=True, tag="starting"):
 
 
 class Running(msgspec.Struct, kw_only=True, tag="running"):
-    """Status of a job whose group trains while no change is in progress."""
+    """Status of a job that trains while no change is in progress."""
 
     phase: ClassVar[Phase] = Phase.RUNNING
     change: ClassVar[None] = None
@@ -120,7 +120,7 @@ class Running(msgspec.Struct, kw_only=True, tag="running"):
 
 
 class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
-    """Status of a job whose next group is being formed. The old group trains or lost a member."""
+    """Status of a job while its next group forms. The old group trains or has lost a member."""
 
     phase: ClassVar[Phase] = Phase.RESCALING
     group: Group

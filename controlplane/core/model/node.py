@@ -26,7 +26,7 @@ class Drain(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Text for users about who drained the node and why."""
+        """Description of the drain for users: the user that requested it, and the reason."""
         return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 

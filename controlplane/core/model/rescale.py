@@ -89,14 +89,14 @@ class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
 class Rescale(msgspec.Struct, kw_only=True):
     """Change of a job's group that is in progress."""
 
-    group: Group  # the new group, whose version is the version of the change
+    group: Group  # the new group; its version is the version of the change
     kind: str  # join, recover or suspend
     before: Version  # version on nodes that were not notified yet
     phase: RescalePhase
     reason: str
     started_at: Seconds
     store: str = ""  # HOST:PORT; empty until known
-    source: int | None = None  # recover: rank whose state all copy; None: all states are equal
+    source: int | None = None  # recover: rank of the state that all copy; None: all are equal
     quiesce_points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
     pause_ms: float = 0.0  # longest pause of a member

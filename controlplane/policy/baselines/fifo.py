@@ -67,7 +67,7 @@ class Fifo(ImmediatePolicy):
 
 def _free_now(view: ClusterView, now: Seconds) -> Partition:
     """Return a partition of the slots that are free now, because a gang waits for all its slots."""
-    # A job that is changing may still need a slot whose process has exited.
+    # A job that is changing may still need a slot after its process has exited.
     held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
     for slot in view.slots:

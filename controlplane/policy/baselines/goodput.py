@@ -106,7 +106,7 @@ def goodputs(
 
 
 def utilities(speedups: FloatArray, power: float) -> FloatArray:
-    """Return terms whose sum has the same maximum as the power mean of the speed-ups.
+    """Return one term per speed-up. Their sum is largest where the power mean is largest.
 
     Pollux eq. 17 is (1/J sum s^p)^(1/p), the geometric mean for p = 0. Speed-ups below
     `MIN_SPEEDUP` are raised to this value.

@@ -284,7 +284,7 @@ class Harmony(ImmediatePolicy):
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return a plan that starts the next jobs, and moves the job whose move gains most."""
+        """Return a plan that starts the next jobs and makes the move with the greatest gain."""
         partition = partition_of(view, now)
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         slots = self._placer.place(partition, queue.sizes)
@@ -309,7 +309,7 @@ class Harmony(ImmediatePolicy):
     def _completed_moves(
         self, partition: Partition, occupancy: Occupancy
     ) -> dict[JobId, list[SlotId]]:
-        """Return the slots that half-moved jobs keep, which are the better of the two places.
+        """Return the slots that half-moved jobs keep: the better one of their two places.
 
         To move, a job first grows to its old and new places and continues to train.
         """

@@ -128,7 +128,7 @@ class Situation:
 
 def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situation:
     """Return the placement and the free slots of a view; add unknown families to `classes`."""
-    # A job that is changing may still need a slot whose process has exited.
+    # A job that is changing may still need a slot after its process has exited.
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
     sizes = dict.fromkeys(free, 0)

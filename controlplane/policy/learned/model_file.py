@@ -56,7 +56,7 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
     """Return the bytes of a model's file; equal models have equal bytes.
 
     The file is an `.npz` that numpy can read, in single precision and without pickled objects. It
-    also contains the card, whose shapes are taken from the arrays.
+    also contains the card, with the shapes of the arrays.
     """
     written = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
     shapes = {name: value.shape for name, value in written.items()}

@@ -54,7 +54,7 @@ class OasisEstimates:
         self._seen: dict[JobId, _Seen] = {}
         self._paces: dict[str, float] = {}  # by family: samples done over those at full speed
         self._stretch: dict[JobId, float] = {}  # slow-down of running jobs on their nodes now
-        self._fullest = 1.0  # slow-down on a node whose slots are all busy
+        self._fullest = 1.0  # slow-down on a node without idle slots
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from an epoch, telemetry, or the end of a job."""

@@ -32,7 +32,7 @@ def price(share: FloatArray, low: float, high: float) -> FloatArray:
 
 
 class PriceBounds:
-    """L and U, estimated online from the value per slot second of the jobs seen, unless given.
+    """Price bounds L and U, given or estimated from the jobs so far (value per slot second).
 
     In the paper, U is the greatest value of a unit of resource, and L the least value divided by 2
     eta, over all jobs that will ever come. Here they cover the latest jobs seen, because future
@@ -269,7 +269,7 @@ def cheapest_schedules(
         costs: cost of each option in each interval, shape (intervals, options); infinite: no room.
         done: units that an option does in the first interval and in the others, (2, options),
             if the job ran in the interval before.
-        fresh: the same if the job starts.
+        fresh: units as in `done`, but if the job did not run in the interval before.
         running: True if the job runs when the first interval begins.
         enough: called with each interval and the cost of ending in it. True stops the search, and
             later intervals get infinite cost.
@@ -448,7 +448,7 @@ def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
 
 
 def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
-    """Return the best completion interval for a job whose end is promised at `by`.
+    """Return the best completion interval for a job that is promised to end at `by`.
 
     Among the intervals in time, the one with the greatest surplus is best. If there is none, the
     earliest interval is best. Return None if the job cannot end within the horizon.

@@ -256,7 +256,7 @@ class EvolutionarySearch(Evolution):
 
     @property
     def diversity(self) -> float:
-        """The share of jobs whose levels differ between two candidates, averaged over all pairs."""
+        """The share of jobs with different levels in two candidates, averaged over all pairs."""
         if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
             return 0.0
         levels = np.array([candidate.levels for candidate in self.population])
@@ -370,7 +370,7 @@ def _same_places(one: Problem, other: Problem) -> bool:
 
 
 def _levels(problem: Problem, former: _Former) -> IntArray:
-    """Return the levels of `problem` whose sizes are nearest to those of a former candidate."""
+    """Return the levels of `problem` with sizes nearest to those of a former candidate."""
     then, candidate = former
     sizes_then = then.sizes[then.rows, candidate.levels].tolist()
     genes = {row.job.job: size for row, size in zip(then.job_rows, sizes_then, strict=True)}

@@ -320,7 +320,7 @@ MODELS: Final[dict[LengthModelName, type[ResidualLife]]] = {
     "mixture": LengthMixture,
 }
 
-MAX_INACTIVE: Final = 100  # ended jobs whose state may be kept
+MAX_INACTIVE: Final = 100  # number of ended jobs with kept state
 
 
 class _Cached(NamedTuple):

@@ -2,8 +2,8 @@
 
 Jobs that take each other's slots in a circle cannot start to move. One of them must first go to
 free slots, continue on fewer slots, or pause. The controller chooses the job with the cheapest way
-to yield, and among equals the one whose start costs the fewest slot seconds. The same rule is
-applied here, so that the value of a schedule includes the cost of its trades.
+to yield; among equal jobs, it chooses the one with the lowest cost of a start, in slot seconds. The
+same rule is applied here, so that the value of a schedule includes the cost of its trades.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Problem:
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
-        """All slots of the cluster."""
+        """Slots of the cluster."""
         return self.cluster.slots
 
     @property
@@ -218,7 +218,8 @@ class Problem:
     ) -> FloatArray:
         """Return the share of its speed that each job keeps beside other workers, shape (J,).
 
-        Cores for the least slots of all jobs are free. Otherwise jobs would wait beside free slots.
+        The minimum slots of all jobs count as if they had cores of their own. Otherwise jobs would
+        wait although slots are free.
         """
         on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
         worst = np.ones(len(levels))
@@ -266,7 +267,7 @@ class Problem:
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
-        """True if a job whose level changes is on more nodes than it needs."""
+        """True if a job with a changed level is on more nodes than it needs."""
         nodes = self.spread(owner)[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
         return bool(((nodes > least) & (levels != self.present)).any())
@@ -283,7 +284,7 @@ class Problem:
     def has_barred_move(self, owner: IntArray) -> bool:
         """True if the layout needs a move that is not allowed.
 
-        The controller refuses moves of jobs with fewer samples than old and new slots together.
+        The controller refuses to move a job with fewer samples than old and new slots together.
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]

@@ -58,7 +58,7 @@ class InPlay:
     backing_off: dict[JobId, Seconds]  # when waiting jobs may be retried
     too_large: dict[JobId, int]  # least slots of jobs that do not fit into the cluster
     free_now: tuple[int, ...]  # places of free slots
-    free_soon: tuple[int, ...]  # places of slots whose processes are leaving
+    free_soon: tuple[int, ...]  # places of slots with leaving processes
     supply: SlotSupply
 
 

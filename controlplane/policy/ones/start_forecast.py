@@ -40,7 +40,7 @@ PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A forecast whose job has not started yet."""
+    """A forecast for a job that has not started yet."""
 
     at: Seconds
     wait_s: float  # wait found by rolling the schedule forward
@@ -69,7 +69,7 @@ class StartForecasts:
         self._made_at = Seconds(-math.inf)
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """Record the outcomes of forecasts whose jobs have started."""
+        """Record the outcomes of forecasts for jobs that have started."""
         for name in [name for name in self._pending if _has_left(view, name)]:
             forecast = self._pending.pop(name)
             if name in view.jobs and now > forecast.at:

@@ -289,7 +289,7 @@ def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def _fitting_new_jobs(problem: PaperProblem, room: int) -> list[int]:
-    """Return the new jobs whose least slots fit into `room` together, in order of arrival."""
+    """Return the new jobs that fit into `room` together at minimum size, in order of arrival."""
     found: list[int] = []
     for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
         room -= int(problem.least[row])

@@ -85,7 +85,7 @@ class EvolutionarySearch(Evolution):
         )
 
     def diversity(self) -> float:
-        """Return the mean share of jobs whose numbers of slots differ between two candidates."""
+        """Return the mean share of jobs with different numbers of slots in two candidates."""
         now = self._now
         if now is None or len(now.genes) < 2 or not now.problem.jobs:  # noqa: PLR2004 - a pair
             return 0.0

@@ -152,7 +152,7 @@ Moves = Literal["elastic", "restart"]
 class Placer:
     """Placer that assigns slots by node and moves as few jobs as possible.
 
-    A job whose size stays the same keeps its slots. Another job grows around its slots or shrinks
+    A job that keeps its size keeps its slots. Another job grows around its slots or shrinks
     within them (`elastic`), or gives all of them up and is placed again (`restart`). Slots that
     were assigned to a job but are not free yet are reserved, so that the next plan assigns them
     again.
@@ -160,9 +160,9 @@ class Placer:
     Args:
         mode: nodes that are used first.
             consolidate: as few nodes as possible, the last one with the least sufficient room.
-            roomiest: the same, but a job that fits on no node takes the nodes with most room in
-                turn until it has all its slots.
-            tetris: the same as consolidate, but nodes in use are filled first.
+            roomiest: like consolidate, but a job that fits on no node fills the nodes with most
+                room one after the other.
+            tetris: like consolidate, but nodes in use are filled first.
             spread: one slot of each node, those with most room first.
             emptiest: always the node with most room, filled as far as needed, as the published
                 simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.

@@ -1,4 +1,4 @@
-"""All placers by name, and `ScoredPlacer`, which puts each worker where a node's score is least."""
+"""Placers by name, and `ScoredPlacer`, which puts each worker on the node with the lowest score."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason for a rank: w
 
 
 def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
-    """Return the sizes of the gangs that run; each gang fits in what the gangs before it leave."""
+    """Return the sizes of the gangs that run. A gang gets slots that earlier gangs leave."""
     left = partition.room
     sizes: dict[JobId, int] = {}
     for job in ranked:
@@ -106,7 +106,7 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when each job runs or waits; a change of size is no new start here."""
+        """Record the time since which each job runs or waits; a change of size is no new start."""
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
@@ -286,7 +286,7 @@ def fill_idle_slots(
 def reschedulable(partition: Partition) -> list[JobView]:
     """Return the jobs that a round decides about, in the order of the view.
 
-    Jobs whose slots are being freed restart on the slots that the round gives them.
+    A job that is leaving its slots restarts on the slots that the round gives it.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]
@@ -295,7 +295,7 @@ def reschedulable(partition: Partition) -> list[JobView]:
 def fit_targets(
     partition: Partition, targets: Mapping[JobId, int], *, fixed_batches: bool = False
 ) -> dict[JobId, int]:
-    """Return the sizes of the jobs that run now, which are the targets as far as there is room.
+    """Return the sizes of the jobs that run now: their targets, as far as there is room.
 
     Jobs come in the view's order. A job shrinks at once; it grows or starts if all of its target
     fits. A running job without a target keeps its size. With `fixed_batches`, a changed size has at

@@ -44,7 +44,7 @@ def backs_off(until: Seconds, now: Seconds) -> Reason:
 
 
 def too_large(needs: int, slots: int) -> Reason:
-    """Return the reason for a job whose minimum exceeds the cluster, or for an empty cluster."""
+    """Return the reason why a job does not fit: the cluster has too few slots, or none."""
     numbers = {"needs": float(needs), "slots": float(slots)}
     if not slots:
         return Reason("no_slots", "no node has joined, or all are lost", numbers)
@@ -65,7 +65,7 @@ class Partition:
     running: list[JobView] = field(default_factory=list)  # running jobs that may be changed
     waiting: list[JobView] = field(default_factory=list)  # waiting jobs that may be started
     pinned: list[JobView] = field(default_factory=list)  # running jobs that must stay unchanged
-    leaving: list[JobView] = field(default_factory=list)  # stopping jobs whose slots are free soon
+    leaving: list[JobView] = field(default_factory=list)  # stopping jobs; their slots are free soon
     refused: dict[JobId, Reason] = field(default_factory=dict)  # jobs that cannot be started now
     wake_at: Seconds | None = None  # when one of `refused` or `pinned` can be started or changed
 

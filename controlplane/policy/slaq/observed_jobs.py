@@ -283,7 +283,7 @@ class ObservedJobs:
         self._speeds.forget(job)
 
     def no_curve(self, jobs: Sequence[JobView]) -> dict[JobId, str]:
-        """Return the jobs whose losses follow no curve, each with the reason in words."""
+        """Return the jobs with losses that follow no curve, each with the reason in words."""
         curves = self._losses.curves([job.job for job in jobs])
         facts = zip(
             curves.forms.tolist(), curves.limit.tolist(), curves.error.tolist(), strict=True

@@ -242,7 +242,10 @@ def _bounds(
 def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
-    """Return bounds that let jobs changed after `since` not shrink, or `bounds` if too large."""
+    """Return bounds that do not let jobs changed after `since` shrink.
+
+    If the minimums of these bounds exceed `room`, return `bounds`.
+    """
     held = [
         (len(job.running_on), most)
         if job.moved_at > since and least <= len(job.running_on) <= most
@@ -260,8 +263,9 @@ def _percent(share: float) -> str:
 class Slaq(ImmediatePolicy):
     """Policy that maximises the sum of normalised loss reductions in the next scheduling epoch.
 
-    Every job has its minimum. Then each slot goes to the job whose predicted loss falls most by it.
-    A job whose losses follow no curve has its fair share. See the README of this folder.
+    Every job gets its minimum. Then each slot goes to the job with the largest predicted reduction
+    of the loss by this slot. If the losses of a job follow no curve, the job gets its fair share.
+    See the README of this folder.
     """
 
     def __init__(self, options: SlaqOptions | None = None) -> None:

@@ -212,7 +212,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
 
 
 def check_ordered_slots(state: State, job: JobId, slots: int, user: str, most: int) -> None:
-    """Refuse an order that asks for more slots than all orders of a user may ask for together.
+    """Refuse an order if all orders of the user together would exceed the limit of slots.
 
     Raises:
         DeniedError: with the sum and the limit.

@@ -1,7 +1,7 @@
 """Fair queueing of requests per user, for any port. A flood of requests slows only its sender.
 
-`WaitingRequests` ends waiting requests whose keys are revoked. `deadline_of` limits how long a
-request waits, and `failure_reply` makes the reply to a refused request.
+`WaitingRequests` ends waiting requests after their keys are revoked. `deadline_of` limits the wait
+of a request, and `failure_reply` makes the reply to a refused request.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class WaitingRequests:
             self._tasks.pop(task, None)
 
     def end_revoked(self) -> None:
-        """End the waits of requests whose keys were revoked."""
+        """End the waits of requests with a revoked key."""
         for task, incoming in list(self._tasks.items()):
             if incoming.revoked:
                 del self._tasks[task]

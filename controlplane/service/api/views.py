@@ -160,7 +160,7 @@ CURSOR_REMEDY: Final = "restart without a cursor, then use the one of each page"
 
 
 class Rows(NamedTuple):
-    """One list in a reply, which is sent in pages."""
+    """List in a reply that is sent in pages."""
 
     after: Callable[[int], Iterator[tuple[int, Any]]]  # pairs (position, row) after a position
     last: int  # position of the last row; positions grow and never change

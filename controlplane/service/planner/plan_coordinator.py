@@ -52,7 +52,7 @@ class PolicyObserver:
     commit_loop: CommitLoop
     planner: Planner
     telemetry: TelemetryTable
-    _warned: set[JobId] = field(default_factory=set)  # jobs whose implausible telemetry was logged
+    _warned: set[JobId] = field(default_factory=set)  # jobs with logged implausible telemetry
 
     def recorded(self, record: Record) -> None:
         """Pass a record's policy event, if any, to the planner. Drop telemetry of an ended job."""

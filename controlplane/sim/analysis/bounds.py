@@ -32,7 +32,7 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
     - Shortest remaining processing time first, on one machine as fast as the cluster. This order is
       optimal there (Schrage 1968). It ignores `most`.
     - Every job alone: work / most.
-    - Mean busy times. A job whose rate is at most m ends at least work / (2 m) after the mean
+    - Mean busy times. A job with a rate of at most m ends at least work / (2 m) after the mean
       moment of its work. The sum of these mean moments is smallest if the least work runs first,
       with pre-emption (Goemans 1997, LP in mean busy times).
 
@@ -254,8 +254,8 @@ def times_alone(
     """Return the requested slots of each job, and its time on these slots without other jobs.
 
     The batch is always the batch that the user tuned for these slots, so that the time is the same
-    for every policy. The time includes the first start. Jobs whose group was never measured are
-    missing. `speed` is the mean speed of the GPUs relative to the GPU that the model describes.
+    for every policy. The time includes the first start. A job is missing if its group was never
+    measured. `speed` is the mean speed of the GPUs relative to the GPU that the model describes.
     """
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:

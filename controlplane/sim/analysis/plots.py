@@ -72,7 +72,7 @@ CURVE_OFFSET: Final = 0.03  # horizontal distance between the curves of two poli
 def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[Path]:
     """Draw all figures for which the results have data, and return the files.
 
-    `ours` is the label of the policy whose gains are drawn.
+    The gains of the policy with the label `ours` are drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []

@@ -143,7 +143,7 @@ def _mean_where_known(values: FloatArray) -> list[float | None]:
 
 
 def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
-    """Return rho, above 0, of each counted job that succeeded and whose time alone is known.
+    """Return rho, above 0, of each counted job that succeeded and has a known time alone.
 
     rho = completion time / (time alone x max(1, n w / S)). The user requested w slots, the cluster
     has S slots, and n is the mean number of jobs from submission to end, including the job itself

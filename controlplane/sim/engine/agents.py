@@ -401,7 +401,7 @@ class NodeAgents:
     # --- nodes
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Remove a node without reports; return the jobs whose groups have lost a member."""
+        """Remove a node without reports; return the jobs that lost a member of their group."""
         self.down.add(node)
         hit = []
         for job in list(self.jobs.values()):

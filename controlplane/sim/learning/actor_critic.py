@@ -113,7 +113,7 @@ class Environment(Protocol):
     states: int  # number of the critic's inputs
 
     def networks(self) -> nn.Module:
-        """Return new networks, whose parameters are those of the model file.
+        """Return new networks with the parameters of the model file.
 
         They map the stacked inputs of choices by name, shape (B, W, ...), to logits, shape (B, W,
         C).

@@ -59,14 +59,14 @@ Pick = Callable[[DecisionInput, FloatArray], int]  # picks an action, given all 
 
 
 def teacher_action(moment: DecisionInput) -> int:
-    """Return the heuristic's legal action, which favours short jobs, also with spare slots.
+    """Return the legal action of a heuristic that favours short jobs, also for spare slots.
 
     DL2 warms up with the decisions of the cluster's existing scheduler. Here the waiting job with
     the shortest remaining time starts on its smallest number of slots; if more slots are free, it
-    gets up to an equal share of the cluster. If no waiting job fits, the running job whose slot is
-    worth least gives this slot back. If no job waits, the job to which another slot is worth most
-    grows, at most to twice its size. The worth of a slot is the share of a step that it saves,
-    divided by the remaining time to the power of 0.55.
+    gets up to an equal share of the cluster. If no waiting job fits, the running job with the
+    least valuable slot gives this slot back. If no job waits, the job that gains the most value
+    from another slot grows, at most to twice its size. The value of a slot is the share of a step
+    that it saves, divided by the remaining time to the power of 0.55.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)

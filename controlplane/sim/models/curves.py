@@ -164,7 +164,7 @@ class CurvesJob(JobModel):
     def __init__(
         self, job: TraceJob, curve: LossCurve, model: CurvesModel, *, core_s: float
     ) -> None:
-        """Create a job whose iterations take `core_s` seconds in total on one core."""
+        """Create a job. On one core, all of its iterations take `core_s` seconds in total."""
         self._curve = curve
         self._iteration_s = core_s / curve.iterations  # time on one core
         self._scaling = model.scaling

@@ -74,7 +74,7 @@ class HarmonyModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> HarmonyJob:
-        """Return the model of a job, whose size and batch are the same under any policy."""
+        """Return the model of a job. Every policy runs it with the same size and batch."""
         if job.slots < 1:
             problem = f"job {job.name} asks for {job.slots} workers"
             raise TraceError(problem, "give at least 1", "slots")

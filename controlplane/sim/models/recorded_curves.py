@@ -45,7 +45,7 @@ class Objective:
 
     value_and_gradient: ValueAndGradient  # function of weights with `shape`
     shape: tuple[int, int]  # shape of the weights: features, outputs
-    smoothness: float  # largest curvature; 1 for a hinge loss, whose curvature is 0
+    smoothness: float  # largest curvature; 1 for a hinge loss, although its curvature is 0
 
 
 def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
@@ -176,7 +176,7 @@ def outputs(targets: FloatArray) -> FloatArray:
 
 @cache
 def words(data: str) -> Any:
-    """Return the counts of words in documents, or of "digits", whose words are pixels."""
+    """Return the counts of words in documents. The words of "digits" are its pixels."""
     if data == "digits":
         return datasets.load_digits().data[:150]
     count = CountVectorizer(stop_words="english", min_df=2, max_features=1500)

@@ -188,7 +188,7 @@ def duration_s(name: str, slots: int) -> float:
 
 
 def closest(gpu_seconds: float, slots: int) -> str:
-    """Return the name of the workload whose GPU time on `slots` is closest (ONES, appendix)."""
+    """Return the name of the workload with the closest GPU time on `slots` (ONES, appendix)."""
     return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
 
 

@@ -8,8 +8,8 @@ significant digits.
 
 Each property has its own random stream, so that a trace with crashes differs from the same trace
 without crashes only in the crashes. In all generators, `arrivals` is a key of `PROCESSES`,
-`crash_share` is the share of jobs whose scripts fail once, `cancel_share` the share of jobs that
-their users cancel, and `most_slots` the size of the cluster.
+`crash_share` is the share of jobs with a script that fails once, `cancel_share` the share of jobs
+that their users cancel, and `most_slots` the number of slots of the cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recording of a controller's journal; the journal is only read and can be in use.
+"""Recording of a controller's journal. The journal is opened read-only and can be in use.
 
 `TraceError` is raised for a file that is not a journal, is damaged, was written by another release,
 or contains no job to replay.
@@ -53,7 +53,7 @@ def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
     oldest saved state.
 
     Returns:
-        Jobs, their histories, slots by node, and the number of past jobs whose rows are damaged.
+        Jobs, their histories, slots by node, and the number of past jobs with damaged rows.
     """
     damaged = 0
     with closing(_open_database(path)) as database:

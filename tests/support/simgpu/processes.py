@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pytest
+import torch
 
 from tests.support.simgpu.build import NoCompilerError, library
 from tests.training.peers import Parent, Peers, RendezvousInfo, each, peers
@@ -25,6 +26,16 @@ def require_library() -> None:
         library()
     except NoCompilerError as error:
         pytest.skip(str(error))
+
+
+def here(index: int = 0) -> torch.device:
+    """A simulated device."""
+    return torch.device("simgpu", index)
+
+
+def row(value: float) -> torch.Tensor:
+    """Four equal numbers on the device."""
+    return torch.full((4,), value, device=here())
 
 
 class DeviceProcess:

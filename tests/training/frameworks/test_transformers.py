@@ -31,19 +31,11 @@ from tests.training.groups import Crew, furthest
 pytestmark = pytest.mark.slow
 
 ARGUMENTS = {
-    "num_train_epochs": EPOCHS,
-    "per_device_train_batch_size": BATCH,
-    "learning_rate": 0.05,
-    "weight_decay": 0.1,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 5,
-    "max_grad_norm": 0.3,
-    "logging_steps": 1,
-    "save_strategy": "epoch",
-    "eval_strategy": "epoch",
-    "report_to": "none",
+    "num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 0.05,
+    "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 5, "max_grad_norm": 0.3,
+    "logging_steps": 1, "save_strategy": "epoch", "eval_strategy": "epoch", "report_to": "none",
     "use_cpu": True,
-}
+}  # fmt: skip
 
 SCRIPT = """
 from transformers import TrainerCallback, TrainingArguments

@@ -151,13 +151,10 @@ def beside(member: Member) -> Answer:
     after = [step(group)[0] for _ in range(STEPS)]
     group.retire()
     return {
-        "median ms": _ms(statistics.median(before)),
-        "slowest ms before": _ms(max(before)),
-        "slowest ms while it is built": _ms(max(during)),
-        "first ms after": _ms(after[0]),
-        "slowest ms after": _ms(max(after)),
-        "built s": round(took[0], 3),
-    }
+        "median ms": _ms(statistics.median(before)), "slowest ms before": _ms(max(before)),
+        "slowest ms while it is built": _ms(max(during)), "first ms after": _ms(after[0]),
+        "slowest ms after": _ms(max(after)), "built s": round(took[0], 3),
+    }  # fmt: skip
 
 
 def death(member: Member) -> Answer:
@@ -190,12 +187,9 @@ def death(member: Member) -> Answer:
     group.all_reduce(tensor, NEVER)
     group.retire()
     return {
-        "ended by": ended,
-        "abort s": round(freed, 3),
-        "recovered s": round(recovered, 3),
-        "sum": whole,
-        "lived on s": member.linger_s,
-    }
+        "ended by": ended, "abort s": round(freed, 3), "recovered s": round(recovered, 3),
+        "sum": whole, "lived on s": member.linger_s,
+    }  # fmt: skip
 
 
 def _ms(seconds: float) -> float:

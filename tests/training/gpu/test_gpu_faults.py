@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import threading
 import time
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
 from elastic.state.transfer import HostStaging
-from elastic.training_errors import BrokenGroupError, CancelledError
-from tests.support.simgpu.processes import MODES, on_device, on_ranks, ranks_of
+from elastic.training_errors import BrokenGroupError
+from tests.support.simgpu.processes import MODES, here, on_device, on_ranks, ranks_of, row
 from tests.training.groups import LOOP, PLAIN, WIDE, Slots, crew, script
 from tests.training.peers import HERE, Parent, RendezvousInfo
 from tests.training.test_group_changes import as_alone
@@ -44,14 +42,6 @@ BOTH = pytest.mark.parametrize(
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def here() -> torch.device:
-    return torch.device("simgpu", 0)
-
-
-def row(value: float) -> torch.Tensor:
-    return torch.full((4,), value, device=here())
 
 
 # --- a job
@@ -170,44 +160,6 @@ def is_called_off(_double: Any, meeting: RendezvousInfo) -> str:
 def test_a_cancelled_build_ends(mode: str) -> None:
     with ranks_of(is_called_off, 2, NCCL_DOUBLE=mode) as ranks:
         assert ranks.said(0) == "the group was aborted"
-
-
-def is_aborted(double: Any, meeting: RendezvousInfo) -> str:
-    group = meet(meeting)
-    if meeting.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    cancel = threading.Event()
-
-    def call_off() -> None:
-        cancel.set()
-        group.abort()
-
-    threading.Timer(0.5, call_off).start()
-    kept = row(1.0)
-    try:
-        group.all_reduce(kept, cancel)
-    except (BrokenGroupError, CancelledError):
-        pass
-    else:
-        return "garbage counts as a sum"
-    group.abort()
-    own = reduce_alone(double)
-    return f"broken, then {own}"
-
-
-def reduce_alone(double: Any) -> list[float]:
-    single = double.ProcessGroupNCCL(dist.HashStore(), 0, 1)
-    kept = row(7.0)
-    work = single.allreduce([kept])
-    deadline = time.monotonic() + 10.0
-    while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return kept.tolist() if work.is_completed() else []
-
-
-def test_a_broken_group_frees_the_device_and_gives_no_sum(mode: str) -> None:
-    with ranks_of(is_aborted, 2, NCCL_DOUBLE=mode) as ranks:
-        assert ranks.said(0) == "broken, then [7.0, 7.0, 7.0, 7.0]"
 
 
 def sends_state_beside_a_reduction(_double: Any, meeting: RendezvousInfo) -> bool:

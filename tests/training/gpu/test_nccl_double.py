@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tests.support.simgpu.processes import MODES, on_ranks, ranks_of
+from tests.support.simgpu.processes import MODES, here, on_ranks, ranks_of, row
 from tests.training.peers import Parent, RendezvousInfo
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -26,14 +26,6 @@ SPARING = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }  # fmt: skip
-
-
-def here() -> torch.device:
-    return torch.device("simgpu", 0)
-
-
-def row(value: float) -> torch.Tensor:
-    return torch.full((4,), value, device=here())
 
 
 def made(

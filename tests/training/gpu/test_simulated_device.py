@@ -11,14 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.simgpu.processes import on_device
+from tests.support.simgpu.processes import here, on_device
 
 pytestmark = pytest.mark.slow
 LATE_US = 50_000
-
-
-def here(index: int = 0) -> torch.device:
-    return torch.device("simgpu", index)
 
 
 def refused(kind: type[Exception], words: str, use: Callable[[], object]) -> None:

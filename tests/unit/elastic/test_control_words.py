@@ -42,17 +42,9 @@ def test_all_ranks_read_the_same_from_the_sum() -> None:
 
     assert len(ControlWords().encode()) == FIXED_WORDS - 1
     assert told == AgreedWords(
-        loss_sum=1.5,
-        samples=5,
-        ready=1,
-        seconds=4.0 / 3,
-        same=True,
-        step=3.0,
-        ends=1,
-        skipped=1,
-        items=79.5,
-        used=(True, False, True),
-    )
+        loss_sum=1.5, samples=5, ready=1, seconds=4.0 / 3, same=True, step=3.0, ends=1, skipped=1,
+        items=79.5, used=(True, False, True),
+    )  # fmt: skip
 
 
 @given(st.permutations([ControlWords(i, i % 2 == 0, i / 4, bytes([i] * 4)) for i in range(6)]))

@@ -43,33 +43,19 @@ def assignment(trial: TrialSpec, folder: Path) -> Assignment:
         rank=Rank(0), slot=SlotId("n/0"), local_batch=4, worker=WorkerId("s-t3-2.v1.r0")
     )
     return Assignment(
-        job=JobId("s-t3-2"),
-        version=Version(1),
-        rank=Rank(0),
-        slot=0,
+        job=JobId("s-t3-2"), version=Version(1), rank=Rank(0), slot=0,
         group=Group(version=Version(1), members=(member,), lr=None, base_batch=4),
         spec=JobSpec(name="s-t3", script=SWEEP_SCRIPT, batch_size=4, trial=trial),
-        workdir=str(folder),
-        checkpoints=str(folder),
-        socket="",
-        env={},
-    )
+        workdir=str(folder), checkpoints=str(folder), socket="", env={},
+    )  # fmt: skip
 
 
 def trial(sources: tuple[str, ...], digest: str, **changed: Any) -> TrialSpec:
     fields: dict[str, Any] = {
-        "sweep": JobId("s-1"),
-        "trial": 3,
-        "values": {"lr": 0.1},
-        "functions": FUNCTIONS,
-        "partitions": 2,
-        "seed": 7,
-        "epochs": 3,
-        "epochs_done": 1,
-        "version": 2,
-        "digest": digest,
+        "sweep": JobId("s-1"), "trial": 3, "values": {"lr": 0.1}, "functions": FUNCTIONS,
+        "partitions": 2, "seed": 7, "epochs": 3, "epochs_done": 1, "version": 2, "digest": digest,
         "sources": sources,
-    }
+    }  # fmt: skip
     return TrialSpec(**{**fields, **changed})
 
 

@@ -14,14 +14,13 @@ FACTORS = st.floats(1e-3, 1e3)
 
 
 @pytest.mark.parametrize(
-    ("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)]
-)  # fmt: skip
-def test_the_target_follows_the_rule(rule: LrScaling, factor: float) -> None:
-    assert lr_factor(rule, 64, 16) == factor
-
-
-def test_a_rate_without_a_base_batch_stays() -> None:
-    assert lr_factor("linear", 64, 0) == 1.0
+    ("rule", "base", "factor"),
+    [("linear", 16, 4.0), ("sqrt", 16, 2.0), ("none", 16, 1.0), ("linear", 0, 1.0)],
+)
+def test_the_target_follows_the_rule_from_the_base_batch(
+    rule: LrScaling, base: int, factor: float
+) -> None:
+    assert lr_factor(rule, 64, base) == factor
 
 
 @given(FACTORS, FACTORS, st.integers(0, 1000), st.integers(1, 50))

@@ -73,7 +73,6 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
     means = clock.step(3.5, sync_s=0.5, shares=(50, 50), passes=3)
 
-    assert means is not None
     times = means.times
     assert times == StepTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
     assert times.pass_s + (times.passes - 1) * (times.pass_s - times.sync_s) == 3.5
@@ -90,7 +89,6 @@ def test_a_change_starts_a_new_window(change: dict[str, Any]) -> None:
     assert clock.step(7.0, **change) == StepMeans(**{"version": 1, "shares": (64,), **change})
     assert clock.meter.steps == 1
     means = clock.step(2.0, **change)
-    assert means is not None
     assert (clock.meter.steps, means.times and means.times.pass_s) == (2, 2.0)
 
 
@@ -104,28 +102,23 @@ def test_a_transfer_suspends_the_measurement() -> None:
     assert clock.meter.steps == 1
 
 
-def test_a_short_step_counts_samples_but_no_time() -> None:
+@pytest.mark.parametrize(
+    ("pause_s", "samples"),
+    [(0.0, 16), (6.0, None)],
+    ids=["a short step", "an evaluation before it"],
+)
+def test_short_steps_and_pauses_count_in_the_speed_only(
+    pause_s: float, samples: int | None
+) -> None:
     clock = Clock()
     clock.step(1.0)
     clock.step(2.0)
+    clock.now += pause_s
     clock.meter.begin_epoch(clock.now)
 
-    means = clock.step(2.0, samples=16)
+    means = clock.step(2.0, samples=samples)
 
     assert means == StepMeans(1, (64,), samples_per_s=8.0, times=StepTimes(2.0, 0.0, 64, 1))
-
-
-def test_pauses_count_in_the_speed_only() -> None:
-    clock = Clock()
-    clock.step(1.0)
-    clock.step(2.0)
-    clock.now += 6.0  # an evaluation
-    clock.meter.begin_epoch(clock.now)
-
-    means = clock.step(2.0)
-
-    assert means is not None
-    assert (means.samples_per_s, means.times) == (8.0, StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_an_epoch_has_the_means_of_its_whole_steps() -> None:
@@ -152,7 +145,6 @@ def test_a_failed_reduction_is_not_measured() -> None:
 
     means = clock.step(2.0, version=2)
 
-    assert means is not None
     assert means.times == StepTimes(2.0, 0.0, 64, 1)
 
 
@@ -185,9 +177,7 @@ def measured(*passes: int, times: int = 400) -> tuple[NoiseMeter, float]:
 
 
 @pytest.mark.parametrize(
-    "passes",
-    [(16, 16), (16, 48), (32, 224), (7, 13), (32, 32), (11, 11, 10), (16,) * 8],
-    ids=str,
+    "passes", [(16, 16), (16, 48), (32, 224), (7, 13), (32, 32), (11, 11, 10), (16,) * 8], ids=str
 )
 def test_all_passes_but_the_last_give_the_noise_scale(passes: tuple[int, ...]) -> None:
     meter, true = measured(*passes)
@@ -210,11 +200,16 @@ def test_an_overflow_is_ignored() -> None:
     assert meter.scale() == before
 
 
-def test_a_lost_signal_has_no_noise_scale() -> None:
+@pytest.mark.parametrize(
+    ("part", "own", "total"), [(0.5, 32, 0.0), (1.0, 64, 1.0)], ids=["a lost signal", "one pass"]
+)
+def test_no_noise_scale_without_signal_or_with_one_pass(
+    part: float, own: int, total: float
+) -> None:
     meter = NoiseMeter()
     for _ in range(2 * MIN_MEASUREMENTS):
-        meter.add_pass(torch.ones(SCALARS) * 0.5, 32, 64)
-        meter.add_total(torch.zeros(SCALARS), 64)
+        meter.add_pass(torch.ones(SCALARS) * part, own, 64)
+        meter.add_total(torch.ones(SCALARS) * total, 64)
 
     assert meter.scale() is None
 
@@ -231,15 +226,6 @@ def test_passes_of_a_dropped_step_do_not_count() -> None:
         meter.add_total(share + rest, 64)
 
     assert meter.scale() is not None
-
-
-def test_one_pass_measures_nothing() -> None:
-    meter = NoiseMeter()
-    for _ in range(2 * MIN_MEASUREMENTS):
-        meter.add_pass(torch.ones(SCALARS), 64, 64)
-        meter.add_total(torch.ones(SCALARS), 64)
-
-    assert meter.scale() is None
 
 
 def first_end(rule: StopRule, values: list[float]) -> int | None:

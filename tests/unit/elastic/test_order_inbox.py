@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic.group.order_inbox import (
-    BuildGroup,
-    CancelWaits,
-    DropBuild,
-    OpenStore,
-    OrderInbox,
-)
+from elastic.group.order_inbox import BuildGroup, CancelWaits, DropBuild, OpenStore, OrderInbox
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.nodes import Group, Member
 from schemas.wire.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SUSPEND, SWITCH
@@ -56,7 +50,6 @@ def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     pending, effects = inbox.close_vote(unanimous=True, boundary=12)
     assert effects == ()
     assert pending is inbox.pending
-    assert pending is not None
     assert (pending.version, pending.boundary) == (2, 12)
     assert not inbox.vote_ready(built)  # the others know it by now
     inbox.switch(pending)

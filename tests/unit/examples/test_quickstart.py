@@ -29,8 +29,6 @@ ALONE = {"slots": 1}
 def module(name: str) -> Iterator[Any]:
     """A script of the examples as a module, where dataclasses look for theirs."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[name] = made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     yield made
@@ -49,19 +47,13 @@ def paced() -> Iterator[Any]:
 
 def decided(before: int, after: int, outcome: str = "formed", **numbers: float) -> Decision:
     slots = tuple(f"n1/{index}" for index in range(4))
-    made: Decision = msgspec.convert(
+    return msgspec.convert(
         {
-            "time": 10.0,
-            "took_s": 2.0,
-            "from": {"slots": slots[:before]},
-            "to": {"slots": slots[:after]},
-            "reason": "",
-            "outcome": outcome,
-            "numbers": numbers,
+            "time": 10.0, "took_s": 2.0, "from": {"slots": slots[:before]},
+            "to": {"slots": slots[:after]}, "reason": "", "outcome": outcome, "numbers": numbers,
         },
         Decision,
-    )
-    return made
+    )  # fmt: skip
 
 
 def walk(quickstart: Any, job: str, *sizes: int) -> list[Any]:
@@ -72,18 +64,14 @@ def walk(quickstart: Any, job: str, *sizes: int) -> list[Any]:
 
 
 def happened(seconds: float, event: str, job: str = "a-1", **detail: Any) -> FeedEvent:
-    made: FeedEvent = msgspec.convert(
+    return msgspec.convert(
         {"seq": 1, "time": seconds, "event": event, "job": job, "node": None, "detail": detail},
         FeedEvent,
     )
-    return made
 
 
 def summary(job: str = "a-1", state: str = "running", slots: int = 1) -> JobSummary:
-    made: JobSummary = msgspec.structs.replace(
-        SUMMARY, job=job, state=state, slots=slots, progress=0.5
-    )
-    return made
+    return msgspec.structs.replace(SUMMARY, job=job, state=state, slots=slots, progress=0.5)
 
 
 # --- what happened
@@ -105,16 +93,13 @@ def test_a_change_is_one_of_slots_that_came_to_be(quickstart: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "counted"),
-    [
-        ((1,), (0, 0, 0)),
-        ((1, 2, 4), (2, 0, 0)),
-        ((1, 2, 1), (1, 1, 0)),
-        ((1, 4, 3, 2, 3, 4), (3, 2, 1)),
-        ((2, 1, 2, 1, 2), (2, 2, 2)),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "counted"), [
+    ((1,), (0, 0, 0)),
+    ((1, 2, 4), (2, 0, 0)),
+    ((1, 2, 1), (1, 1, 0)),
+    ((1, 4, 3, 2, 3, 4), (3, 2, 1)),
+    ((2, 1, 2, 1, 2), (2, 2, 2)),
+])  # fmt: skip
 def test_a_regrowth_is_a_growth_of_a_job_that_had_shrunk(
     quickstart: Any, sizes: tuple[int, ...], counted: tuple[int, int, int]
 ) -> None:
@@ -127,17 +112,14 @@ def test_a_growth_of_another_job_is_no_regrowth(quickstart: Any) -> None:
     assert quickstart.tally(changes) == {"growths": 1, "shrinks": 1, "regrowths": 0}
 
 
-@pytest.mark.parametrize(
-    ("taken", "exact"),
-    [
-        ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0])], True),
-        ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0]), (3, [1])], True),  # is not over
-        ([(1, [2, 0]), (1, [1, 3])], False),
-        ([(1, [2, 0]), (1, [1]), (2, [3, 2, 1, 0])], False),
-        ([(1, [2, 0]), (1, [1, 3, 2]), (2, [3, 2, 1, 0])], False),
-        ([(1, [2, 0]), (1, [1, 2]), (2, [3, 2, 1, 0])], False),
-    ],
-)
+@pytest.mark.parametrize(("taken", "exact"), [
+    ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0])], True),
+    ([(1, [2, 0]), (1, [1, 3]), (2, [3, 2, 1, 0]), (3, [1])], True),  # is not over
+    ([(1, [2, 0]), (1, [1, 3])], False),
+    ([(1, [2, 0]), (1, [1]), (2, [3, 2, 1, 0])], False),
+    ([(1, [2, 0]), (1, [1, 3, 2]), (2, [3, 2, 1, 0])], False),
+    ([(1, [2, 0]), (1, [1, 2]), (2, [3, 2, 1, 0])], False),
+])  # fmt: skip
 def test_samples_are_exact_if_each_epoch_has_each_of_them_once(
     quickstart: Any, taken: list[tuple[int, list[int]]], *, exact: bool
 ) -> None:
@@ -177,17 +159,10 @@ def test_the_figures_are_those_that_the_contract_names(quickstart: Any) -> None:
     )
 
     assert found.figures() == {
-        "jobs": 2,
-        "first_change_s": 12.0,
-        "last_change_s": 30.0,
-        "growths": 1,
-        "shrinks": 1,
-        "regrowths": 0,
-        "pause_ms": [6.0, 2.0],
-        "pause_steps": [0.5, 0.25],
-        "restart_s": 4.0,
+        "jobs": 2, "first_change_s": 12.0, "last_change_s": 30.0, "growths": 1, "shrinks": 1,
+        "regrowths": 0, "pause_ms": [6.0, 2.0], "pause_steps": [0.5, 0.25], "restart_s": 4.0,
         "samples_exact": True,
-    }
+    }  # fmt: skip
     assert dict(quickstart.summary(found, Path("slots.png"), "look around")) == {
         "changes": "1 growths (0 after a shrink), 1 shrinks: a-1 on 1, 2 at 12 s, 1 at 30 s",
         "pauses": "4 ms in the median, at most 6 ms; 0.38 steps, at most 0.50",
@@ -248,27 +223,22 @@ def test_a_paced_job_trains_its_example_and_records_its_samples(quickstart: Any,
 
 def test_events_are_told_in_words(quickstart: Any) -> None:
     why = "grows to 2 slots: no other job needs them more"
-    events = [
-        happened(1.0, "job.submitted", name="a", user="ann"),
-        happened(2.0, "job.starting", reason="starts on 1 slot, to warm up: n1/0", slots="n1/0"),
-        happened(3.0, "worker.started", slot="n1/0", rank=0, version=1),
-        happened(6.5, "job.running", reason="trains on 1 slot, batch 32", slots=1, epoch=0),
-        happened(9.0, "job.rescaling", reason=f"{why}: 1 -> 2 slots, batch 32 -> 32"),
-        happened(10.0, "job.running", slots=2, batch=32, pause_ms=6.4, pause_steps=0.021),
-        happened(11.0, "job.running", slots=2, batch=64, pause_ms=0.1),
-        happened(12.0, "job.succeeded", reason="all 2 epochs are done"),
-    ]
+    starts = "starts on 1 slot, to warm up"
+    story = [
+        (happened(1.0, "job.submitted", name="a", user="ann"), "is submitted"),
+        (happened(2.0, "job.starting", reason=f"{starts}: n1/0", slots="n1/0"), starts),
+        (happened(3.0, "worker.started", slot="n1/0", rank=0, version=1), None),
+        (happened(6.5, "job.running", reason="trains on 1 slot, batch 32", slots=1, epoch=0), "trains on 1 slot; a cold start took 4.5 s"),
+        (happened(9.0, "job.rescaling", reason=f"{why}: 1 -> 2 slots, batch 32 -> 32"), why),
+        (happened(10.0, "job.running", slots=2, batch=32, pause_ms=6.4, pause_steps=0.021), "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)"),
+        (happened(11.0, "job.running", slots=2, batch=64, pause_ms=0.1), None),
+        (happened(12.0, "job.succeeded", reason="all 2 epochs are done"), "succeeded: all 2 epochs are done"),
+    ]  # fmt: skip
+    events = [event for event, _ in story]
 
-    assert [quickstart.told(one, events[:at]) for at, one in enumerate(events)] == [
-        "is submitted",
-        "starts on 1 slot, to warm up",
-        None,
-        "trains on 1 slot; a cold start took 4.5 s",
-        why,
-        "on 2 slots; stood still 6 ms, 0.02 steps (restart: 4.5 s)",
-        None,
-        "succeeded: all 2 epochs are done",
-    ]
+    told = [quickstart.told(one, events[:at]) for at, one in enumerate(events)]
+
+    assert told == [words for _, words in story]
 
 
 @pytest.mark.parametrize("width", [80, 120])

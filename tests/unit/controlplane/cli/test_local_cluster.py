@@ -193,11 +193,9 @@ def test_the_settings_of_a_new_node_are_complete() -> None:
     ],
 )  # fmt: skip
 def test_a_cluster_of_other_settings_is_refused_and_not_started(
-    asked: tuple[int | None, int, str | None],
-    said: str,
-    tmp_path: Path,
+    asked: tuple[int | None, int, str | None], said: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     slots, agents, policy = asked
     local._create(tmp_path, slots=4, agents=2, policy="ones")
     monkeypatch.setattr(local._Part, "start", lambda _: pytest.fail("started"))

@@ -33,11 +33,9 @@ def falling(epoch: int) -> float:
 
 
 def job(
-    losses: Mapping[int, float | None],
-    state: str = "running",
-    stop: StopRule | None = None,
+    losses: Mapping[int, float | None], state: str = "running", stop: StopRule | None = None,
     **summary: Any,
-) -> JobDetail:
+) -> JobDetail:  # fmt: skip
     """A job that reported so much after these epochs."""
     detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
     epochs = tuple(
@@ -50,12 +48,10 @@ def job(
     last = max(losses, default=0)
     told = {"state": state, "epoch": last, "train_loss": losses.get(last), **summary}
     return msgspec.structs.replace(
-        detail,
-        summary=msgspec.structs.replace(detail.summary, **told),
-        spec=msgspec.structs.replace(detail.spec, stop=stop),
-        epochs=epochs,
+        detail, summary=msgspec.structs.replace(detail.summary, **told),
+        spec=msgspec.structs.replace(detail.spec, stop=stop), epochs=epochs,
         samples_done=SAMPLES * last,
-    )
+    )  # fmt: skip
 
 
 def converging(epochs: int = 12, **more: Any) -> LossCurve:

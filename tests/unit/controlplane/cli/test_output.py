@@ -43,14 +43,11 @@ def test_json_is_laid_out_as_json_dumps_does(
 @pytest.mark.parametrize(
     "rows",
     [
-        [["n1", "up", 3, "a-1, b-2"], ["n22", "lost", 10, ""]],
-        [["n1", "up", 3, "größer"]],
-        [["n1", "up", 3, "x" * 250]],
-        [["n1", "up", 3, "two\nlines"]],
-        [],
+        [["n1", "up", 3, "a-1, b-2"], ["n22", "lost", 10, ""]], [["n1", "up", 3, "größer"]],
+        [["n1", "up", 3, "x" * 250]], [["n1", "up", 3, "two\nlines"]], [],
     ],
     ids=["usual", "other letters", "too wide", "lines", "none"],
-)
+)  # fmt: skip
 def test_a_plain_table_is_laid_out_as_rich_does(
     rows: list[list[object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,18 +1,24 @@
-"""Output of `ones show`, `explain` and `events`."""
+"""Output of `ones show`, `explain` and `events`, and jobs as lines."""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from controlplane.cli.job_list import describe_promise
+from controlplane.cli import job_list
 from controlplane.cli.jobs import history_lines, print_decisions, print_job, report_gaps
+from schemas.errors import OnesError, UnreachableError
 from schemas.ids import JobId, Seconds
-from schemas.wire.client import Explanation, JobDetail, SearchInfo
+from schemas.jobs import STATES
+from schemas.wire.client import Explanation, JobDetail, Jobs, SearchInfo
 from schemas.wire.feed import FeedEvent
+from tests.support.builders import A, B
 from tests.support.client_examples import summary
 from tests.support.schemas_examples import EXAMPLES
 
@@ -25,28 +31,28 @@ def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_an_epoch_whose_loop_the_script_left_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    first = replace(
-        DETAIL.epochs[0], epoch=3, trained_samples=1000, epoch_samples=1000, left_early=False
-    )
-    second = replace(first, epoch=4, trained_samples=512, left_early=True)
-
-    said = [x for x in shown(capsys, epochs=(first, second)) if x.startswith("epoch ")]
-    assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
+PLAIN, FIRST = replace(DETAIL.spec, sweep=None), replace(DETAIL.epochs[0], left_early=False)
 
 
-def test_a_missing_loss_and_missing_metrics_are_explained(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("changes", "line", "absent"),
+    [
+        ({"epochs": (replace(FIRST, epoch=3), replace(FIRST, epoch=4, trained_samples=512, epoch_samples=1000, left_early=True))},
+         "epoch 4: 512 of 1000 samples (the script left its loop)", "epoch 3: "),
+        ({"spec": PLAIN, "epochs": (replace(FIRST, epoch=4, train_loss=None),)},
+         f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {DETAIL.summary.job}`", "nothing"),
+        ({"spec": PLAIN, "summary": replace(DETAIL.summary, metrics={}), "exit_code": None},
+         "  metrics    none; agent.report(accuracy=...) in the script gives some", "exit code"),
+    ],
+    ids=["an epoch whose loop the script left", "a missing loss", "missing metrics"],
+)  # fmt: skip
+def test_what_an_epoch_lacks_is_explained(
+    changes: dict[str, Any], line: str, absent: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain, job = replace(DETAIL.spec, sweep=None), DETAIL.summary
-    diverged = replace(DETAIL.epochs[0], epoch=4, train_loss=None, left_early=False)
+    lines = shown(capsys, **changes)
 
-    assert shown(capsys, spec=plain, epochs=(diverged,))[-1] == (
-        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job.job}`"
-    )
-    bare = shown(capsys, spec=plain, summary=replace(job, metrics={}), exit_code=None)
-    assert "  metrics    none; agent.report(accuracy=...) in the script gives some" in bare
-    assert not any("exit code" in line for line in bare)
+    assert line in lines
+    assert not any(absent in other for other in lines)
 
 
 def test_history_is_folded_to_the_width_of_a_terminal() -> None:
@@ -85,10 +91,7 @@ MORNING = 1_760_000_000.0  # 08:53:20Z
         ("succeeded", 60.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:20Z: kept, 0.0s early"),
         ("succeeded", 30.0, 60.0, "2025-10-09T08:54:20Z, done 08:53:50Z: kept, 30.0s early"),
         ("succeeded", 61.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:21Z: broken, 1.0s late"),
-        (
-            "succeeded", 60.0 + 86_400.0, 60.0,
-            "2025-10-09T08:54:20Z, done 2025-10-10T08:54:20Z: broken, 24h00m late",
-        ),
+        ("succeeded", 60.0 + 86_400.0, 60.0, "2025-10-09T08:54:20Z, done 2025-10-10T08:54:20Z: broken, 24h00m late"),
         ("failed", 30.0, 60.0, "2025-10-09T08:54:20Z, but it failed"),
         ("cancelled", 30.0, 60.0, "2025-10-09T08:54:20Z, but it was cancelled"),
     ],
@@ -97,15 +100,12 @@ def test_a_promised_end_is_compared_with_the_actual_end(
     state: str, ended: float | None, expected: float, said: str
 ) -> None:
     job = summary(
-        JobId("a-1"),
-        state=state,
-        ended_at=None if ended is None else MORNING + ended,
-        promised_end=MORNING + 60.0,
-        expected_end=MORNING + expected,
-    )
+        JobId("a-1"), state=state, ended_at=None if ended is None else MORNING + ended,
+        promised_end=MORNING + 60.0, expected_end=MORNING + expected,
+    )  # fmt: skip
 
-    assert describe_promise(job) == said
-    assert describe_promise(summary(JobId("a-1"), state=state)) == ""
+    assert job_list.describe_promise(job) == said
+    assert job_list.describe_promise(summary(JobId("a-1"), state=state)) == ""
 
 
 def test_a_promise_and_its_later_changes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,3 +151,123 @@ def test_the_gap_before_the_first_kept_event_is_reported(
     assert list(report_gaps(kept, first)) == kept
     said = f"ones: events {gap} are no longer kept (keep_events_s, keep_bytes)\n" if gap else ""
     assert capsys.readouterr().err == said
+
+
+RUNNING = summary(
+    A, state="running", slots=2, global_batch=128, lr=0.01, epoch=15, samples_per_s=1088.4,
+    reason="grows to 2 slots and batch 128 (1.87 x the speed expected): no other job needs them more",
+    progress=0.5, train_loss=0.54812, metrics={"accuracy": 0.998, "top5": 1.0}, queued_s=0.2,
+    running_s=95.0,
+)  # fmt: skip
+QUEUED = summary(B, reason="waits for 1 slot, 0 free", queued_s=4000.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (None, [
+            "job  user  state    slots  batch    lr  epoch  done  samples/s    loss  metrics                 queued    ran  why",
+            f"a-1  ann   running      2    128  0.01     15   50%       1088  0.5481  accuracy 0.998, top5 1    0.2s  1m35s  {RUNNING.reason}",
+            "b-2  ann   queued                           0    0%                                              1h06m   0.0s  waits for 1 slot, 0 free"]),
+        (120, [
+            "job  user  state    slots  batch  done  samples/s    loss  metrics                   ran  why",
+            "a-1  ann   running      2    128   50%       1088  0.5481  accuracy 0.998, top5 1  1m35s  grows to 2 slots and batch 12…",
+            "b-2  ann   queued                   0%                                              0.0s  waits for 1 slot, 0 free"]),
+        (80, [
+            "job  user  state    slots  batch  done  samples/s  why",
+            "a-1  ann   running      2    128   50%       1088  grows to 2 slots and batch 1…",
+            "b-2  ann   queued                   0%             waits for 1 slot, 0 free"]),
+    ],
+)  # fmt: skip
+def test_a_narrow_table_omits_columns_before_the_reason_is_cut(
+    width: int | None, text: list[str]
+) -> None:
+    assert job_list.job_lines([RUNNING, QUEUED], width) == text
+
+
+def test_empty_columns_are_omitted() -> None:
+    assert (
+        job_list.job_lines([QUEUED], None)[0] == "job  user  state   epoch  done  queued   ran  why"
+    )
+
+
+@given(
+    st.integers(10, 250),
+    st.lists(st.builds(dict, reason=st.text(), user=st.text(max_size=30)), min_size=1, max_size=5),
+)
+def test_a_job_is_one_line_that_fits_whatever_its_texts_are(
+    width: int, said: list[dict[str, Any]]
+) -> None:
+    jobs = [summary(A, state=STATES[n], **fields) for n, fields in enumerate(said)]
+
+    lines = job_list.job_lines(jobs, width)
+
+    assert len(lines) == 1 + len(jobs)
+    for line in lines:
+        assert line.isprintable()
+        assert len(line) <= width
+
+
+def test_wide_characters_count_twice() -> None:
+    assert job_list.cut("訓練 is under way", 8) == "訓練 is…"
+    assert job_list.cut("訓練", 4) == "訓練"
+
+
+def test_colour_goes_around_the_state_alone() -> None:
+    job = summary(A, state="running", user="running", reason="running")
+
+    assert job_list.job_lines([job], None, str.upper)[1:] == [
+        "a-1  running  RUNNING      0    0%    0.0s  0.0s  running"
+    ]
+
+
+def test_without_jobs_a_remark_replaces_the_table() -> None:
+    assert job_list.table(Jobs(jobs=()), 80) == []
+    choices = ((), (True,), (False, "", "ann"), (True, "", "a"))
+    assert [job_list.none_found(job_list.Choice(*choice)) for choice in choices] == [
+        "no job waits or runs; -a includes ended jobs",
+        "no job yet",
+        "no such job; -a includes ended jobs",
+        "no such job",
+    ]
+
+
+def test_a_watched_list_tolerates_an_absent_controller_after_the_first_reply() -> None:
+    replies = iter([Jobs(jobs=(QUEUED,)), UnreachableError("gone"), Jobs(jobs=(RUNNING,))])
+    pauses, terminal = iter([0, 0]), io.StringIO()
+
+    def ask() -> Jobs:
+        reply = next(replies)
+        if isinstance(reply, OnesError):
+            raise reply
+        return reply
+
+    def pause(seconds: float) -> None:
+        assert seconds == 1.0
+        if next(pauses, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job_list.redraw(ask, terminal, pause)
+
+    tops = [frame.split("\x1b[K")[0] for frame in terminal.getvalue().split("\x1b[H")[1:]]
+    absent = " - the controller does not reply, retrying"
+    assert tops == [
+        "0 on slots, 1 queued", f"0 on slots, 1 queued{absent}", "1 on slots, 0 queued"
+    ]  # fmt: skip
+    replies = iter([UnreachableError("gone")])
+    with pytest.raises(UnreachableError):
+        job_list.redraw(ask, terminal, pause)
+
+
+@pytest.mark.parametrize(("height", "rows"), [(24, 12), (8, 3)])
+def test_a_watched_list_fits_the_screen_and_counts_the_rest(height: int, rows: int) -> None:
+    found = Jobs(jobs=(*(summary(B) for _ in range(11)), RUNNING))
+
+    shown = job_list.screen(found, 80, height, "the controller does not reply, retrying")
+
+    assert shown[0] == "1 on slots, 11 queued - the controller does not reply, retrying"
+    assert sum("ann" in line for line in shown) == rows
+    assert len(shown) <= height - 1
+    if rows < len(found.jobs):
+        assert shown[-1] == "9 more: --state, --user, --name"

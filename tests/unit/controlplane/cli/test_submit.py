@@ -1,17 +1,21 @@
-"""ones submit without a cluster: uploads, dry runs and failing workers."""
+"""ones submit, fetch and export without a cluster: uploads, dry runs, failing workers and texts."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
-from controlplane.cli.output import byte_count
+from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
+from controlplane.cli.output import Common, byte_count
 from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
 from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
-from controlplane.client.job_file import load_job
-from schemas.errors import OnesError
+from controlplane.client.files import Fetch, Fetched, JobFiles
+from controlplane.client.interpreters import NoTorchError, convert_state
+from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
@@ -115,29 +119,6 @@ def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: 
     assert "lr: Expected `float | null`, got `str`" in override.err
 
 
-@pytest.mark.parametrize(
-    ("utility", "said"),
-    [
-        ('{ value = "high" }', "utility.value: Expected `float`, got `str`; write value = 80"),
-        ("{ value = -1 }", "utility.value: -1.0 is out of range; give 0 to 1e+09"),
-        ("{ value = nan }", "utility.value: nan is out of range; give 0 to 1e+09"),
-        ("{ deadline_s = 5 }", "utility.value: is missing"),
-        ("{ value = 1, deadline_s = -5, decay = 1 }", "utility.deadline_s: -5.0 is in the past"),
-        ("{ value = 1, deadline_s = 5, decay = -1 }", "utility.decay: -1.0 is out of range"),
-        ("{ value = 1, dedline_s = 5 }", "unknown key utility.dedline_s; did you mean deadline_s?"),
-        ('"dear"', "utility: Expected `object`, got `str`"),
-    ],
-)
-def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str, said: str) -> None:
-    job_folder(tmp_path, f"{JOB}utility = {utility}\n")
-
-    with pytest.raises(OnesError) as refused:
-        load_job(tmp_path / "job.toml")
-
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:
     detail: dict[str, str | int | float | bool | None] = {
         "rank": rank, "slot": f"n/{rank}", "version": version, "code": code, "signal": signal
@@ -178,3 +159,73 @@ def test_an_interrupted_wait_notes_that_its_jobs_continue(
         raise KeyboardInterrupt
 
     assert capsys.readouterr().err == said
+
+
+def interpreter(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """An interpreter without torch."""
+    return interpreter(
+        tmp_path / "bare", 'echo "ModuleNotFoundError: No module named torch" >&2; exit 1'
+    )
+
+
+@pytest.mark.slow
+def test_the_first_interpreter_that_has_torch_extracts_the_model(tmp_path: Path, bare: str) -> None:
+    able = interpreter(tmp_path / "able", 'test "$*" = "-P -m elastic.export_state in out"')
+    failing = interpreter(tmp_path / "failing", "echo first >&2; echo is damaged >&2; exit 1")
+
+    convert_state(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
+    remedy = f"no torch in {bare}; name an interpreter .* with --python"
+    with pytest.raises(NoTorchError, match=remedy):
+        convert_state(tmp_path, tmp_path, [bare])
+    with pytest.raises(BadFieldError, match="the checkpoint cannot be exported: is damaged"):
+        convert_state(tmp_path, tmp_path, [failing, bare])
+
+
+def test_fetched_and_missing_files_are_listed_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("123")
+    done = Fetch((_as_fetched(tmp_path / "a.txt"),), ("n1: link: leads out",), ("n2 is away",))
+
+    _say_fetched("j-1", tmp_path, done, Common())
+    text = capsys.readouterr()
+    _say_fetched("j-1", tmp_path, done, Common(output="json"))
+    document = capsys.readouterr()
+
+    digest = hashlib.sha256(b"123").hexdigest()
+    assert done.files == (Fetched(tmp_path / "a.txt", 3, digest),)
+    assert text.out == f"     3 B  a.txt\n1 file, 3 B, in {tmp_path}\n"
+    assert text.err == "ones: not fetched: n1: link: leads out\nones: not fetched: n2 is away\n"
+    assert (json.loads(document.out), document.err) == (
+        {
+            "job": "j-1",
+            "to": str(tmp_path),
+            "files": [{"path": f"{tmp_path}/a.txt", "bytes": 3, "sha256": digest}],
+            "refused": ["n1: link: leads out"],
+            "missing": ["n2 is away"],
+        },
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("*", "ones: j-1 created or changed no file, and has no checkpoint\n"),
+        ("*.png", "ones: no file of j-1 matches '*.png'; `ones fetch j-1 --list` names them\n"),
+    ],
+)
+def test_an_empty_result_is_explained(
+    pattern: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_fetched("j-1", tmp_path, Fetch((), (), ()), Common(), pattern)
+    _say_list("j-1", JobFiles((), (), ()), Common(), pattern)
+
+    assert capsys.readouterr() == ("", said * 2)

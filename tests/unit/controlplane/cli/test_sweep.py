@@ -11,17 +11,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from controlplane.cli.output import ABSENT_NOTE, Common
+from controlplane.cli.sweep import tables
 from controlplane.cli.sweep.commands import values_of
 from controlplane.cli.sweep.export import draw, write_csv, write_scalars
 from controlplane.cli.sweep.preview import replay_task
-from controlplane.cli.sweep.tables import (
-    _show_trial,
-    _sweeps,
-    dashboard,
-    follow,
-    summary_lines,
-    time_left,
-)
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
 from controlplane.client.sweeps.runs import manifest_of, write_manifest
@@ -52,7 +45,7 @@ def shown(drawn: RenderableType, width: int = 150) -> list[str]:
 
 
 def test_the_dashboard_shows_the_best_trial_the_units_and_training_trials_first() -> None:
-    assert shown(dashboard(WHOLE, 150, now=0.0)) == [
+    assert shown(tables.dashboard(WHOLE, 150, now=0.0)) == [
         "a-1  running  asha, 3 trials (1 stopped, 1 training, 1 done), 4 partitions, 2 slots",
         "trains on 2 slots",
         "best: trial 2, accuracy 0.9 after 3 epochs (lr 0.03, width 16)",
@@ -69,7 +62,7 @@ def test_the_dashboard_shows_the_best_trial_the_units_and_training_trials_first(
 def test_a_narrow_dashboard_omits_columns_and_counts_other_trials() -> None:
     many = detail(*(trial(number, 0.5) for number in range(30)))
 
-    lines = shown(dashboard(many, 60, now=0.0, most=4), width=60)
+    lines = shown(tables.dashboard(many, 60, now=0.0, most=4), width=60)
 
     assert all(len(line) <= 60 for line in lines)
     assert lines[-1].split() == ["and", "27", "more"]
@@ -79,7 +72,7 @@ def test_control_characters_of_a_script_are_escaped() -> None:
     values: dict[str, Any] = {"lr": 1.0, "width": "\x07"}
     loud = trial(0, state="failed", reason="\x1b[31mred\nand\tmore", values=values)
 
-    lines = shown(dashboard(detail(loud), 120, now=0.0))
+    lines = shown(tables.dashboard(detail(loud), 120, now=0.0))
 
     assert all(line.isprintable() for line in lines)
     assert lines[-1].endswith("\\x1b[31mred and more")
@@ -89,10 +82,10 @@ def test_the_time_left_comes_from_the_controller_or_from_units_and_slots() -> No
     quiet = msgspec.structs.replace(WHOLE, unit_s=None)
     expected = msgspec.structs.replace(WHOLE, expected_end=Seconds(110.0))
 
-    assert time_left(WHOLE, 100.0) == 6 * 2.0 / 2
-    assert time_left(expected, 100.0) == 10.0
-    assert time_left(quiet, 100.0) is None
-    assert time_left(msgspec.structs.replace(WHOLE, units_left=0), 100.0) is None
+    assert tables.time_left(WHOLE, 100.0) == 6 * 2.0 / 2
+    assert tables.time_left(expected, 100.0) == 10.0
+    assert tables.time_left(quiet, 100.0) is None
+    assert tables.time_left(msgspec.structs.replace(WHOLE, units_left=0), 100.0) is None
 
 
 class DamagedClient:
@@ -113,17 +106,17 @@ class DamagedClient:
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert list(_sweeps(cast("Any", DamagedClient()), ended=True)) == [WHOLE]
+    assert list(tables._sweeps(cast("Any", DamagedClient()), ended=True)) == [WHOLE]
     assert capsys.readouterr().err == (
         "ones: omitting a-1: the journal's ended job a-1: wrong checksum\n"
     )
 
 
 def test_a_sweep_without_trials_is_drawn_too() -> None:
-    lines = shown(dashboard(detail(summary=summary(A, reason="waits")), 100, now=0.0))
+    lines = shown(tables.dashboard(detail(summary=summary(A, reason="waits")), 100, now=0.0))
 
     assert lines[0] == "a-1  queued  asha, no trials yet, 4 partitions, 0 slots"
-    assert summary_lines(detail(), 0.0)[-1] == "units: 0 done, 0 left"
+    assert tables.summary_lines(detail(), 0.0)[-1] == "units: 0 done, 0 left"
 
 
 def test_top_tolerates_an_absent_controller_and_ends_with_the_sweep() -> None:
@@ -137,7 +130,7 @@ def test_top_tolerates_an_absent_controller_and_ends_with_the_sweep() -> None:
         return reply
 
     console = Console(file=out, force_terminal=True, width=150, height=40)
-    follow(read, console, pauses.append, lambda: 0.0)
+    tables.follow(read, console, pauses.append, lambda: 0.0)
 
     assert pauses == [1.0, 1.0]
     assert ABSENT_NOTE in out.getvalue()
@@ -194,7 +187,7 @@ def test_curves_are_drawn_into_a_file(tmp_path: Path) -> None:
 
 
 def test_a_single_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_trial(WHOLE, 2, Common())
+    tables._show_trial(WHOLE, 2, Common())
 
     out = capsys.readouterr().out
     assert out.startswith(
@@ -202,7 +195,7 @@ def test_a_single_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixtu
     )
     assert out.splitlines()[-1].split() == ["3", "0.1", "0.9"]
     with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 2"):
-        _show_trial(WHOLE, 3, Common())
+        tables._show_trial(WHOLE, 3, Common())
 
 
 SPACE = {
@@ -323,9 +316,7 @@ def test_invalid_options_are_refused_before_any_request(
     assert done.err.count("\n") == 1
 
 
-def test_a_manifest_is_submitted_again_only_with_equal_files(
-    tmp_path: Path,
-) -> None:
+def test_a_manifest_is_submitted_again_only_with_equal_files(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "def evaluate(): ...\n")
     spec = sweep(workdir=str(tmp_path)).job_spec()
     found = manifest_of(spec, detail(trial(0, 0.5)), ledger([unit(0, 1)]))

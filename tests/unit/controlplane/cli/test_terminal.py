@@ -16,15 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.cli import main, output
-from controlplane.cli.terminal import (
-    CONTROL_CHARACTER,
-    drawn,
-    harmless,
-    harmless_output,
-    harmless_stream,
-    terminal_console,
-)
+from controlplane.cli import main, output, terminal
 from controlplane.client.client import Client
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError, OnesError
@@ -119,8 +111,8 @@ def sent_by(command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
         patch.setenv("TERM", "dumb")  # then what steers is nobody's but theirs
         patch.setenv("NO_COLOR", "1")
         patch.setattr("controlplane.client.blocking._make", make)
-        patch.setattr(sys, "stdout", harmless_stream(screen))
-        patch.setattr(sys, "stderr", harmless_stream(screen))
+        patch.setattr(sys, "stdout", terminal.harmless_stream(screen))
+        patch.setattr(sys, "stderr", terminal.harmless_stream(screen))
         try:
             main.build()(command.split(), exit_on_error=False, result_action="return_value")
         except OnesError as error:
@@ -151,9 +143,9 @@ def test_no_command_sends_foreign_control_characters_to_a_terminal(
 @pytest.mark.parametrize(
     ("rule", "text", "shown"),
     [
-        (harmless, "a\tb\n\x1b[2J\x07\x7f\x9b1m\u202ex\rgröße 😀\udc80",
+        (terminal.harmless, "a\tb\n\x1b[2J\x07\x7f\x9b1m\u202ex\rgröße 😀\udc80",
          "a\tb\n\\x1b[2J\\x07\\x7f\\x9b1m\\u202ex\\rgröße 😀\\udc80"),
-        (harmless_output, "\x1b[1;31mloss\x1b[0m 3\x1b[2K\x1b]0;t\x07\x1b[8m\x1bc\r",
+        (terminal.harmless_output, "\x1b[1;31mloss\x1b[0m 3\x1b[2K\x1b]0;t\x07\x1b[8m\x1bc\r",
          "\x1b[1;31mloss\x1b[0m 3\\x1b[2K\\x1b]0;t\\x07\x1b[8m\\x1bc\x1b[0m"),
     ],
 )  # fmt: skip
@@ -165,9 +157,9 @@ def test_control_characters_are_escaped_and_output_keeps_its_colours(
 
 @given(st.text() | st.sampled_from(HOSTILE))
 def test_plain_text_is_unchanged_and_no_control_character_is_left(text: str) -> None:
-    assert not CONTROL_CHARACTER.search(harmless(text))
-    if not CONTROL_CHARACTER.search(text):
-        assert harmless(text) == harmless_output(text) == text
+    assert not terminal.CONTROL_CHARACTER.search(terminal.harmless(text))
+    if not terminal.CONTROL_CHARACTER.search(text):
+        assert terminal.harmless(text) == terminal.harmless_output(text) == text
 
 
 @pytest.mark.parametrize("options", ["", "--raw"])
@@ -191,10 +183,10 @@ def test_the_commands_own_colours_and_moves_are_drawn(monkeypatch: pytest.Monkey
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys, "stdout", harmless_stream(screen))
+    monkeypatch.setattr(sys, "stdout", terminal.harmless_stream(screen))
 
     output.print_table(["state"], [["running"], ["\x1b[31mfailed"]])
-    drawn(sys.stdout).write("\x1b[H")
+    terminal.drawn(sys.stdout).write("\x1b[H")
 
     assert "\x1b[32mrunning   \x1b[0m" in screen.getvalue()
     assert "\\x1b[31mfailed" in screen.getvalue()
@@ -203,7 +195,7 @@ def test_the_commands_own_colours_and_moves_are_drawn(monkeypatch: pytest.Monkey
 
 def test_an_error_repeats_no_control_character(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", harmless_stream(screen))
+    monkeypatch.setattr(sys, "stderr", terminal.harmless_stream(screen))
 
     output.print_error(BadFieldError("no job '\x1b[2J'", "look"), "table")
 
@@ -230,17 +222,17 @@ def test_the_program_escapes_control_characters_of_its_arguments() -> None:
 )
 def test_missing_characters_are_replaced_by_similar_ones(encoding: str, shown: str) -> None:
     behind = io.BytesIO()
-    stream = harmless_stream(io.TextIOWrapper(behind, encoding, write_through=True))
+    stream = terminal.harmless_stream(io.TextIOWrapper(behind, encoding, write_through=True))
 
     stream.write("gr\u00fcn \u640d \u2500\u252c\u2502\u2588\u2591 \u2026\n")
-    drawn(stream).write("\u2500\n")
+    terminal.drawn(stream).write("\u2500\n")
 
     assert behind.getvalue().decode(encoding).startswith(shown)
 
 
 def test_a_table_of_another_encoding_has_rules_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
-    monkeypatch.setattr(sys, "stdout", harmless_stream(behind))
+    monkeypatch.setattr(sys, "stdout", terminal.harmless_stream(behind))
 
     output.print_table(["job"], [["gr\u00fcn"]])
 
@@ -269,4 +261,4 @@ def test_no_module_writes_to_a_terminal_directly() -> None:
     sources = [path for path in HOME.rglob("*.py") if path.name not in own]
 
     assert [path.name for path in sources if beside.search(path.read_text())] == []
-    assert terminal_console().file is sys.stdout
+    assert terminal.terminal_console().file is sys.stdout

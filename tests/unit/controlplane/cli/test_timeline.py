@@ -133,17 +133,13 @@ def test_the_history_of_a_job_has_its_states_batches_and_rates() -> None:
     assert job_histories(LIFE, 20.0) == {
         A: JobHistory(
             spans=(
-                Span("queued", 0.0, 2.0),
-                Span("starting", 2.0, 4.0),
-                Span("running", 4.0, 9.0),
-                Span("paused", 9.0, 11.0),
-                Span("starting", 11.0, 12.0),
+                Span("queued", 0.0, 2.0), Span("starting", 2.0, 4.0), Span("running", 4.0, 9.0),
+                Span("paused", 9.0, 11.0), Span("starting", 11.0, 12.0),
                 Span("running", 12.0, 14.0),
             ),
-            batches=((4.0, 32), (7.0, 64)),
-            rates=((5.0, 100.0), (8.0, 180.0)),
+            batches=((4.0, 32), (7.0, 64)), rates=((5.0, 100.0), (8.0, 180.0)),
         )
-    }
+    }  # fmt: skip
     assert job_histories(LIFE, 3.0)[A].spans[-1] == Span("starting", 2.0, 3.0)
     assert job_histories(LIFE[2:], 20.0) == {}  # its submission is not kept any more
 

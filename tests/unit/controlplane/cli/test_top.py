@@ -10,21 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from controlplane.cli import top
 from controlplane.cli.output import ABSENT_NOTE
-from controlplane.cli.top import (
-    COLUMNS,
-    ClusterStatus,
-    StatusReader,
-    assign_colours,
-    dashboard,
-    fitted,
-    fitting_jobs,
-    follow,
-    header,
-    job_table,
-    owners_of,
-    slot_strip,
-)
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
@@ -62,14 +49,10 @@ RUNNING = summary(
 )  # fmt: skip
 LEGEND = "██ used, in the colour of the job   ▒▒ taken   ░░ free"
 QUIET = SearchInfo(policy="ones", running=True)
-STATUS = ClusterStatus(
-    CLUSTER,
-    QUIET,
-    (RUNNING, summary(B, reason="waits for 1 slot, 0 free", lr=0.1)),
-    (node(N1, 2, 0, A), node(N2, 2, 1, C, state="lost")),
-    {S0: A, S1: A},
-    {A: 0, B: 1},
-)
+STATUS = top.ClusterStatus(
+    CLUSTER, QUIET, (RUNNING, summary(B, reason="waits for 1 slot, 0 free", lr=0.1)),
+    (node(N1, 2, 0, A), node(N2, 2, 1, C, state="lost")), {S0: A, S1: A}, {A: 0, B: 1},
+)  # fmt: skip
 
 
 def shown(drawn: RenderableType, width: int = 130) -> list[str]:
@@ -119,7 +102,7 @@ class Controller:
 
 
 def test_the_dashboard_shows_the_cluster_its_jobs_and_its_slots() -> None:
-    assert shown(dashboard(STATUS, 130)) == [
+    assert shown(top.dashboard(STATUS, 130)) == [
         "slots 2 of 2   jobs 1 running, 1 waiting   users ann   policy fifo",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
         "─" * 114,
@@ -133,7 +116,7 @@ def test_the_dashboard_shows_the_cluster_its_jobs_and_its_slots() -> None:
 def test_a_job_that_stops_at_a_metric_shows_its_epoch_instead_of_progress() -> None:
     status = STATUS._replace(jobs=(summary(A, progress=None, epoch=7),))
 
-    assert "epoch 7" in shown(dashboard(status, 130))[3]
+    assert "epoch 7" in shown(top.dashboard(status, 130))[3]
 
 
 LONG = summary(
@@ -159,16 +142,16 @@ FORETOLD = msgspec.structs.replace(
 )
 def test_narrow_terminals_show_less(job: JobSummary, width: int, left_out: set[str]) -> None:
     told = job.predicted_loss is not None
-    head, _, line = shown(job_table([job], {job.job: 0}, width), width)[:3]
+    head, _, line = shown(top.job_table([job], {job.job: 0}, width), width)[:3]
 
-    there = [name for name in COLUMNS if told or name not in {"predicted", "promised"}]
+    there = [name for name in top.COLUMNS if told or name not in {"predicted", "promised"}]
     assert head.split() == [name for name in there if name not in left_out]
     assert len(line) <= width
     assert "…" not in line.partition("2 slots:")[0]
 
 
 def test_predictions_stand_beside_current_values() -> None:
-    line = shown(job_table([FORETOLD, LONG], {LONG.job: 0}, 80), 80)[2:4]
+    line = shown(top.job_table([FORETOLD, LONG], {LONG.job: 0}, 80), 80)[2:4]
 
     assert [row.split()[6:] for row in line] == [["1.548", "1.493", "08:55:00Z"], ["1.548"]]
 
@@ -180,7 +163,7 @@ def test_a_promise_that_is_expected_to_be_broken_is_yellow() -> None:
     )
 
     styles = [
-        [str(cell.style) for cell in job_table([job], {job.job: 0}, 120).columns[9].cells]
+        [str(cell.style) for cell in top.job_table([job], {job.job: 0}, 120).columns[9].cells]
         for job in (kept, late)
     ]
 
@@ -188,7 +171,7 @@ def test_a_promise_that_is_expected_to_be_broken_is_yellow() -> None:
 
 
 def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
-    drawn = slot_strip(node(N1, 3, 1, A, B), {S0: A, S1: B}, {A: 0, B: 1})
+    drawn = top.slot_strip(node(N1, 3, 1, A, B), {S0: A, S1: B}, {A: 0, B: 1})
 
     assert drawn.plain == "n1 ██ ██ ░░"
     assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
@@ -204,7 +187,7 @@ def test_the_header_counts_slots_jobs_and_users_and_names_problems() -> None:
         nodes=(node(N1, 8, 2, A), node(N2, 4, 4, state="lost")),
     )
 
-    assert header(status).plain.split("   ") == [
+    assert top.header(status).plain.split("   ") == [
         "slots 6 of 8",
         "jobs 2 running, 2 waiting",
         "users 4",
@@ -217,18 +200,18 @@ def test_the_header_counts_slots_jobs_and_users_and_names_problems() -> None:
 def test_the_header_fits_into_80_columns_and_names_an_absent_controller() -> None:
     status = STATUS._replace(nodes=(node(N1, 1024, 1000),))
 
-    assert len(header(status).plain) < 80
-    noted = shown(dashboard(STATUS, 130, ABSENT_NOTE))[0]
-    assert noted == f"{header(STATUS).plain}   {ABSENT_NOTE}"
+    assert len(top.header(status).plain) < 80
+    noted = shown(top.dashboard(STATUS, 130, ABSENT_NOTE))[0]
+    assert noted == f"{top.header(STATUS).plain}   {ABSENT_NOTE}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
     jobs = [summary(JobId(f"j-{n}"), slots=int(n == 8)) for n in range(1, 9)]
     status = STATUS._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
 
-    assert [job.job for job in fitting_jobs(jobs, 3)] == ["j-1", "j-8"]
-    assert fitting_jobs(jobs, 8) == jobs
-    lines = shown(fitted(status, Console(width=130, height=9, color_system=None)))
+    assert [job.job for job in top.fitting_jobs(jobs, 3)] == ["j-1", "j-8"]
+    assert top.fitting_jobs(jobs, 8) == jobs
+    lines = shown(top.fitted(status, Console(width=130, height=9, color_system=None)))
     assert len(lines) <= 9
     assert lines[-3:] == ["and 7 more", "n1 ██ ██   n2 lost ▒▒ ░░", LEGEND]
 
@@ -240,15 +223,15 @@ def test_a_slot_belongs_to_its_owner_and_not_to_a_newcomer() -> None:
     crews = {B: [worker(S0, "ready")], A: [worker(S0), worker(S1, "leaving")]}
     absent = {A: [worker(S0), worker(T0, "ready"), worker(S1, "exited")]}
 
-    assert owners_of([node(N1, 2, 0, A, B)], crews) == {S0: A, S1: A}
-    assert owners_of([node(N1, 2, 0, A, B)], dict(reversed(crews.items()))) == {S0: A, S1: A}
-    assert owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], absent) == {S0: A}
+    assert top.owners_of([node(N1, 2, 0, A, B)], crews) == {S0: A, S1: A}
+    assert top.owners_of([node(N1, 2, 0, A, B)], dict(reversed(crews.items()))) == {S0: A, S1: A}
+    assert top.owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], absent) == {S0: A}
 
 
 def test_a_job_keeps_its_colour_and_a_new_job_takes_the_first_free_colour() -> None:
-    assert assign_colours({}, [A, B]) == {A: 0, B: 1}
-    assert assign_colours({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
-    assert assign_colours({C: 7}, [C, A, C]) == {C: 7, A: 0}
+    assert top.assign_colours({}, [A, B]) == {A: 0, B: 1}
+    assert top.assign_colours({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
+    assert top.assign_colours({C: 7}, [C, A, C]) == {C: 7, A: 0}
 
 
 # --- again and again
@@ -256,7 +239,7 @@ def test_a_job_keeps_its_colour_and_a_new_job_takes_the_first_free_colour() -> N
 
 def test_workers_are_requested_again_only_when_the_feed_names_their_job() -> None:
     client = Controller()
-    reader = StatusReader(cast("Any", client))
+    reader = top.StatusReader(cast("Any", client))
 
     assert reader.read().owners == {S0: A}
     client.feed.append(news("job.epoch", A, seq=11).event)
@@ -273,7 +256,7 @@ def test_a_slot_of_an_unknown_job_has_no_owner() -> None:
     client = Controller()
     client.nodes_now = [node(N1, 2, 1, C)]
 
-    assert StatusReader(cast("Any", client)).read().owners == {}
+    assert top.StatusReader(cast("Any", client)).read().owners == {}
 
 
 def test_the_dashboard_tolerates_an_absent_controller() -> None:
@@ -286,7 +269,7 @@ def test_the_dashboard_tolerates_an_absent_controller() -> None:
 
     console = Console(file=output, width=130, force_terminal=True, color_system=None)
     with pytest.raises(KeyboardInterrupt):
-        follow(StatusReader(cast("Any", client)), console, pause)
+        top.follow(top.StatusReader(cast("Any", client)), console, pause)
 
     frames = output.getvalue().split("policy fifo")[1:4]
     assert [ABSENT_NOTE in frame for frame in frames] == [False, True, False]
@@ -297,4 +280,6 @@ def test_a_controller_that_never_replied_is_an_error() -> None:
     client.looks, client.away = 1, 1
 
     with pytest.raises(UnreachableError):
-        follow(StatusReader(cast("Any", client)), Console(file=io.StringIO()), lambda _: None)
+        top.follow(
+            top.StatusReader(cast("Any", client)), Console(file=io.StringIO()), lambda _: None
+        )

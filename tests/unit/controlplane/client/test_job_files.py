@@ -59,13 +59,10 @@ class Nodes(FileTransfers):
         self.reads += 1
         spoilt = self.spoil.get(self.reads, "")
         return FilePiece(
-            request="",
-            offset=request.offset,
-            data=data,
-            size=len(content),
+            request="", offset=request.offset, data=data, size=len(content),
             stamp="2" if spoilt == "stamp" else "1",
             digest=hashlib.sha256(b"x" if spoilt == "data" else data).hexdigest(),
-        )
+        )  # fmt: skip
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -80,9 +77,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def test_files_are_fetched_by_node_and_shared_checkpoints_once(
-    tmp_path: Path,
-) -> None:
+async def test_files_are_fetched_by_node_and_shared_checkpoints_once(tmp_path: Path) -> None:
     shared = {("checkpoints", "epoch-000001.v1.pt"): b"state"}
     nodes = Nodes({
         "n1": {("work", "out/a.txt"): b"one and more", **shared},

@@ -102,12 +102,9 @@ def test_a_time_is_before_each_line_that_has_one() -> None:
 # --- progress bars: lines with carriage returns
 
 BAR = Job(
-    [(R0, "go\n\r1%")],
-    [(R0, "\r2%\r3%"), (R1, "loaded")],
-    [(R0, "\r4%\r"), (R1, " all\r\n")],
-    [(R0, "\n\r      \r"), (R0, "done\n")],
-    [(R1, "\r7%\r")],
-)
+    [(R0, "go\n\r1%")], [(R0, "\r2%\r3%"), (R1, "loaded")], [(R0, "\r4%\r"), (R1, " all\r\n")],
+    [(R0, "\n\r      \r"), (R0, "done\n")], [(R1, "\r7%\r")],
+)  # fmt: skip
 
 
 async def test_a_finished_bar_keeps_its_last_state() -> None:
@@ -118,13 +115,10 @@ async def test_a_bar_and_half_a_line_are_shown_while_they_grow() -> None:
     pages = BAR.output_pages("a-1", follow=True, unfinished=True)
 
     assert [[(line.rank, line.text, line.end) for line in page] async for page in pages] == [
-        [(0, "go", "\n"), (0, "1%", "\r")],
-        [(0, "3%", "\r"), (1, "loaded", "")],
-        [(1, "loaded all", "\n"), (0, "4%", "\r")],
-        [(0, "4%", "\n"), (0, "done", "\n")],
-        [(1, "7%", "\r")],
-        [(1, "7%", "\n")],
-    ]
+        [(0, "go", "\n"), (0, "1%", "\r")], [(0, "3%", "\r"), (1, "loaded", "")],
+        [(1, "loaded all", "\n"), (0, "4%", "\r")], [(0, "4%", "\n"), (0, "done", "\n")],
+        [(1, "7%", "\r")], [(1, "7%", "\n")],
+    ]  # fmt: skip
 
 
 async def test_raw_output_is_unchanged() -> None:

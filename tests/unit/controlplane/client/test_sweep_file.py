@@ -1,27 +1,15 @@
-"""A sweep in a file or in Python becomes a job, or the error names what to change."""
+"""A sweep in a file or in Python becomes a job and is previewed, or the error names what to change."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from controlplane.client import (
-    ASHA,
-    PBT,
-    Choice,
-    Grid,
-    Hyperband,
-    Integer,
-    LogInteger,
-    LogUniform,
-    MedianStopping,
-    RandomSearch,
-    SuccessiveHalving,
-    Sweep,
-    Uniform,
-)
+from controlplane import client
 from controlplane.client.job_file import load_job
+from controlplane.client.sweeps.preview import Preview, Range, SlotHours, preview
 from schemas import sweeps
 from schemas.errors import BadFieldError, OnesError
 from schemas.jobs import JobSpec
@@ -69,10 +57,10 @@ def test_the_file_and_the_class_become_the_same_job(file: Path) -> None:
         "input_fn": "data:load", "model_fn": "models:build", "train_fn": "models:train",
         "eval_fn": "models.scores:evaluate",
     }  # fmt: skip
-    stated = Sweep(
+    stated = client.Sweep(
         name="digits", slots=(1, 4), **functions, metric="accuracy", partitions=8, seed=7,
-        space={"lr": LogUniform(1e-4, 1e-1), "width": [16, 64], "momentum": 0.9},
-        searcher=ASHA(max_epochs=9), workdir=str(file.parent),
+        space={"lr": client.LogUniform(1e-4, 1e-1), "width": [16, 64], "momentum": 0.9},
+        searcher=client.ASHA(max_epochs=9), workdir=str(file.parent),
     )  # fmt: skip
     space = {
         "lr": Parameter(log_uniform=(1e-4, 1e-1)),
@@ -93,18 +81,20 @@ def test_the_file_and_the_class_become_the_same_job(file: Path) -> None:
 @pytest.mark.parametrize(
     ("searcher", "spec"),
     [
-        (Grid(9), sweeps.Grid()),
-        (RandomSearch(9, 20), sweeps.RandomSearch(20)),
-        (SuccessiveHalving(9), sweeps.SuccessiveHalving(27)),
-        (Hyperband(81), sweeps.Hyperband()),
-        (ASHA(max_epochs=16, min_epochs=2, eta=2), sweeps.Asha(16, 2, 2)),
-        (ASHA(max_epochs=1000), sweeps.Asha(64)),  # more, if they are asked for
-        (MedianStopping(9, 20, grace_epochs=2), sweeps.MedianStopping(20, 2)),
-        (PBT(9, population=8), sweeps.PopulationBased(8)),
+        (client.Grid(9), sweeps.Grid()),
+        (client.RandomSearch(9, 20), sweeps.RandomSearch(20)),
+        (client.SuccessiveHalving(9), sweeps.SuccessiveHalving(27)),
+        (client.Hyperband(81), sweeps.Hyperband()),
+        (client.ASHA(max_epochs=16, min_epochs=2, eta=2), sweeps.Asha(16, 2, 2)),
+        (client.ASHA(max_epochs=1000), sweeps.Asha(64)),  # more, if they are asked for
+        (client.MedianStopping(9, 20, grace_epochs=2), sweeps.MedianStopping(20, 2)),
+        (client.PBT(9, population=8), sweeps.PopulationBased(8)),
     ],
 )
-def test_searchers_become_specs_with_their_epochs(searcher: ASHA, spec: sweeps.Searcher) -> None:
-    space = {"width": Choice(1, 2)}
+def test_searchers_become_specs_with_their_epochs(
+    searcher: client.ASHA, spec: sweeps.Searcher
+) -> None:
+    space = {"width": client.Choice(1, 2)}
 
     search = sweep(searcher=searcher, space=space).sweep_spec().search
 
@@ -113,11 +103,9 @@ def test_searchers_become_specs_with_their_epochs(searcher: ASHA, spec: sweeps.S
 
 def test_values_have_forms_and_conditions() -> None:
     space = {
-        "model": Choice("cnn", "mlp"),
-        "kernel": Integer(3, 7, when={"model": ["cnn"]}),
-        "width": LogInteger(8, 512),
-        "dropout": Uniform(0.0, 0.5),
-    }
+        "model": client.Choice("cnn", "mlp"), "kernel": client.Integer(3, 7, when={"model": ["cnn"]}),
+        "width": client.LogInteger(8, 512), "dropout": client.Uniform(0.0, 0.5),
+    }  # fmt: skip
 
     assert sweep(space=space).sweep_spec().search.space == {
         "model": Parameter(choice=("cnn", "mlp")),
@@ -244,4 +232,66 @@ def test_an_invalid_override_is_named(file: Path, text: str, assignment: str, sa
 def test_every_field_of_the_cluster_can_be_stated() -> None:
     fields = set(SweepSpec.__struct_fields__) | set(SearchSpec.__struct_fields__)
 
-    assert fields - {"search", "epochs"} <= set(Sweep.__struct_fields__)
+    assert fields - {"search", "epochs"} <= set(client.Sweep.__struct_fields__)
+
+
+def previewed(searcher: Any, slots: tuple[int, int] = (1, 4), **changes: Any) -> Preview:
+    return preview(sweep(searcher=searcher, **changes).sweep_spec(), slots, 3600.0, 10)
+
+
+def test_a_grid_is_counted_to_the_last_unit() -> None:
+    space = {"width": client.Choice(1, 2, 3), "depth": client.Choice(1, 2)}
+
+    assert previewed(client.Grid(2), space=space) == Preview(
+        configurations=6,
+        trials=Range(6, 6, 6),
+        epochs=Range(12, 12, 12),
+        units=Range(48, 48, 48),
+        units_to_the_end=48,
+        unit_s=3600.0,
+        slots=(SlotHours(1, 48.0, 1.0), SlotHours(2, 24.0, 1.0), SlotHours(4, 12.0, 1.0)),
+        state_bytes=10,
+        hop_bytes=420.0,  # the first unit of each begins with a new model
+        useful_slots=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("searcher", "configurations", "trials", "epochs"),
+    [
+        (client.SuccessiveHalving(9), 27, 27, 27 + 9 * 2 + 3 * 6),  # rungs at 1, 3 and 9
+        (client.Hyperband(9), 17, 17, 9 + 3 * 2 + 6 + 5 * 3 + 6 + 3 * 9),  # 9 of 1, 5 of 3, 3 of 9
+        (client.PBT(4, population=8), 8, 8 + 3 * 2, 32),  # two copies at each of three intervals
+    ],
+)
+def test_synchronous_searchers_train_a_fixed_number_of_epochs(
+    searcher: Any, configurations: int, trials: int, epochs: int
+) -> None:
+    found = previewed(searcher)
+
+    assert found.configurations == configurations
+    assert found.trials == Range(trials, trials, trials)
+    assert found.epochs == Range(epochs, epochs, epochs)
+
+
+def test_asynchronous_searchers_have_a_range() -> None:
+    found = previewed(client.ASHA(9))
+
+    assert 27 + 9 * 2 + 3 * 6 <= found.epochs.least < found.epochs.mean < found.epochs.most
+    assert found.epochs.most < 27 * 9 / 2
+
+
+def test_more_slots_than_configurations_stay_idle() -> None:
+    found = previewed(client.RandomSearch(2, 3), slots=(2, 16))
+
+    assert found.useful_slots == 3
+    assert [one.slots for one in found.slots] == [2, 4, 8, 16]
+    assert [one.hours for one in found.slots] == [12.0, 8.0, 8.0, 8.0]
+    assert found.slots[-1].busy == 24 / (16 * 8)
+
+
+def test_a_large_search_is_previewed() -> None:
+    found = previewed(client.ASHA(81, configurations=4_000))
+
+    assert found.configurations == 4_000
+    assert 4_000 < found.epochs.mean < 24_000

@@ -72,17 +72,12 @@ def test_only_the_latest_reports_count() -> None:
 @pytest.mark.parametrize(
     ("losses", "form"),
     [
-        ([], Form.NONE),
-        ([2.0, 1.0], Form.NONE),
-        ([2.0, NAN, 1.0], Form.NONE),
-        ([NAN, INF, -INF, 1e200, None], Form.NONE),
-        ([1.0, 1.0, 1.0], Form.FLAT),
-        ([0.0, 0.0, 0.0], Form.FLAT),
-        ([1.0, 2.0, 3.0], Form.FLAT),
-        ([1.0, 10.0, 1e5, 1e20], Form.FLAT),
-        ([1e200, 3.0, 2.0, None, 1.5, NAN], Form.SUBLINEAR),
+        ([], Form.NONE), ([2.0, 1.0], Form.NONE), ([2.0, NAN, 1.0], Form.NONE),
+        ([NAN, INF, -INF, 1e200, None], Form.NONE), ([1.0, 1.0, 1.0], Form.FLAT),
+        ([0.0, 0.0, 0.0], Form.FLAT), ([1.0, 2.0, 3.0], Form.FLAT),
+        ([1.0, 10.0, 1e5, 1e20], Form.FLAT), ([1e200, 3.0, 2.0, None, 1.5, NAN], Form.SUBLINEAR),
     ],
-)
+)  # fmt: skip
 def test_the_form_shows_whether_losses_fall(losses: list[float | None], form: Form) -> None:
     assert job_curve(range(len(losses)), losses).forms.tolist() == [form]
 
@@ -110,9 +105,7 @@ def rows(draw: st.DrawFn) -> FloatArray:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
-def test_a_curve_never_rises_nor_falls_below_its_limit(
-    data: st.DataObject,
-) -> None:
+def test_a_curve_never_rises_nor_falls_below_its_limit(data: st.DataObject) -> None:
     losses = data.draw(st.composite(rows)())
     positions = np.cumsum(data.draw(st.lists(st.integers(1, 1000), min_size=6, max_size=6)))
     grid = np.broadcast_to(positions.astype(float), losses.shape)

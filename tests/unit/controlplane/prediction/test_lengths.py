@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
@@ -104,6 +104,7 @@ samples = st.floats(1.0, 1e12)
     said=st.tuples(samples, st.floats(0.01, 5.0)),
     done=st.just(0.0) | samples,
 )
+@example([1.0], [], 0.1, (1.0, 0.01), 1e12)  # outlives all components
 def test_the_remaining_work_is_finite_and_quantiles_ascend(
     finished: list[float],
     outlived: list[float],
@@ -150,13 +151,10 @@ def test_a_curve_has_converged_before_the_first_epoch_that_gains_too_little(
 @pytest.mark.parametrize(
     ("epochs", "losses"),
     [
-        ([], []),
-        ([1, 2], [1.0, 0.5]),
-        ([1, 2, 3], [1.0, 1.0, 1.0]),
-        ([1, 2, 3], [float("nan"), 1.0, 0.5]),
-        ([1, 2, 3], [-1.0, -2.0, 1.0]),
+        ([], []), ([1, 2], [1.0, 0.5]), ([1, 2, 3], [1.0, 1.0, 1.0]),
+        ([1, 2, 3], [float("nan"), 1.0, 0.5]), ([1, 2, 3], [-1.0, -2.0, 1.0]),
     ],
-)
+)  # fmt: skip
 def test_too_few_or_flat_losses_have_no_curve(epochs: list[int], losses: list[float]) -> None:
     assert fit_loss(epochs, losses) is None
 
@@ -164,26 +162,16 @@ def test_too_few_or_flat_losses_have_no_curve(epochs: list[int], losses: list[fl
 @pytest.mark.parametrize(
     ("done", "stated", "finished", "largest", "left"),
     [
-        (300.0, 1000.0, [5000.0], 9000.0, 700.0),
-        (1200.0, 1000.0, [], 0.0, 0.0),
-        (300.0, None, [400.0, 500.0, 200.0], 500.0, 150.0),
-        (0.0, None, [400.0, 500.0], 500.0, 450.0),
-        (600.0, None, [400.0, 500.0], 500.0, 600.0),
-        (600.0, None, [], 2000.0, 1400.0),
-        (600.0, None, [], 700.0, 600.0),
-        (500.0, None, [500.0], 500.0, 500.0),
+        pytest.param(300.0, 1000.0, [5000.0], 9000.0, 700.0, id="what was stated"),
+        pytest.param(1200.0, 1000.0, [], 0.0, 0.0, id="more than was stated"),
+        pytest.param(300.0, None, [400.0, 500.0, 200.0], 500.0, 150.0, id="the mean of relatives that went on longer"),
+        pytest.param(0.0, None, [400.0, 500.0], 500.0, 450.0, id="all relatives, before it has begun"),
+        pytest.param(600.0, None, [400.0, 500.0], 500.0, 600.0, id="as much again, after all relatives had ended"),
+        pytest.param(600.0, None, [], 2000.0, 1400.0, id="up to the furthest relative, before one has finished"),
+        pytest.param(600.0, None, [], 700.0, 600.0, id="as much again, if that is more"),
+        pytest.param(500.0, None, [500.0], 500.0, 500.0, id="a relative that ended here tells nothing"),
     ],
-    ids=[
-        "what was stated",
-        "more than was stated",
-        "the mean of relatives that went on longer",
-        "all relatives, before it has begun",
-        "as much again, after all relatives had ended",
-        "up to the furthest relative, before one has finished",
-        "as much again, if that is more",
-        "a relative that ended here tells nothing",
-    ],
-)
+)  # fmt: skip
 def test_the_remaining_samples_follow_statement_relatives_or_progress(
     done: float, stated: float | None, finished: list[float], largest: float, left: float
 ) -> None:

@@ -26,11 +26,9 @@ from controlplane.prediction.progress_distribution import (
 from tests.support.sizes import examples
 
 TRUE = ProgressModel(
-    weights=np.array([0.0, 0.0, -4.0, 0.0, 6.0]),
-    bias=15.0,
-    mean=np.zeros(FEATURES),
+    weights=np.array([0.0, 0.0, -4.0, 0.0, 6.0]), bias=15.0, mean=np.zeros(FEATURES),
     scale=np.ones(FEATURES),
-)
+)  # fmt: skip
 
 
 def synthetic(many: int, seed: int) -> Points:

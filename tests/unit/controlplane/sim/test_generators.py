@@ -18,81 +18,69 @@ from controlplane.journal.replay import replay
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario, trace_of
-from controlplane.sim.traces.generators import (
-    GAP_S,
-    GPU_TIME_S,
-    PROCESSES,
-    SHARES,
-    bursts,
-    generate,
-    google,
-    mean_gap_s,
-    philly,
-    poisson,
-    sample,
-    sample_gaps,
-    with_utilities,
-)
+from controlplane.sim.traces import generators
 from schemas.codec import encode
 from schemas.ids import Seconds
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", generators.PROCESSES)
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), jobs=st.integers(1, 50), mean_s=st.floats(1e-3, 1e6))
 def test_times_grow_and_depend_on_the_seed(
     process: str, seed: int, jobs: int, mean_s: float
 ) -> None:
-    found = PROCESSES[process](default_rng(seed), jobs, mean_s)
+    found = generators.PROCESSES[process](default_rng(seed), jobs, mean_s)
 
     assert len(found) == jobs
     assert (np.diff(found, prepend=0.0) >= -1e-6 * mean_s).all()
-    assert (found == PROCESSES[process](default_rng(seed), jobs, mean_s)).all()
+    assert (found == generators.PROCESSES[process](default_rng(seed), jobs, mean_s)).all()
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", generators.PROCESSES)
 def test_a_process_has_the_given_mean_interval(process: str) -> None:
-    found = PROCESSES[process](default_rng(1), 100_000, 30.0)
+    found = generators.PROCESSES[process](default_rng(1), 100_000, 30.0)
 
     assert found[-1] / 100_000 == pytest.approx(30.0, rel=0.02)
 
 
 def test_jobs_of_google_arrive_in_groups_of_three_on_average() -> None:
-    found = google(default_rng(2), 30_000, 30.0)
+    found = generators.google(default_rng(2), 30_000, 30.0)
 
     assert 30_000 / np.unique(found).size == pytest.approx(3.0, rel=0.03)
 
 
 def test_gaps_of_a_poisson_process_vary_as_much_as_their_mean() -> None:
-    gaps = np.diff(poisson(default_rng(1), 50_000, 30.0))
+    gaps = np.diff(generators.poisson(default_rng(1), 50_000, 30.0))
 
     assert gaps.std() == pytest.approx(30.0, rel=0.02)
 
 
 def test_a_burst_arrives_at_once_and_the_last_may_be_smaller() -> None:
-    _, sizes = np.unique(bursts(default_rng(1), 9, 30.0), return_counts=True)
+    _, sizes = np.unique(generators.bursts(default_rng(1), 9, 30.0), return_counts=True)
 
     assert sizes.tolist() == [4, 4, 1]
 
 
 def test_gaps_of_philly_have_a_heavier_tail_than_exponential_gaps() -> None:
-    gaps = np.diff(philly(default_rng(1), 50_000, 30.0))
+    gaps = np.diff(generators.philly(default_rng(1), 50_000, 30.0))
 
     assert gaps.std() > 1.7 * 30.0
     assert np.median(gaps) < 0.15 * 30.0  # ln 2 for exponential ones
-    assert sample_gaps(default_rng(1), 200_000).mean() == pytest.approx(mean_gap_s(), rel=0.01)
+    assert generators.sample_gaps(default_rng(1), 200_000).mean() == pytest.approx(
+        generators.mean_gap_s(), rel=0.01
+    )
 
 
 def test_gpu_times_have_the_quantiles_of_the_table() -> None:
-    found = sample(default_rng(1), 200_000)
+    found = generators.sample(default_rng(1), 200_000)
 
-    assert len(SHARES) == len(GPU_TIME_S) == len(GAP_S)
-    for table in (SHARES, GPU_TIME_S, GAP_S):
+    assert len(generators.SHARES) == len(generators.GPU_TIME_S) == len(generators.GAP_S)
+    for table in (generators.SHARES, generators.GPU_TIME_S, generators.GAP_S):
         assert list(table) == sorted(table)
     for share in (0.1, 0.5, 0.9, 0.99):
-        wanted = GPU_TIME_S[SHARES.index(share)]
+        wanted = generators.GPU_TIME_S[generators.SHARES.index(share)]
         assert np.quantile(found, share) == pytest.approx(wanted, rel=0.06)
-    assert 1.0 <= found.min() <= found.max() <= GPU_TIME_S[-1]
+    assert 1.0 <= found.min() <= found.max() <= generators.GPU_TIME_S[-1]
 
 
 CROWDED = Scenario(
@@ -102,9 +90,9 @@ CROWDED = Scenario(
 
 
 def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> None:
-    plain = generate(jobs=2000, seed=3)
+    plain = generators.generate(jobs=2000, seed=3)
 
-    trace = with_utilities(plain, 3, lambda job: 100.0 * job.slots)
+    trace = generators.with_utilities(plain, 3, lambda job: 100.0 * job.slots)
 
     assert [(job.name, job.at, job.workload) for job in trace.jobs] == [
         (job.name, job.at, job.workload) for job in plain.jobs
@@ -119,7 +107,7 @@ def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> N
     per_slot = [each.decay * each.deadline_s / 8.0 for each in worth]
     kinds = [sum(low <= decay <= high for decay in per_slot) for low, high in ((0, 0), (3.9, 6.1))]
     assert kinds == pytest.approx([200, 700], abs=60)
-    assert with_utilities(plain, 3, lambda job: 100.0 * job.slots) == trace
+    assert generators.with_utilities(plain, 3, lambda job: 100.0 * job.slots) == trace
 
 
 def test_only_generated_jobs_get_utilities() -> None:

@@ -14,20 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
+from controlplane.sim.models import interference
 from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of
-from controlplane.sim.models.interference import (
-    InterferenceSpec,
-    make_interference,
-    measured_name,
-    node_demand,
-    of_pairs,
-    of_resources,
-    of_spread_jobs,
-    parse_interference,
-    read_pairs,
-    scale_for,
-    servers_on,
-)
 from schemas.ids import JobId, NodeId
 from tests.support.simulations import N0, N1, A, B, C
 from tests.support.sizes import examples
@@ -73,16 +61,18 @@ def all_of(*names: str) -> tuple[Demand, ...]:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("none", InterferenceSpec("none")), ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
-        ("pairwise:0.1", InterferenceSpec("pairwise", 0.1)),
-        ("class:0.3", InterferenceSpec("class", 0.3)),
-        ("resources:0.3", InterferenceSpec("resources", 0.3)),
-        ("gavel:a:b.json", InterferenceSpec("gavel", file="a:b.json")),
-        ("pollux:0", InterferenceSpec("none")), ("pairwise", InterferenceSpec("none")),
+        ("none", interference.InterferenceSpec("none")), ("pollux:0.25", interference.InterferenceSpec("pollux", 0.25)),
+        ("pairwise:0.1", interference.InterferenceSpec("pairwise", 0.1)),
+        ("class:0.3", interference.InterferenceSpec("class", 0.3)),
+        ("resources:0.3", interference.InterferenceSpec("resources", 0.3)),
+        ("gavel:a:b.json", interference.InterferenceSpec("gavel", file="a:b.json")),
+        ("pollux:0", interference.InterferenceSpec("none")), ("pairwise", interference.InterferenceSpec("none")),
     ],
 )  # fmt: skip
-def test_an_option_has_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> None:
-    assert parse_interference(text) == meant
+def test_an_option_has_a_kind_and_a_share_or_a_file(
+    text: str, meant: interference.InterferenceSpec
+) -> None:
+    assert interference.parse_interference(text) == meant
 
 
 @pytest.mark.parametrize(
@@ -94,7 +84,7 @@ def test_an_option_has_a_kind_and_a_share_or_a_file(text: str, meant: Interferen
 )  # fmt: skip
 def test_other_options_are_refused(text: str) -> None:
     with pytest.raises(TraceError) as raised:
-        parse_interference(text)
+        interference.parse_interference(text)
 
     assert repr(text) in str(raised.value)
     assert "pollux:SHARE" in str(raised.value)
@@ -103,7 +93,7 @@ def test_other_options_are_refused(text: str) -> None:
 @given(st.text(max_size=20))
 def test_no_text_breaks_the_parser(text: str) -> None:
     try:
-        form = parse_interference(text)
+        form = interference.parse_interference(text)
     except TraceError:
         return
     assert 0.0 <= form.share < 1.0
@@ -134,7 +124,7 @@ def speed_shares(rule: Interference, on: On) -> dict[JobId, float]:
 
 def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:
     forms = ("pollux:0.3", "pairwise:0.3", "class:0.3", "resources:0.3", f"gavel:{pairs}")
-    made = [make_interference(form, jobs, 1, all_of(*SIX, "bert")) for form in forms]
+    made = [interference.make_interference(form, jobs, 1, all_of(*SIX, "bert")) for form in forms]
     return [rule for rule in made if rule is not None]
 
 
@@ -167,7 +157,7 @@ def test_random_pairs_of_the_models_lose_the_given_share(kind: str) -> None:
     losses = []
     for mine, other in permutations(SIX, 2):
         jobs = ToyJobs(on, {A: mine, B: other}, servers=2)
-        rule = make_interference(f"{kind}:0.3", jobs, 1, demands)
+        rule = interference.make_interference(f"{kind}:0.3", jobs, 1, demands)
         assert rule is not None
         losses.append(1.0 - rule(A, on))
 
@@ -178,7 +168,7 @@ def test_random_pairs_of_the_models_lose_the_given_share(kind: str) -> None:
 
 
 def test_spread_jobs_slow_each_other_down_once_and_jobs_on_one_node_never() -> None:
-    rule = of_spread_jobs(0.25, SPREAD.__contains__)
+    rule = interference.of_spread_jobs(0.25, SPREAD.__contains__)
 
     for at, share in (({N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}, 0.75), ({N0: {A: 1}, N1: {A: 1, B: 1}}, 0.75),
                       ({N0: {A: 1, C: 1}, N1: {A: 1}}, 1.0)):  # fmt: skip
@@ -187,7 +177,7 @@ def test_spread_jobs_slow_each_other_down_once_and_jobs_on_one_node_never() -> N
 
 
 def pairwise(mean: float = 0.3, seed: int = 1) -> Interference:
-    return of_pairs(mean, seed, lambda name: str(name)[0])
+    return interference.of_pairs(mean, seed, lambda name: str(name)[0])
 
 
 def test_the_worst_neighbour_counts_and_a_pair_of_families_has_one_loss() -> None:
@@ -220,7 +210,7 @@ def test_losses_have_the_given_mean() -> None:
 def test_classes_slow_down_their_like_most_and_every_neighbour_counts() -> None:
     families = {A: "vgg16", B: "wlm", C: "resnext110"}
     jobs = ToyJobs({}, families)
-    rule = make_interference("class:0.3", jobs, 1, all_of(*SIX))
+    rule = interference.make_interference("class:0.3", jobs, 1, all_of(*SIX))
     assert rule is not None
 
     like = rule(A, {N0: {A: 1, B: 1}})
@@ -236,25 +226,31 @@ def test_classes_slow_down_their_like_most_and_every_neighbour_counts() -> None:
 PLAIN = Demand("cpu", 2.0, 1e9, 1e9, 1.0, (0.5, 0.25, 1.0))
 
 
-def test_a_ring_sends_what_a_node_passes_on_and_nothing_within_one() -> None:
-    """Three workers: 2 x 2/3 of the gradients for each."""
-    apart = node_demand(PLAIN, {N0: 2, N1: 1}, N0)
-
-    assert apart == pytest.approx((4.0, 2 * (1e9 + 4 / 3 * 1e9), 4 / 3 * 1e9))
-    assert node_demand(PLAIN, {N0: 2}, N0) == pytest.approx((4.0, 2 * (1e9 + 1e9), 0.0))
-    assert node_demand(PLAIN, {N0: 1}, N0) == (2.0, 1e9, 0.0)
+SERVED = replace(PLAIN, servers=3)
 
 
-def test_workers_send_to_servers_elsewhere_and_servers_answer_workers_elsewhere() -> None:
-    """Two workers here and one there, a server on each node: half of all gradients cross over."""
-    job = replace(PLAIN, servers=3)
-    both = {N0: 2, N1: 1}
+@pytest.mark.parametrize(
+    ("demand", "on", "asks"),
+    [
+        # A ring of three workers: 2 x 2/3 of the gradients for each.
+        (PLAIN, {N0: 2, N1: 1}, (4.0, 2 * (1e9 + 4 / 3 * 1e9), 4 / 3 * 1e9)),
+        (PLAIN, {N0: 2}, (4.0, 2 * (1e9 + 1e9), 0.0)),
+        (PLAIN, {N0: 1}, (2.0, 1e9, 0.0)),
+        # Two servers here and one there: half of all gradients cross over.
+        (SERVED, {N0: 2, N1: 1}, (2 * 2.0 + 2 * 1.5, 2 * 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9)),
+        (SERVED, {N1: 2, N0: 1}, (2.0 + 1.5, 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9)),
+    ],
+    ids=["a ring over two nodes", "within one", "of one worker", "more servers here", "more there"],
+)  # fmt: skip
+def test_workers_and_servers_ask_a_node_for_cores_memory_and_network(
+    demand: Demand, on: dict[NodeId, int], asks: tuple[float, float, float]
+) -> None:
+    assert interference.node_demand(demand, on, N0) == pytest.approx(asks)
 
-    assert servers_on(both, 3) == {N0: 2, N1: 1}
-    assert servers_on(both, 1) == {N0: 1, N1: 0}
-    here, there = node_demand(job, both, N0), node_demand(job, both, N1)
-    assert here == pytest.approx((2 * 2.0 + 2 * 1.5, 2 * 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9))
-    assert there == pytest.approx((2.0 + 1.5, 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9))
+
+def test_servers_are_spread_like_workers() -> None:
+    assert interference.servers_on({N0: 2, N1: 1}, 3) == {N0: 2, N1: 1}
+    assert interference.servers_on({N0: 2, N1: 1}, 1) == {N0: 1, N1: 0}
 
 
 def test_a_job_waits_for_its_share_of_a_resource_that_is_asked_for_too_often() -> None:
@@ -263,14 +259,14 @@ def test_a_job_waits_for_its_share_of_a_resource_that_is_asked_for_too_often() -
     on: On = {N0: {A: 1, B: 1}}
     jobs = ToyJobs(on, alike=busy)
 
-    assert of_resources(jobs)(A, on) == pytest.approx(1 / 1.25)
-    assert of_resources(jobs, 2.0)(A, on) == pytest.approx(1 / 1.5)
+    assert interference.of_resources(jobs)(A, on) == pytest.approx(1 / 1.25)
+    assert interference.of_resources(jobs, 2.0)(A, on) == pytest.approx(1 / 1.5)
 
 
 def test_a_job_that_does_not_use_the_network_does_not_wait_for_it() -> None:
     on: On = {N0: {A: 1, B: 1, C: 1}, N1: {B: 1, C: 1}}
     modest = replace(PLAIN, cores=1.0, input_bytes_per_s=0.0)
-    rule = of_resources(ToyJobs(on, alike=modest))
+    rule = interference.of_resources(ToyJobs(on, alike=modest))
 
     assert (rule(A, {N0: on[N0]}), rule(B, on) < 1.0) == (1.0, True)
 
@@ -278,7 +274,7 @@ def test_a_job_that_does_not_use_the_network_does_not_wait_for_it() -> None:
 def test_an_unreachable_share_is_refused() -> None:
     idle = replace(PLAIN, cores=0.1, input_bytes_per_s=0.0, gradient_bytes=1.0)
     with pytest.raises(TraceError, match=r"at most 0\.00 on average; give a smaller SHARE"):
-        scale_for(0.3, (idle, idle))
+        interference.scale_for(0.3, (idle, idle))
 
 
 def test_unknown_names_have_a_demand_of_their_own() -> None:
@@ -315,7 +311,7 @@ def gavel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit(gavel_file: Path) -> None:
     lm = "LM (batch size 20)"
 
-    assert read_pairs(gavel_file) == {
+    assert interference.read_pairs(gavel_file) == {
         "v100": {"A3C": {"A3C": 1.0, lm: 0.5}, lm: {"A3C": 0.9, lm: 0.9}},
         "k80": {"A3C": {lm: 0.25}, lm: {"A3C": 0.9, lm: 0.9}},
     }
@@ -323,7 +319,7 @@ def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit(gavel_file: P
 
 def test_the_worst_measured_neighbour_counts_on_gpus_of_that_type(gavel_file: Path) -> None:
     jobs = ToyJobs({}, {A: "A3C", B: "wlm", C: "nobody-knows"}, gpus={N1: "k80"})
-    rule = make_interference(f"gavel:{gavel_file}", jobs, 1, ())
+    rule = interference.make_interference(f"gavel:{gavel_file}", jobs, 1, ())
     assert rule is not None
 
     assert rule(A, {N0: {A: 1, B: 1}, N1: {A: 1}}) == 0.5
@@ -336,47 +332,33 @@ def test_families_find_the_nearest_measured_job() -> None:
     nearest = {"A3C": "A3C", "vgg16-imagenet": "ResNet-50 (batch size 64)",
                "wlm": "LM (batch size 20)", "bert": "A3C"}  # fmt: skip
 
-    assert {name: measured_name(name, known) for name in nearest} == nearest
+    assert {name: interference.measured_name(name, known) for name in nearest} == nearest
+
+
+def one_speed(*speeds: object) -> bytes:
+    return json.dumps(gavel_table(v100=dict(speeds))).encode()
+
+
+NEGATIVE = "a speed is not a number of at least 0"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("data", "said"),
     [
-        ("", "is not JSON"),
-        ("[]", "is not a table by GPU type"),
-        ("{}", "has no pairs of A3C on v100"),
-        (json.dumps(gavel_table(v100=[])), "has no table of v100"),
-        (json.dumps(gavel_table(v100={"('A3C', 1)": {}})), "v100, A3C: no steps per second"),
-        (
-            json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})),
-            "a speed is not a number of at least 0",
-        ),
-        (
-            json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 1, "('A3C', 1)": [-1, 1]}})),
-            "a speed is not a number of at least 0",
-        ),
+        (None, "No such file"), (b"", "is not JSON"), (b'{"v100": "\xff"}', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"), (b"\x00", "is not JSON"), (b"[]", "is not a table by GPU type"),
+        (b"{}", "has no pairs of A3C on v100"), (b'{"v100": []}', "has no table of v100"),
+        (one_speed(("('A3C', 1)", {})), "v100, A3C: no steps per second"),
+        (one_speed(("('A3C', 1)", {"null": 0})), NEGATIVE),
+        (one_speed(("('A3C', 1)", {"null": 1, "('A3C', 1)": [-1, 1]})), NEGATIVE),
     ],
-)
-def test_another_file_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "pairs.json"
-    path.write_text(text)
+)  # fmt: skip
+def test_another_file_is_refused_in_one_line(data: bytes | None, said: str, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "pairs.json").write_bytes(data)
 
     with pytest.raises(TraceError, match=said) as raised:
-        read_pairs(path)
+        interference.read_pairs(tmp_path / "pairs.json")
 
     assert raised.value.field == "interference"
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("data", [b'{"v100": "\xff"}', b"[" * 100_000, b"\x00"])
-def test_a_file_that_is_no_text_is_refused(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "pairs.json"
-    path.write_bytes(data)
-
-    with pytest.raises(TraceError, match="is not JSON"):
-        read_pairs(path)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
-        read_pairs(tmp_path / "none.json")

@@ -244,13 +244,11 @@ def test_no_bytes_crash_the_reader(file: str, body: bytes) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 @given(
-    file=st.sampled_from(sorted(TABLES)),
-    row=st.integers(1, 4),
-    column=st.integers(0, 4),
+    file=st.sampled_from(sorted(TABLES)), row=st.integers(1, 4), column=st.integers(0, 4),
     cell=st.sampled_from(
         ["0", "-1", "nan", "inf", "1e12", "1e-12", "1e400", "0.5", "8", "x", "", " ", '"', "1e-300"]
     ),
-)
+)  # fmt: skip
 def test_no_cell_leads_to_an_unusable_number(file: str, row: int, column: int, cell: str) -> None:
     lines = [line.split(",") for line in TABLES[file].splitlines()]
     row, column = row % len(lines), column % len(lines[0])

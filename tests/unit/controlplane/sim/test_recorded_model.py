@@ -1,13 +1,16 @@
-"""Training model of a recording, and replays of clusters."""
+"""Training model of a recording: times of steps, and replays of clusters."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -19,12 +22,24 @@ from controlplane.sim.models.job_model import (
     TrainingModel,
 )
 from controlplane.sim.models.recorded import RecordedModel
-from controlplane.sim.models.recording import ChangeTimes, Epoch, EpochSpeed, Recording
+from controlplane.sim.models.recording import (
+    BATCH_POWER,
+    SLOTS_POWER,
+    ChangeTimes,
+    Epoch,
+    EpochSpeed,
+    Family,
+    FamilyStepTimes,
+    Recording,
+    StepTime,
+)
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
+from controlplane.sim.traces.trace_csv import STEPS_PER_S
 from schemas.codec import encode
+from schemas.epochs import StepTimes
 from schemas.jobs import StopRule
 from tests.support.recorded_history import History, write
 from tests.support.simulations import ONE_SLOT, a_job, recording
@@ -270,3 +285,128 @@ def test_a_failed_job_fails_again_at_the_end_of_its_work() -> None:
     (job,) = result.jobs
     assert job.state == "failed"
     assert job.jct_s == pytest.approx(COSTS.start_s + 10.0, abs=0.2)  # and the policy's latency
+
+
+def family(*speeds: EpochSpeed | tuple[int, int, int, float]) -> FamilyStepTimes:
+    """A family with these speeds; as a tuple: nodes, slots, local batch, seconds of a step."""
+    measured = tuple(
+        EpochSpeed(one[0], one[1], one[1] * one[2], one[1] * one[2] / one[3])
+        if isinstance(one, tuple)
+        else one
+        for one in speeds
+    )
+    return FamilyStepTimes(Family(name="m", speeds=measured, epoch_samples=1000))
+
+
+def about(seconds: float, *, extrapolated: bool) -> tuple[object, bool]:
+    return pytest.approx(seconds), extrapolated
+
+
+def test_a_step_divides_as_reported_at_its_size() -> None:
+    told = [EpochSpeed(1, 2, 128, 64.0, sync_s=sync_s, passes=2) for sync_s in (0.25, 0.75)]
+    step_times = family(*told, EpochSpeed(1, 4, 128, 100.0))
+
+    assert step_times.parts((2,), 128, 2.0) == StepTimes(1.25, 0.5, 32, 2)
+    assert step_times.parts((2,), 128, 0.25) == StepTimes(0.25, 0.25, 32, 2)
+    assert [
+        step_times.parts(*group, 2.0) for group in [((2,), 64), ((4,), 128), ((1, 1), 128)]
+    ] == [None] * 3
+
+
+ROOT2 = 2**0.5
+KNOWN, BEYOND = False, True  # extrapolated
+
+
+@pytest.mark.parametrize(
+    ("speeds", "steps"),
+    [
+        pytest.param(
+            [(1, 2, 64, 0.1), (1, 2, 64, 0.3), (1, 1, 64, 0.5)], [((2,), 64, 0.2, KNOWN)],
+            id="a measured size takes the mean of its measurements"),
+        pytest.param(
+            [(1, 2, 32, 0.1), (1, 2, 64, 0.4), (1, 2, 128, 0.5)],
+            [((2,), 40, 0.175, KNOWN), ((2,), 96, 0.45, KNOWN)],
+            id="between local batches it lies on the line of the nearest two"),
+        # On 2 slots never below 64: half of the line is extrapolated, so all of it counts as that.
+        pytest.param(
+            [(1, 2, 64, 0.3), (1, 4, 64, 0.1), (1, 4, 32, 0.1), (2, 4, 64, 9.0)],
+            [((3,), 64, 0.2, KNOWN), ((3,), 40, (0.3 * (40 / 64) ** BATCH_POWER + 0.1) / 2, BEYOND)],
+            id="between two sizes it lies on the line between them"),
+        pytest.param(
+            [(2, 4, 64, 0.2), (2, 8, 64, 0.4)],
+            [((2, 1, 1), 64, 0.2, KNOWN), ((3, 3), 64, 0.3, KNOWN)],
+            id="slots on other nodes are the same size"),
+        pytest.param(
+            [(2, 4, 64, 0.2), (4, 4, 64, 0.6)],
+            [((2, 2), 64, 0.2, KNOWN), ((2, 1, 1), 64, 0.4, KNOWN)],
+            id="unless their size was measured"),
+        pytest.param(
+            [(1, 2, 32, 0.1), (1, 2, 64, 0.1 * ROOT2), (1, 2, 128, 0.2 * ROOT2)],
+            [((2,), 8, 0.05, BEYOND), ((2,), 256, 0.4 * ROOT2, BEYOND)],
+            id="beyond the local batches it grows as between the nearest two"),
+        pytest.param(
+            [(1, 2, 32, 0.2), (1, 2, 64, 0.1)], [((2,), 8, 0.2, BEYOND)],
+            id="below the local batches it does not grow"),
+        pytest.param(
+            [(1, 1, 64, 0.1), (1, 2, 64, 0.1), (1, 4, 64, 0.1 * ROOT2)], [((8,), 64, 0.2, BEYOND)],
+            id="beyond the sizes it grows as between the nearest two"),
+        pytest.param(
+            [(1, 1, 64, 0.1), (1, 2, 64, 0.9)], [((4,), 64, 1.8, BEYOND)],
+            id="slots beyond a steep growth are of no use, not of harm"),
+        pytest.param(
+            [(1, 1, 64, 0.2), (1, 2, 64, 0.1)], [((4,), 64, 0.1, BEYOND)],
+            id="beyond the sizes it does not fall"),
+        pytest.param(
+            [(1, 2, 64, 0.1)],
+            [((4,), 64, 0.1 * 2**SLOTS_POWER, BEYOND), ((1,), 64, 0.1 / 2**SLOTS_POWER, BEYOND),
+             ((2,), 128, 0.1 * 2**BATCH_POWER, BEYOND),
+             ((1,), 32, 0.1 / 2 ** (SLOTS_POWER + BATCH_POWER), BEYOND)],
+            id="a single measurement is extrapolated by published powers"),
+        pytest.param(
+            [(1, 4, 64, 0.1)], [((2, 2), 64, 0.1, BEYOND)],
+            id="an unmeasured group across nodes is as fast as within a node"),
+        pytest.param(
+            [(2, 4, 64, 0.1)], [((4,), 64, 0.1, BEYOND)],
+            id="an unmeasured group within a node is as fast as across nodes"),
+    ],
+)  # fmt: skip
+def test_a_step_has_the_time_of_measurements_around_it(
+    speeds: list[tuple[int, int, int, float]],
+    steps: list[tuple[tuple[int, ...], int, float, bool]],
+) -> None:
+    times = family(*speeds)
+
+    for placement, local, seconds, extrapolated in steps:
+        expected = about(seconds, extrapolated=extrapolated)
+        assert times.step(placement, sum(placement) * local) == expected
+
+
+def test_growth_with_the_slots_is_the_median_of_gavels_measurements() -> None:
+    grown = [1.0 - math.log(of[8] / of[1], 8) for of in STEPS_PER_S.values() if 8 in of]
+
+    assert len(grown) == 19
+    assert median(grown) == pytest.approx(SLOTS_POWER, abs=0.005)
+
+
+Points = dict[tuple[int, int], float]  # seconds by slots and local batch
+some_points = st.dictionaries(
+    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])), st.floats(0.01, 10.0), min_size=1,
+    max_size=12,
+)  # fmt: skip
+
+
+@given(some_points, st.integers(1, 12), st.integers(8, 100))
+def test_interpolated_times_are_bounded_by_measurements(
+    points: Points, slots: int, local: int
+) -> None:
+    times = family(*((1, on, batch, s) for (on, batch), s in points.items()))
+
+    step: StepTime = times.step((slots,), slots * local)
+
+    assert math.isfinite(step.seconds)
+    assert step.seconds > 0.0
+    if not step.extrapolated:
+        inside = min(points.values()) * (1 - 1e-9), max(points.values()) * (1 + 1e-9)
+        assert inside[0] <= step.seconds <= inside[1]
+    if (slots, local) in points:
+        assert step == about(points[slots, local], extrapolated=False)

@@ -293,17 +293,11 @@ def test_other_files_are_refused_with_a_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        (
-            "UPDATE meta SET value = '99'",
-            "FILE is a journal of schema 99; this release reads schema 7; export it with the",
-        ),
+        ("UPDATE meta SET value = '99'", "FILE is a journal of schema 99; this release reads schema 7; export it with the"),
         ("UPDATE inputs SET body = x'00' WHERE id = 3", "FILE: input 3: "),
-        (
-            "DELETE FROM inputs WHERE id = 4",
-            "FILE: input 4: it is missing; restore a backup",
-        ),
+        ("DELETE FROM inputs WHERE id = 4", "FILE: input 4: it is missing; restore a backup"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path, statement: str, said: str) -> None:
     path = journal_of(busy_cluster(), tmp_path)
     change(path, statement)
@@ -356,11 +350,7 @@ def test_a_written_recording_can_be_read(tmp_path: Path) -> None:
         (b'"model":""', b'"model":"z"', "FILE:1: unknown GPU type; leave it empty"),
         (b'"jobs":2', b'"jobs":3', "FILE:5: the file ends before all its jobs; name a file"),
         (b'"jobs":2', b'"jobs":1', "FILE:4: more lines than the header states; export it again"),
-        (
-            b"500.0,null",
-            b"-1,null",
-            "FILE:2: Expected `float` >= 1e-09 - at `$.speeds[0][3]`; export it",
-        ),
+        (b"500.0,null", b"-1,null", "FILE:2: Expected `float` >= 1e-09 - at `$.speeds[0][3]`; export it"),
         (b"500.0,null", b"1e999,null", "FILE:2: "),
         (b"500.0,null", b"NaN,null", "FILE:2: "),
         (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is duplicated; delete one"),
@@ -369,7 +359,7 @@ def test_a_written_recording_can_be_read(tmp_path: Path) -> None:
         (b'"slots":[1,4]', b'"slots":[5,4]', "FILE:3: job a-1: slots: slots [5, 4] is not a range"),
         (b'"script":"train.py"', b'"script":7', "FILE:3: Expected `str`, got `int`"),
     ],
-)
+)  # fmt: skip
 def test_invalid_lines_are_refused(tmp_path: Path, before: bytes, after: bytes, said: str) -> None:
     path = tmp_path / "week.jsonl"
     write_recording(a_recording(), path)

@@ -21,7 +21,6 @@ from schemas.errors import SettingsError
 from tests.support.simulations import FREE, ToyModel, job, simulated_run
 
 ROOT: Final = Path(__file__).parents[4]
-HEADER: Final = "name,time,application,num_replicas,batch_size\n"
 NAN, INF = float("nan"), float("inf")
 
 AGAIN: Final = """
@@ -68,12 +67,6 @@ def test_two_processes_have_equal_results_under_every_policy() -> None:
         assert {job["state"] for job in result["jobs"]} <= {"succeeded", "cancelled"}, policy
 
 
-def test_another_seed_gives_other_results() -> None:
-    scenario = Scenario(jobs=5, interval_s=20.0)
-
-    assert simulate("fifo", scenario, 1).jobs != simulate("fifo", scenario, 2).jobs
-
-
 # --- settings
 
 
@@ -97,11 +90,6 @@ def test_an_invalid_setting_is_named(name: str, value: Any) -> None:
 
     assert raised.value.field == name
     assert raised.value.hint
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(SettingsError, match="unknown policy 'lucky'"):
-        simulate("lucky", Scenario(jobs=1), 1)
 
 
 def test_an_unknown_option_is_refused() -> None:
@@ -154,21 +142,6 @@ def complaint(scenario: Scenario, trace: Trace | None = None) -> TraceError:
 
 def test_a_trace_without_jobs_is_refused() -> None:
     assert "has no jobs" in str(complaint(Scenario(), Trace(name="nobody", jobs=())))
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ("", "no jobs"), ("a,-1,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
-        ("a,0,abacus,1,0\n", "abacus"),
-        ("a,0,vgg16-cifar10-35k,65,0\n", "job a asks for 65 slots, the cluster has 64"),
-    ],
-)  # fmt: skip
-def test_an_invalid_trace_is_refused(tmp_path: Path, row: str, says: str) -> None:
-    file = tmp_path / "trace.csv"
-    file.write_text(HEADER + row)
-
-    assert says in str(complaint(Scenario(workload=str(file))))
 
 
 def test_profiles_need_tables_and_a_workload(tmp_path: Path) -> None:

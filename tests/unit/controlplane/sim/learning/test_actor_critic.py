@@ -10,51 +10,28 @@ import torch
 from msgspec.structs import replace
 from numpy.random import default_rng
 
-from controlplane.policy.learned.gang_model import (
-    CLASSES,
-    TrainedModel,
-    best,
-    model_of,
-    place_gang,
-)
+from controlplane.policy.learned import gang_model
 from controlplane.policy.learned.harmony_drl import HarmonyDrl, HarmonyDrlOptions
 from controlplane.policy.learned.shared_nodes import SharedNodes
-from controlplane.sim.learning.actor_critic import (
-    LAMBDA,
-    ActorCriticTrainer,
-    Choice,
-    Rollout,
-    Step,
-    advantages,
-    as_batch,
-    compared,
-    discounted,
-)
-from controlplane.sim.learning.harmony_environment import (
-    HarmonyEnvironment,
-    HarmonyRecipe,
-    mean_jct_s,
-    placed_by,
-    with_other_classes,
-)
+from controlplane.sim.learning import actor_critic, harmony_environment
 from controlplane.sim.learning.harmony_testbed import TRAINED_FAMILIES, HarmonyTestbed, pattern
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import HARMONY
 
 pytestmark = pytest.mark.slow
-TINY = HarmonyRecipe(
+TINY = harmony_environment.HarmonyRecipe(
     warm_iterations=1, rounds=2, rollouts=2, updates=2, batch=16, validate_every=4, validations=1,
     histories=1, jobs=8,
 )  # fmt: skip
 CROWDED = replace(HARMONY, jobs=12, interval_s=60.0, latency_s=0.0)
 
 
-def trainer(seed: int = 3) -> ActorCriticTrainer:
-    return ActorCriticTrainer(HarmonyEnvironment(seed, TINY), seed)
+def trainer(seed: int = 3) -> actor_critic.ActorCriticTrainer:
+    return actor_critic.ActorCriticTrainer(harmony_environment.HarmonyEnvironment(seed, TINY), seed)
 
 
-def untrained() -> TrainedModel:
-    return model_of(trainer().arrays(), TRAINED_FAMILIES)
+def untrained() -> gang_model.TrainedModel:
+    return gang_model.model_of(trainer().arrays(), TRAINED_FAMILIES)
 
 
 def test_jobs_end_in_the_environment_when_they_end_in_the_simulator() -> None:
@@ -64,7 +41,9 @@ def test_jobs_end_in_the_environment_when_they_end_in_the_simulator() -> None:
     result = simulate("harmony-drl", CROWDED, 7, made=policy)
 
     simulated = {job.job: job.ended_at for job in result.jobs}
-    assert placed_by(bed, model, best) == pytest.approx(simulated, abs=0.01)
+    assert harmony_environment.placed_by(bed, model, gang_model.best) == pytest.approx(
+        simulated, abs=0.01
+    )
 
 
 def test_a_resumed_training_continues_with_equal_numbers() -> None:
@@ -85,19 +64,19 @@ def test_a_resumed_training_continues_with_equal_numbers() -> None:
 def test_before_any_training_the_actor_is_the_greedy_choice() -> None:
     bed, model = HarmonyTestbed(CROWDED, 8), untrained()
 
-    greedy = mean_jct_s(bed, model, lambda among: int(np.argmin(among.costs)))
+    greedy = harmony_environment.mean_jct_s(bed, model, lambda among: int(np.argmin(among.costs)))
 
-    assert mean_jct_s(bed, model, best) == greedy
+    assert harmony_environment.mean_jct_s(bed, model, gang_model.best) == greedy
 
 
 def test_an_untrained_class_is_the_mean_of_the_trained_ones() -> None:
-    arrays = with_other_classes(trainer().arrays(), families=2)
+    arrays = harmony_environment.with_other_classes(trainer().arrays(), families=2)
 
     first = arrays["beside.0.weight"]
-    assert first[:, 2:CLASSES] == pytest.approx(
-        np.repeat(first[:, :2].mean(axis=1, keepdims=True), CLASSES - 2, axis=1)
+    assert first[:, 2 : gang_model.CLASSES] == pytest.approx(
+        np.repeat(first[:, :2].mean(axis=1, keepdims=True), gang_model.CLASSES - 2, axis=1)
     )
-    assert arrays["spread.0.weight"][:, CLASSES - 1] == pytest.approx(
+    assert arrays["spread.0.weight"][:, gang_model.CLASSES - 1] == pytest.approx(
         arrays["spread.0.weight"][:, :2].mean(axis=1)
     )
 
@@ -113,25 +92,29 @@ def test_a_pattern_places_a_whole_job(name: str, nodes: set[int]) -> None:
     shared.put("old", 0)
     shared.add("new", 1, 2)
 
-    assert {one.node for one in place_gang(shared, model.actor, "new", pattern(name))} == nodes
+    assert {
+        one.node for one in gang_model.place_gang(shared, model.actor, "new", pattern(name))
+    } == nodes
 
 
 # --- actor and critic
 
 
-def step(at: float = 0.0, place: float = 0.0, chosen: int = 0, advantage: float = 0.0) -> Step:
+def step(
+    at: float = 0.0, place: float = 0.0, chosen: int = 0, advantage: float = 0.0
+) -> actor_critic.Step:
     """Step with one choice among two equal nodes."""
-    features, allowed = np.ones((2, 12 + 2 * CLASSES)), np.ones(2, dtype=np.bool_)
+    features, allowed = np.ones((2, 12 + 2 * gang_model.CLASSES)), np.ones(2, dtype=np.bool_)
     features[1] *= -1.0
-    choice = Choice({"features": features, "costs": np.zeros(2)}, allowed, chosen)
-    state = np.zeros(HarmonyEnvironment.states)
-    return Step(at, place, state, [choice], math.log(0.5), advantage)
+    choice = actor_critic.Choice({"features": features, "costs": np.zeros(2)}, allowed, chosen)
+    state = np.zeros(harmony_environment.HarmonyEnvironment.states)
+    return actor_critic.Step(at, place, state, [choice], math.log(0.5), advantage)
 
 
 def test_rewards_count_until_the_next_step_and_are_discounted() -> None:
-    rollout = Rollout([step(0.0), step(10.0)], [(0.0, 5.0, -1.0), (5.0, 20.0, -2.0)])
+    rollout = actor_critic.Rollout([step(0.0), step(10.0)], [(0.0, 5.0, -1.0), (5.0, 20.0, -2.0)])
 
-    found, discounts = discounted(rollout, horizon_s=10.0)
+    found, discounts = actor_critic.discounted(rollout, horizon_s=10.0)
 
     half, one = math.exp(-0.5), math.exp(-1.0)
     assert found.tolist() == pytest.approx([-(1 - half) - 2 * (half - one), -2 * (1 - one)])
@@ -139,18 +122,20 @@ def test_rewards_count_until_the_next_step_and_are_discounted() -> None:
 
 
 def test_an_advantage_is_the_reward_beyond_the_expectation_of_the_critic() -> None:
-    silent = advantages(np.array([1.0, 2.0]), np.array([0.5, 0.5]), np.zeros(2))
-    right = advantages(np.array([1.0, 2.0]), np.array([0.5, 0.5]), np.array([2.0, 2.0]))
+    silent = actor_critic.advantages(np.array([1.0, 2.0]), np.array([0.5, 0.5]), np.zeros(2))
+    right = actor_critic.advantages(
+        np.array([1.0, 2.0]), np.array([0.5, 0.5]), np.array([2.0, 2.0])
+    )
 
-    assert silent.tolist() == pytest.approx([1.0 + 0.5 * LAMBDA * 2.0, 2.0])
+    assert silent.tolist() == pytest.approx([1.0 + 0.5 * actor_critic.LAMBDA * 2.0, 2.0])
     assert right.tolist() == pytest.approx([0.0, 0.0])
 
 
 def test_advantages_are_compared_with_other_rollouts_at_the_same_place() -> None:
-    early = Rollout([step(place=0.0), step(place=10.0)], [])
-    late = Rollout([step(place=5.0)], [])
+    early = actor_critic.Rollout([step(place=0.0), step(place=10.0)], [])
+    late = actor_critic.Rollout([step(place=5.0)], [])
 
-    gains = compared([np.array([1.0, 3.0]), np.array([0.0])], [early, late])
+    gains = actor_critic.compared([np.array([1.0, 3.0]), np.array([0.0])], [early, late])
 
     scale = float(np.array([0.5, 1.5, -1.0]).std())
     assert np.concatenate(gains).tolist() == pytest.approx([0.5 / scale, 1.5 / scale, -1.0 / scale])
@@ -158,7 +143,7 @@ def test_advantages_are_compared_with_other_rollouts_at_the_same_place() -> None
 
 def test_a_better_choice_becomes_more_probable() -> None:
     learner = trainer()
-    batch = as_batch([step(chosen=0, advantage=1.0), step(chosen=1, advantage=-1.0)])
+    batch = actor_critic.as_batch([step(chosen=0, advantage=1.0), step(chosen=1, advantage=-1.0)])
 
     for _ in range(20):
         learner.learn(batch)
@@ -173,7 +158,7 @@ def test_replayed_steps_are_the_latest_and_padded_choices_do_not_count() -> None
     learner.remember([step()] * TINY.replay)
     learner.remember([gang])
 
-    batch = as_batch([step(), gang])
+    batch = actor_critic.as_batch([step(), gang])
 
     assert len(learner.replayed(default_rng(0))["made"]) == TINY.batch
     assert batch["made"].tolist() == [[1.0, 0.0], [1.0, 1.0]]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import statistics
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from statistics import fmean, stdev
+from typing import Any
 
 import msgspec
 from scipy.stats import t as student_t
 
 from controlplane.sim import experiment
-from controlplane.sim.cluster import NodeGroup
-from controlplane.sim.experiment import Cell, ExperimentProgress, cell_key
+from controlplane.sim.experiment import Cell, cell_key
 from controlplane.sim.results import JobResult, SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from tests.bench import report
-
-TOLD: Final = 60  # characters of a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +56,29 @@ class Ratio:
     high: float
     sure_low: float  # with the next, the 95% interval of the mean, by Student's t of the logarithms
     sure_high: float
+
+    @classmethod
+    def of(cls, first: Iterable[float], second: Iterable[float]) -> Ratio:
+        """Return the ratio of paired figures above 0."""
+        ratios = [one / other for one, other in zip(first, second, strict=True)]
+        middle, off = interval([math.log(ratio) for ratio in ratios])
+        sure = math.exp(middle - off), math.exp(middle + off)
+        return cls(math.exp(middle), min(ratios), max(ratios), *sure)
+
+    def keys(self, key: str) -> dict[str, float]:
+        """Return the figures of the mean and of the extremes of the seeds."""
+        return {key: self.mean, f"{key}_low": self.low, f"{key}_high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    ratio: Ratio
     first_s: float  # mean over the seeds, seconds
     second_s: float
     first_moves: float  # re-scales per job
     second_moves: float
     unfinished: int  # counted jobs of the first that never end, over all seeds
     jobs: int  # counted jobs, over all seeds
-
-
-def settings(jobs: int, think_s: float) -> dict[str, Way]:
-    plain = Scenario(jobs=jobs, think_s=think_s)
-    eights = (NodeGroup(count=8, slots=8),)  # on which many sizes fit beside each other
-    types = (
-        NodeGroup(count=6, slots=4, model="v100"),
-        NodeGroup(count=5, slots=4, model="p100"),
-        NodeGroup(count=5, slots=4, model="k80"),
-    )
-    mixed = (
-        NodeGroup(count=3, slots=8, model="v100"),
-        NodeGroup(count=3, slots=8, model="p100"),
-        NodeGroup(count=2, slots=8, model="k80"),
-    )
-    change = msgspec.structs.replace
-    return {
-        "": Way(plain),
-        "_interference": Way(change(plain, interference="pairwise:0.25")),
-        "_interference_50": Way(change(plain, interference="pairwise:0.5")),
-        "_partial": Way(change(plain, nodes=eights, stall_s=0.1, first_stall_s=1.0)),
-        "_types": Way(change(plain, nodes=types)),
-        "_all": Way(change(plain, nodes=mixed, interference="pairwise:0.25")),
-        "_busy": Way(change(plain, nodes=(NodeGroup(count=4, slots=4),))),  # jobs wait
-    }
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
@@ -111,44 +101,31 @@ class Bench:
         cells = [way.cell(seed) for seed in chosen for way in ways]
         wanted = [cell for cell in cells if cell_key(cell) not in self._known]
         if wanted:
-            found = experiment.run(wanted, simulate_cell, self._path, self._workers, self._tell)
+            found = experiment.run(
+                wanted, simulate_cell, self._path, self._workers, report.simulated
+            )
             self._known |= {result.cell: result for result in found}
 
     def result(self, way: Way, seed: int) -> SimulationResult:
         return self._known[cell_key(way.cell(seed))]
 
-    def ratio(self, pair: Pair, seeds: Sequence[int] | None = None) -> Ratio:
+    def compared(self, pair: Pair, seeds: Sequence[int] | None = None) -> Compared:
         chosen = self.seeds if seeds is None else seeds
         both = [(self.result(pair.first, s), self.result(pair.second, s)) for s in chosen]
-        times = [_averages(first, second) for first, second in both]
-        ratios = [first / second for first, second in times]
-        jobs = [job for first, _ in both for job in _counted(first)]
-        middle, spread = interval([math.log(ratio) for ratio in ratios])
-        return Ratio(
-            mean=math.exp(middle),
-            low=min(ratios),
-            high=max(ratios),
-            sure_low=math.exp(middle - spread),
-            sure_high=math.exp(middle + spread),
-            first_s=_mean(first for first, _ in times),
-            second_s=_mean(second for _, second in times),
-            first_moves=_mean(job.rescales for job in jobs),
-            second_moves=_mean(job.rescales for _, second in both for job in _counted(second)),
+        ends = [max(first.ended_at, second.ended_at) for first, second in both]
+        first_s, second_s = (
+            [average_s(results[at], end) for results, end in zip(both, ends, strict=True)]
+            for at in (0, 1)
+        )
+        jobs, others = ([job for results in both for job in _counted(results[at])] for at in (0, 1))
+        return Compared(
+            ratio=Ratio.of(first_s, second_s),
+            first_s=fmean(first_s),
+            second_s=fmean(second_s),
+            first_moves=fmean(job.rescales for job in jobs),
+            second_moves=fmean(job.rescales for job in others),
             unfinished=sum(job.ended_at is None for job in jobs),
             jobs=len(jobs),
-        )
-
-    def _tell(self, progress: ExperimentProgress) -> None:
-        report.simulated(progress)
-        if progress.cell is None or progress.result is None:
-            return
-        found, scenario = progress.result, progress.cell.scenario
-        average = average_s(found, found.ended_at)
-        where = f"{scenario.interference} {len(scenario.nodes)}x{scenario.nodes[0].slots}"
-        print(  # noqa: T201 - a benchmark prints
-            f"{self.elapsed_s:6.0f} s  {progress.done}/{progress.total}  {average:7.1f} s  {where}  "
-            f"{scenario.knowledge}  {scenario.generations}  {str(progress.cell)[:TOLD]}  ({found.wall_s:.0f} s)",
-            flush=True,
         )
 
 
@@ -157,7 +134,7 @@ def average_s(result: SimulationResult, horizon: float) -> float:
 
     A job that never ends counts as if it ended at `horizon`: the average is a lower bound then.
     """
-    return _mean(
+    return fmean(
         (horizon if job.ended_at is None else job.ended_at) - job.submitted_at
         for job in _counted(result)
     )
@@ -168,18 +145,22 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) == 1:
         return values[0], math.inf
     sure = float(student_t.ppf(0.975, len(values) - 1))
-    return statistics.mean(values), sure * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _averages(first: SimulationResult, second: SimulationResult) -> tuple[float, float]:
-    horizon = max(first.ended_at, second.ended_at)
-    return average_s(first, horizon), average_s(second, horizon)
+    return fmean(values), sure * stdev(values) / math.sqrt(len(values))
 
 
 def _counted(result: SimulationResult) -> list[JobResult]:
     return [job for job in result.jobs if job.counted]
 
 
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+def workloads(folder: Path, names: Collection[str] = ()) -> list[Path]:
+    """Return the measured workloads `workloads/*-NAME.csv` in the tables' folder or beside it.
+
+    Raises:
+        SystemExit: if there are none.
+    """
+    places = (folder / "workloads", folder.resolve().parent / "workloads")
+    files = sorted(file for place in places for file in place.glob("*.csv"))
+    files = [file for file in files if not names or file.stem.rpartition("-")[2] in names]
+    if not files:
+        sys.exit(f"no such workloads/*.csv in {folder} or beside it")
+    return files
