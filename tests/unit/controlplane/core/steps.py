@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from controlplane.core.commands import Command, RequestPlan, SendDelta
+from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta
 from controlplane.core.model.job import Job
 from schemas.ids import JobId, NodeId, SlotId, node_of, worker_id
 from schemas.wire.agent import AgentEvent, GroupDelta
@@ -187,7 +187,11 @@ READ: Final[dict[str, Callable[[Controller, list[Command]], object]]] = {
         (one.version, one.resumed_epoch, one.resumed_step, one.outcome)
         for one in controller.history_of(A).versions
     ],
+    "first": lambda _, commands: commands[0],
     "last": lambda _, commands: commands[-1],
+    "drained": lambda _, commands: [
+        one for one in commands if isinstance(one, Announce) and one.event.event == "node.drained"
+    ],
     "asks": lambda _, commands: RequestPlan() in commands,
     "starts": lambda controller, _: controller.state.deadlines.starts,
     "nodes' phases": lambda controller, _: {
