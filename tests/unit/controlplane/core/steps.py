@@ -150,6 +150,10 @@ def waiting_claims(controller: Controller) -> dict[SlotId, JobId]:
     return {slot: job.job for slot, (job, _) in claims.items()}
 
 
+def replays(controller: Controller) -> bool:
+    return controller.replayed() == controller.state
+
+
 def _of_a(read: Callable[[Job], object]) -> Callable[[Controller, list[Command]], object]:
     return lambda controller, _: read(controller.job(A))
 

@@ -30,6 +30,7 @@ from tests.unit.controlplane.core.steps import (
     lose,
     place,
     played,
+    replays,
     stories,
     submit,
 )
@@ -58,10 +59,6 @@ def drained_whole(controller: Controller) -> tuple[bool, bool] | None:
 
 def decisions(controller: Controller) -> list[tuple[str, str, str]]:
     return [(one.code, one.by, one.reason) for one in controller.history_of(A).decisions[1:]]
-
-
-def replays(controller: Controller) -> bool:
-    return controller.replayed() == controller.state
 
 
 def one(**spec: int) -> Controller:
