@@ -193,8 +193,8 @@ READ: Final[dict[str, Callable[[Controller, list[Command]], object]]] = {
     ],
     "first": lambda _, commands: commands[0],
     "last": lambda _, commands: commands[-1],
-    "drained": lambda _, commands: [
-        one for one in commands if isinstance(one, Announce) and one.event.event == "node.drained"
+    "news of nodes": lambda _, commands: [
+        one for one in commands if isinstance(one, Announce) and one.event.node is not None
     ],
     "asks": lambda _, commands: RequestPlan() in commands,
     "starts": lambda controller, _: controller.state.deadlines.starts,

@@ -82,7 +82,7 @@ DRAINS: Final[dict[str, Story]] = {
         lambda: training(cluster_of(n1=2, n2=2), S0), drain(), {slots_then: [S0, T0]}, STORE_OPENS, *NEWCOMER,
         formed(A, index=4, group=2), formed(A, 2, rank=1, index=2, group=2), {slots_then: [T0]},
         formed(A, 2, rank=1, index=3, group=3), exited(A, code=0),
-        {"phase": "running", **NO_LOSS, "drained": [news("node.drained", N1, took_s=0.0)]},
+        {"phase": "running", **NO_LOSS, "news of nodes": [news("node.drained", N1, took_s=0.0)]},
         {
             decisions: [
                 ("drain", "operator", f"{WHY}; grows elsewhere first"), ("drain", "operator", f"{WHY}; keeps 1 of 2 slots"),
