@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from signal import SIGKILL
 from typing import Any, Final
 
@@ -367,7 +368,68 @@ DECIDED: Final[dict[str, Story]] = {
 }  # fmt: skip
 
 
-@stories(ONE_JOB | SLOTS_MOVE | LEFT_ALONE | SEEN | DECIDED)
+def epochs_of(controller: Controller) -> list[tuple[bool, int, int]]:
+    """Whether each epoch was whole, and the slots and nodes of its group."""
+    return [(one.whole, one.slots, one.nodes) for one in controller.history_of(A).epochs]
+
+
+def last_numbers(controller: Controller) -> object:
+    return controller.history_of(A).decisions[-1].numbers
+
+
+def times(controller: Controller) -> dict[str, object]:
+    seen = controller.view().jobs[A]
+    named = ("submitted_at", "start_s", "epoch_at", "moved_at", "ran_s", "waited_s")
+    return {name: getattr(seen, name) for name in named}
+
+
+def served(controller: Controller) -> tuple[float, float]:
+    seen = controller.view().jobs[A]
+    return seen.slot_s, seen.served(Seconds(controller.now))
+
+
+MOVE = Reason("move", "closer", {"speed_now": 400.0, "speed_then": 420.0})
+GROWS = proposes({A: HALVES}, a_1=FASTER)
+OF_EPOCHS: Final[dict[str, Story]] = {
+    "an epoch that two groups shared shows nothing": [
+        lambda: training(cluster_of(n1=2, n2=2), S0, epochs=1), GROWS, store(A, index=4, group=2, port=29500),
+        ready(A, 2, rank=1), formed(A, index=5, group=2, epoch=1, step=20), formed(A, 2, rank=1, epoch=1, step=20),
+        epoch_end(A, 2, index=6, group=2), {gains: []}, epoch_end(A, 3, index=7, group=2),
+        {epochs_of: [(True, 1, 1), (False, 2, 2), (True, 2, 2)], gains: [(2.0, 500.0 / 400.0)]},
+    ],
+    "an epoch of the group before shows nothing": [alone, GROWS, epoch_end(A, 1), {gains: [], epochs_of: [(True, 1, 1)]}],
+    **{
+        f"a change of which no speed was promised has no gain: {numbers}": [
+            partial(grown, Reason("grow", "grow", numbers)), epoch_end(A, 1, index=5, group=2), {gains: [], last_numbers: numbers},
+        ]
+        for numbers in ({}, {"speed_then": 800.0}, {"speed_now": 0.0, "speed_then": 800.0})
+    },
+    "an epoch after a pause in it was not done by one group": [
+        lambda: training(cluster_of(n1=1), S0, epochs=1), place({A: {}}), suspended(A, index=4, group=2, epoch=1, step=20),
+        exited(A, code=0), place({A: S0}), ready(A, 3, resumed=1), formed(A, 3, epoch=1, step=20), epoch_end(A, 2, 3, index=3),
+        {epochs_of: [(True, 1, 1), (False, 1, 1)]},
+    ],
+    "an epoch is noted with the size of the group that reported it": [
+        alone, place({A: HALVES}), *GROWN[:-1], epoch_end(A, 1, index=5, group=2), {epochs_of: [(False, 2, 2)]},
+    ],
+    "the first step of a migration is not held against what its end promised": [
+        alone, proposes({A: {T0: BATCH}}, a_1=MOVE), *GROWN, epoch_end(A, 1, index=5, group=2, samples_per_s=790.0), {gains: []},
+    ],
+    "a view has the times of a job": [
+        lambda: cluster_of(n1=2), 100.0, submit("a", **ELASTIC), 10.0, place({A: S0}), 3.0, ready(A), formed(A),
+        {
+            times: {"submitted_at": 1100.0, "start_s": 3.0, "epoch_at": 0.0, "moved_at": 1113.0, "ran_s": 3.0, "waited_s": 10.0},
+        },
+        7.0, epoch_end(A, 1), 10.0, place({A: ON_N1}), 1.0,
+        {
+            times: {"submitted_at": 1100.0, "start_s": 3.0, "epoch_at": 1120.0, "moved_at": 1130.0, "ran_s": 20.0, "waited_s": 10.0},
+        },
+    ],
+    "attained service counts the slots that a job had at each time": [alone, 10.0, GROWS, *GROWN, 5.0, {served: (10.0, 20.0)}],
+}  # fmt: skip
+
+
+@stories(ONE_JOB | SLOTS_MOVE | LEFT_ALONE | SEEN | DECIDED | OF_EPOCHS)
 def test_plans_move_jobs(story: Story) -> None:
     for found, expected in played(*story):
         assert found == expected
@@ -589,64 +651,6 @@ def test_what_came_of_a_promise_is_taught_at_once_and_after_a_restart(
     ]
 
 
-def epochs_of(controller: Controller) -> list[tuple[bool, int, int]]:
-    """Whether each epoch was whole, and the slots and nodes of its group."""
-    return [(one.whole, one.slots, one.nodes) for one in controller.history_of(A).epochs]
-
-
-def test_an_epoch_that_two_groups_shared_shows_nothing() -> None:
-    controller = told(
-        training(cluster_of(n1=2, n2=2), S0, epochs=1), proposes({A: HALVES}, a_1=FASTER),
-        store(A, index=4, group=2, port=29500), ready(A, 2, rank=1),
-        formed(A, index=5, group=2, epoch=1, step=20), formed(A, 2, rank=1, epoch=1, step=20),
-        epoch_end(A, 2, index=6, group=2), epoch_end(A, 3, index=7, group=2),
-    )  # fmt: skip
-
-    assert epochs_of(controller)[1:] == [(False, 2, 2), (True, 2, 2)]
-    assert gains(controller) == [(2.0, 500.0 / 400.0)]
-
-
-def test_an_epoch_of_the_group_before_shows_nothing() -> None:
-    controller = told(alone(), proposes({A: HALVES}, a_1=FASTER), epoch_end(A, 1))
-
-    assert (epochs_of(controller), gains(controller)) == ([(True, 1, 1)], [])
-
-
-@pytest.mark.parametrize(
-    "numbers", [{}, {"speed_then": 800.0}, {"speed_now": 0.0, "speed_then": 800.0}]
-)
-def test_a_change_of_which_no_speed_was_promised_has_no_gain(numbers: dict[str, float]) -> None:
-    controller = told(grown(Reason("grow", "grow", numbers)), epoch_end(A, 1, index=5, group=2))
-
-    assert gains(controller) == []
-    assert controller.history_of(A).decisions[-1].numbers == numbers
-
-
-def test_an_epoch_after_a_pause_in_it_was_not_done_by_one_group() -> None:
-    controller = told(
-        training(cluster_of(n1=1), S0, epochs=1), place({A: {}}),
-        suspended(A, index=4, group=2, epoch=1, step=20), exited(A, code=0), place({A: S0}),
-        ready(A, 3, resumed=1), formed(A, 3, epoch=1, step=20), epoch_end(A, 2, 3, index=3),
-    )  # fmt: skip
-
-    assert epochs_of(controller)[1:] == [(False, 1, 1)]
-
-
-def test_an_epoch_is_noted_with_the_size_of_the_group_that_reported_it() -> None:
-    controller = told(alone(), place({A: HALVES}), *GROWN[:-1], epoch_end(A, 1, index=5, group=2))
-
-    assert epochs_of(controller) == [(False, 2, 2)]
-
-
-def test_the_first_step_of_a_migration_is_not_held_against_what_its_end_promised() -> None:
-    promised = Reason("move", "closer", {"speed_now": 400.0, "speed_then": 420.0})
-    controller = told(alone(), proposes({A: {T0: BATCH}}, a_1=promised), *GROWN)
-
-    controller.tell(N1, epoch_end(A, 1, index=5, group=2, samples_per_s=790.0))
-
-    assert gains(controller) == []
-
-
 # --- what a policy sees
 
 
@@ -729,26 +733,6 @@ def test_the_noise_scale_is_seen_if_it_is_a_number_of_samples(
     assert controller.view().jobs[A].noise_scale == seen
 
 
-def test_a_view_has_the_times_of_a_job() -> None:
-    controller = told(
-        cluster_of(n1=2), 100.0, submit("a", **ELASTIC), 10.0, place({A: S0}),
-        3.0, ready(A), formed(A), 7.0, epoch_end(A, 1), 10.0, place({A: ON_N1}), 1.0,
-    )  # fmt: skip
-
-    seen = controller.view().jobs[A]
-
-    assert (seen.submitted_at, seen.start_s, seen.epoch_at) == (1100.0, 3.0, 1120.0)
-    assert (seen.moved_at, seen.ran_s, seen.waited_s) == (1130.0, 20.0, 10.0)
-
-
-def test_a_job_ran_with_slots_up_to_the_moment_that_its_group_trains() -> None:
-    controller = told(cluster_of(n1=1), submit(), 10.0, place({A: S0}), 3.0, ready(A), formed(A))
-
-    seen = controller.view().jobs[A]
-
-    assert (seen.moved_at, seen.ran_s, seen.waited_s) == (1013.0, 3.0, 10.0)
-
-
 def test_a_view_has_since_when_a_job_has_its_slots_whatever_its_batch() -> None:
     controller = both()
     before = controller.view().jobs[A].placed_at
@@ -797,11 +781,3 @@ def test_a_job_that_a_plan_restarts_is_paused_instead_of_changed(
     assert judged(controller, whole) == (moves, {})
     pauses = changed(controller, whole)  # need no further word
     assert (pauses.local_batch, pauses.restart) == (moves, ())
-
-
-def test_attained_service_counts_the_slots_that_a_job_had_at_each_time() -> None:
-    controller = told(alone(), 10.0, proposes({A: HALVES}, a_1=FASTER), *GROWN, 5.0)
-
-    seen = controller.view().jobs[A]
-
-    assert (seen.slot_s, seen.served(Seconds(controller.now))) == (10.0, 20.0)
