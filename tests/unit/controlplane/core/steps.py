@@ -220,15 +220,17 @@ def seen(name: Any, controller: Controller, commands: list[Command]) -> object:
 
 
 def played(begin: Callable[[], Controller], *steps: Any) -> Iterator[tuple[object, object]]:
-    """Go through a story; yield what is seen and what is expected."""
+    """Go through a story; yield what is seen and what is expected, each with its step."""
     controller, commands = begin(), list[Command]()
-    for step in steps:
+    for number, step in enumerate(steps, start=1):
         if isinstance(step, dict):
-            yield {name: seen(name, controller, commands) for name in step}, step
+            found = {name: seen(name, controller, commands) for name in step}
+            yield {"step": number, **found}, {"step": number, **step}
         else:
             commands = happens(controller, step)
 
 
 def stories(table: Mapping[str, Story]) -> pytest.MarkDecorator:
-    """Parametrise a test by the stories of a table."""
+    """Parametrise a test by the stories of a table, each of which sees something."""
+    assert all(any(isinstance(step, dict) for step in story) for story in table.values())
     return pytest.mark.parametrize("story", table.values(), ids=table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from signal import SIGKILL
 from typing import Any, Final
@@ -351,6 +351,38 @@ SEEN: Final[dict[str, Story]] = {
     ],
 }  # fmt: skip
 
+
+def judges(placed: Mapping[JobId, Placed]) -> Callable[[Controller], object]:
+    """What a plan would move, and what of it is refused."""
+    return lambda controller: judged(controller, plan(controller, placed))
+
+
+REFUSED: Final[dict[str, Story]] = {
+    "two growths onto one slot that is left are one": [
+        lambda: trio((S0, S1), T0, T1, n1=2, n2=2),
+        {
+            judges({B: {T0: 32, S1: 32}, C: {T1: 32, S1: 32}, A: {S0: 64}}): (
+                {A: {S0: 64}, B: {T0: 32, S1: 32}}, {C: "slot n1/1 is taken"},
+            ),
+        },
+    ],
+    "a slot is not promised again before the one that waited for it is gone": [
+        lambda: trio((T0, T1), S0, S1, n1=2, n2=2), place({A: T0, B: {S0: 32, T1: 32}}), started(B, 2, rank=1),
+        join_failed(A, index=3, group=2, error="no"),
+        {"phases": {A: "running", B: "running", C: "running"}, "claims": {T1: B}},  # b's newcomer was told to stop
+        retry, {judges({A: {T0: BATCH}, C: {S1: 32, T1: 32}}): ({A: {T0: BATCH}}, {C: "slot n2/1 is taken"})},
+    ],
+    "a migration never trains with a batch above the limit": [
+        lambda: cluster_of(n1=2, n2=2), submit("a", slots=(1, 2), batch_size=2, max_batch_size="keep"),
+        place({A: {S0: 1, S1: 1}}), *(report(A, rank=rank) for report in (ready, formed) for rank in (0, 1)),
+        place({A: {T0: 1, T1: 1}}), {targets: [Size((S0, S1), 2)], "commands": [RequestPlan()]},
+    ],
+    "a job whose training is done is left alone": [
+        both, finished(A, index=3, reason="its epochs are done"),
+        {judges({A: {S0: 64}}): ({}, {A: "the training has finished"}), movable: False},
+    ],
+}  # fmt: skip
+
 LOSE_ONE = exited(A, rank=1, signal=SIGKILL)
 WIDER = place({A: {S0: 32, T0: 22, T1: 10}})
 DECIDED: Final[dict[str, Story]] = {
@@ -429,50 +461,13 @@ OF_EPOCHS: Final[dict[str, Story]] = {
 }  # fmt: skip
 
 
-@stories(ONE_JOB | SLOTS_MOVE | LEFT_ALONE | SEEN | DECIDED | OF_EPOCHS)
+@stories(ONE_JOB | SLOTS_MOVE | LEFT_ALONE | SEEN | REFUSED | DECIDED | OF_EPOCHS)
 def test_plans_move_jobs(story: Story) -> None:
     for found, expected in played(*story):
         assert found == expected
 
 
 # --- what is refused, and what differs
-
-
-def test_two_growths_onto_one_slot_that_is_left_are_one() -> None:
-    controller = trio((S0, S1), T0, T1, n1=2, n2=2)
-    wanted = {B: {T0: 32, S1: 32}, C: {T1: 32, S1: 32}, A: {S0: 64}}
-
-    assert judged(controller, plan(controller, wanted)) == (
-        {A: {S0: 64}, B: {T0: 32, S1: 32}},
-        {C: "slot n1/1 is taken"},
-    )
-
-
-def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone() -> None:
-    controller = trio((T0, T1), S0, S1, n1=2, n2=2)
-    told(controller, place({A: T0, B: {S0: 32, T1: 32}}), started(B, 2, rank=1))
-    told(controller, join_failed(A, index=3, group=2, error="no"))
-    assert {job.phase.value for job in controller.state.jobs.values()} == {"running"}
-    assert [*controller.state.slot_index.reservations()] == [T1], "b's newcomer was told to stop"
-
-    retry(controller)
-    wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
-
-    assert judged(controller, plan(controller, wanted)) == (
-        {A: {T0: BATCH}},
-        {C: "slot n2/1 is taken"},
-    )
-
-
-def test_a_migration_never_trains_with_a_batch_above_the_limit() -> None:
-    controller = told(
-        cluster_of(n1=2, n2=2), submit("a", slots=(1, 2), batch_size=2, max_batch_size="keep"),
-        place({A: {S0: 1, S1: 1}}),
-        *(report(A, rank=rank) for report in (ready, formed) for rank in (0, 1)),
-        place({A: {T0: 1, T1: 1}}),
-    )  # fmt: skip
-
-    assert targets(controller)[-1].batch <= 2
 
 
 def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for() -> None:
@@ -538,14 +533,6 @@ def test_a_job_in_a_hand_changing_starting_or_ended_is_left_alone(then: list[Any
     assert controller.place({A: {}}) == []
     assert changed(controller, plan(controller, {})) == plan(controller, {})
     assert controller.job(A).version == version
-
-
-def test_a_job_whose_training_is_done_is_left_alone() -> None:
-    controller = told(both(), finished(A, index=3, reason="its epochs are done"))
-
-    verdict = judged(controller, plan(controller, {A: {S0: 64}}))
-
-    assert (verdict, movable(controller)) == (({}, {A: "the training has finished"}), False)
 
 
 def test_a_job_that_is_given_back_is_not_moved_by_a_plan_from_before() -> None:
