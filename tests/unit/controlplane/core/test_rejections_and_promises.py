@@ -8,7 +8,7 @@ from typing import Any, Final
 from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import PromisedEnd
-from controlplane.core.plan_check import Verdict, check, difference
+from controlplane.core.plan_check import check, difference
 from controlplane.core.policy_events import history
 from controlplane.policy.api import JobEnded, Plan, Reason
 from schemas.ids import JobId, Seconds
@@ -74,7 +74,7 @@ def refuses(**fields: Any) -> Callable[[Controller], object]:
     def refused(controller: Controller) -> object:
         proposed = plan(controller, **fields)
         verdict = check(proposed, controller.state, Seconds(controller.now))
-        return verdict.refused if verdict == Verdict(refused=verdict.refused) else verdict
+        return verdict.refused if verdict.empty else verdict
 
     return refused
 

@@ -326,9 +326,10 @@ NEWCOMERS_FAIL: Final[dict[str, Story]] = {
     **{
         f"a newcomer that ends with code {code} is no failure of the job": [
             growing, started(A, 2, rank=1), exited(A, 2, rank=1, code=code),
+            {"reasons": [f"{TRAINS}: a newcomer was lost: {why}"]},
             {"phase": "running", "attempts.failures": 0, "attempts.losses": 0},
         ]
-        for code in (0, 3)
+        for code, why in ((0, "it exited"), (3, "the script exited with code 3"))
     },
     # The job's last epoch ends in the group that it has just joined; its node says so first.
     "a newcomer whose script is through first is not lost": [
