@@ -36,22 +36,35 @@ def one_that_trains(*noise: float | None, **spec: Any) -> Controller:
     return controller
 
 
-def test_the_batch_is_kept_while_no_noise_scale_is_known() -> None:
-    controller = one_that_trains(None, None, None)
+@pytest.mark.parametrize(
+    ("noise", "then", "spec", "limit"),
+    [
+        ((None, None, None), [], {}, BATCH),
+        ((1e6,), [], {}, BATCH),
+        ((1e6, 1e6), [], {}, 10_000 // 10),
+        ((1e6, 1e6), [(1000, 1e6)], {}, 100),
+        ((640.0, 640.0), [(10_000, 64.0)] * 6, {}, BATCH),
+        ((1e6, 1e6), [(500, 1e6)], {}, BATCH),
+        ((1e6, 1e6), [], {"max_local_batch": None, "slots": (1, 3)}, 3 * BATCH),
+        ((1e6, 1e6), [], {"max_batch_size": "keep"}, BATCH),
+        ((1e6, 1e6), [], {"max_batch_size": BATCH}, BATCH),
+        ((1.0, 1.0), [], {"max_batch_size": 4096}, 4096),
+    ],
+    ids=[
+        "no noise scale is known", "one epoch is not enough to believe it", "a large one opens the batch",
+        "a small data set keeps ten steps in an epoch", "the limit falls again with the noise scale",
+        "a data set of a few batches keeps the first", "no slot gets more than its user said that fits",
+        "a batch that is to be kept", "a batch that is stated", "a stated limit holds whatever was measured",
+    ],
+)  # fmt: skip
+def test_a_batch_may_grow_as_far_as_its_noise_scale_and_its_user_allow(
+    noise: tuple[float | None, ...], then: list[tuple[int, float]], spec: dict[str, Any], limit: int
+) -> None:
+    controller = one_that_trains(*noise, **spec)
+    for epoch, (samples, scale) in enumerate(then, len(noise) + 1):
+        controller.tell(N1, epoch_end(A, epoch, epoch_samples=samples, noise_scale=scale))
 
-    assert batch_limit(controller.job(A)) == BATCH
-
-
-def test_one_epoch_is_not_enough_to_believe_a_noise_scale() -> None:
-    controller = one_that_trains(1e6)
-
-    assert batch_limit(controller.job(A)) == BATCH
-
-
-def test_a_large_noise_scale_opens_the_batch_up_to_what_fits_the_slots() -> None:
-    controller = one_that_trains(1e6, 1e6)
-
-    assert batch_limit(controller.job(A)) == 10_000 // 10
+    assert batch_limit(controller.job(A)) == limit
 
 
 @pytest.mark.parametrize(
@@ -60,47 +73,6 @@ def test_a_large_noise_scale_opens_the_batch_up_to_what_fits_the_slots() -> None
 def test_a_batch_ends_where_a_sample_is_worth_nine_tenths(phi: float | None, limit: int) -> None:
     assert noise_limit(64, phi) == limit
     assert phi is None or (phi + 64) / (phi + limit) >= 0.9
-
-
-def test_a_small_data_set_keeps_ten_steps_in_an_epoch() -> None:
-    controller = one_that_trains(1e6, 1e6)
-    controller.tell(N1, epoch_end(A, 3, epoch_samples=1000, noise_scale=1e6))
-
-    assert batch_limit(controller.job(A)) == 100
-
-
-def test_the_limit_falls_again_when_the_noise_scale_does() -> None:
-    controller = one_that_trains(640.0, 640.0)
-    for epoch in range(3, 9):
-        controller.tell(N1, epoch_end(A, epoch, epoch_samples=10_000, noise_scale=64.0))
-
-    assert batch_limit(controller.job(A)) == BATCH
-
-
-def test_a_data_set_of_a_few_batches_keeps_the_first_batch() -> None:
-    controller = one_that_trains(1e6, 1e6)
-    controller.tell(N1, epoch_end(A, 3, epoch_samples=500, noise_scale=1e6))
-
-    assert batch_limit(controller.job(A)) == BATCH
-
-
-def test_no_slot_gets_more_than_its_user_said_that_fits() -> None:
-    controller = one_that_trains(1e6, 1e6, max_local_batch=None, slots=(1, 3))
-
-    assert batch_limit(controller.job(A)) == 3 * BATCH
-
-
-@pytest.mark.parametrize("stated", ["keep", BATCH])
-def test_a_batch_that_is_to_be_kept_is_kept(stated: object) -> None:
-    controller = one_that_trains(1e6, 1e6, max_batch_size=stated)
-
-    assert batch_limit(controller.job(A)) == BATCH
-
-
-def test_a_stated_limit_holds_whatever_was_measured() -> None:
-    controller = one_that_trains(1.0, 1.0, max_batch_size=4096)
-
-    assert batch_limit(controller.job(A)) == 4096
 
 
 def test_policies_see_the_limit_of_the_moment_and_are_held_to_it() -> None:

@@ -2,30 +2,95 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import pytest
 
-from controlplane.core.commands import Accept, Command, RequestPlan, SendDelta
+from controlplane.core.commands import Accept, Command, RequestPlan
 from controlplane.core.handlers import lifecycle
 from controlplane.core.history import JobLeft
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import input_from
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, Rank, Version, worker_id
+from schemas.ids import JobId, Version
 from schemas.wire.agent import SETTLED
 from tests.support import builders
-from tests.support.builders import N1, S0, A, B, seen, send, stop
+from tests.support.builders import (
+    N1,
+    S0,
+    A,
+    B,
+    C,
+    cancelled,
+    exited,
+    finished,
+    greeting,
+    seen,
+    stop,
+)
 from tests.support.controller import Controller, cluster_of, running
 from tests.support.recorded_history import of_jobs
+from tests.unit.controlplane.core.steps import Story, lose, place, played, stories, submit, to, told
 
 
 def ended(**spec: object) -> Controller:
     """Job a has ended, and nothing of it lives."""
     controller = running(cluster_of(n1=1), epochs=1, **spec)
-    controller.tell(N1, builders.finished(A, index=4, reason="all epochs are done"))
-    controller.tell(N1, builders.exited(A, code=0))
-    return controller
+    return told(controller, finished(A, index=4, reason="all epochs are done"), exited(A, code=0))
+
+
+def left_version(controller: Controller) -> Version:
+    return controller.left[0].last.version
+
+
+def foreign(controller: Controller) -> object:
+    return controller.state.nodes[N1].foreign_workers
+
+
+def jobs(controller: Controller) -> list[JobId]:
+    return [*controller.state.jobs]
+
+
+def gone() -> Controller:
+    """Job a, of version 2, has left the state; job b waits."""
+    return told(ended(), submit("b"))
+
+
+def one() -> Controller:
+    return running(cluster_of(n1=1))
+
+
+LEAVE: Final[dict[str, Story]] = {
+    "a job whose process still lives stays": [
+        one, cancelled(A), submit("b"), {jobs: [A, B]}, exited(A, code=0), submit("c"), {jobs: [B, C]},
+    ],
+    "a submission of a job that left is the same job": [
+        lambda: ended(key="k"), submit("b"), submit("a", key="k"), {"commands": [Accept(A)], jobs: [B]},
+    ],
+    "a node that comes back with a process of a job that left is told to stop it": [
+        gone, {left_version: 2}, greeting(N1, seen(A)),
+        {"orders": to(stop(A, 2, forget=True), N1), foreign: {S0: "a-1.v1.r0"}},  # until it has exited
+    ],
+    "a node hears which of the jobs that left something there have ended": [
+        gone, place({B: S0}), greeting(N1, seen(B), jobs=(A, B, JobId("unknown-9"))),
+        {"orders": [*to(builders.run(B), N1), *to(stop(A, 2, forget=True), N1)]},
+    ],
+    "a node hears of a job that waits that it has not ended": [
+        lambda: cluster_of(n1=1), submit(), greeting(N1, boot="boot-2", jobs=(A,)),
+        {"orders": to(stop(A, 0, stage=SETTLED), N1), "version": 0},
+    ],
+    "a job with a process on a lost node stays until the node is back": [
+        one, cancelled(A), lose(N1), submit("b"), {jobs: [A, B]}, greeting(N1, boot="boot-2"), submit("c"), {jobs: [B, C]},
+    ],
+}  # fmt: skip
+
+
+@stories(LEAVE)
+def test_a_job_leaves_when_nothing_of_it_lives(story: Story) -> None:
+    for found, expected in played(*story):
+        assert found == expected
 
 
 def test_a_job_that_has_ended_leaves_with_the_next_input_and_says_its_last() -> None:
@@ -40,79 +105,6 @@ def test_a_job_that_has_ended_leaves_with_the_next_input_and_says_its_last() -> 
     assert list(controller.state.jobs) == [B]
     with pytest.raises(UnknownJobError):
         controller.state.job(A)
-
-
-def test_a_job_whose_process_still_lives_stays() -> None:
-    controller = running(cluster_of(n1=1))
-    controller.take(builders.cancelled(A))
-
-    controller.submit("b")
-    assert list(controller.state.jobs) == [A, B]
-    controller.tell(N1, builders.exited(A, code=0))
-    controller.submit("c")
-
-    assert A not in controller.state.jobs
-
-
-def test_a_submission_of_a_job_that_left_is_the_same_job() -> None:
-    controller = ended(key="k")
-    controller.submit("b")
-
-    assert controller.submit("a", key="k") == [Accept(A)]
-    assert list(controller.state.jobs) == [B]
-
-
-def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_stop_it() -> None:
-    controller = ended()
-    controller.submit("b")
-    version = controller.left[0].last.version
-
-    commands = controller.take(builders.greeting(N1, seen(A)))
-
-    assert send(N1, stop(A, version, forget=True)) in commands
-    assert controller.state.nodes[N1].foreign_workers == {
-        S0: worker_id(A, Version(1), Rank(0))
-    }  # until it has exited
-
-
-def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -> None:
-    controller = ended()
-    controller.submit("b")
-    controller.place({B: S0})
-    version = controller.left[0].last.version
-    here = [seen(B)]
-
-    commands = controller.take(builders.greeting(N1, *here, jobs=(A, B, JobId("unknown-9"))))
-
-    assert [one.delta for one in commands if isinstance(one, SendDelta) and one.node == N1] == [
-        builders.run(B),
-        stop(A, version, forget=True),
-    ]
-
-
-def test_a_node_hears_of_a_job_that_waits_that_it_has_not_ended() -> None:
-    controller = cluster_of(n1=1)
-    controller.submit("a")
-
-    commands = controller.take(builders.greeting(N1, boot="boot-2", jobs=(A,)))
-
-    version = controller.job(A).version
-    assert [one.delta for one in commands if isinstance(one, SendDelta)] == [
-        stop(A, version, stage=SETTLED)
-    ]
-
-
-def test_a_job_with_a_process_on_a_lost_node_stays_until_the_node_is_back() -> None:
-    controller = running(cluster_of(n1=1))
-    controller.take(builders.cancelled(A))
-    controller.lose(N1)
-    controller.submit("b")
-    assert list(controller.state.jobs) == [A, B]
-
-    controller.take(builders.greeting(N1, boot="boot-2"))
-    controller.submit("c")
-
-    assert A not in controller.state.jobs
 
 
 def test_what_is_said_late_of_a_job_that_left_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import DrainRequested, Input, UndrainRequested
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Phase, Rescaling, Starting
+from controlplane.core.model.job_phases import Rescaling, Starting
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
@@ -47,6 +47,7 @@ from tests.support import builders
 from tests.support.builders import BATCH, N1, N2, S0, S1, T0, T1, A
 from tests.support.controller import cluster_of, running, starting, training
 from tests.support.sizes import examples
+from tests.unit.controlplane.core.steps import ON_N1, Story, place, played, stories, submit
 
 KINDS: tuple[type[AgentEvent], ...] = get_args(AgentEvent)
 OF_GROUPS: tuple[type[AgentEvent], ...] = (
@@ -298,59 +299,39 @@ TestHostile.settings = SIZE
 # --- those that were met
 
 
-def ignored(reason: str, version: int = 1, rank: int = 0, slot: SlotId = S0) -> list[Command]:
-    return [
-        builders.news(
-            "worker.report_ignored", A, rank=rank, slot=slot, version=version, reason=reason
-        )
-    ]
+def ignored(reason: str) -> dict[str, Any]:
+    about: dict[str, Any] = {"rank": 0, "slot": S0, "version": 1}
+    return {"commands": [builders.news("worker.report_ignored", A, **about, reason=reason)]}
 
 
-def test_a_worker_that_is_ready_a_second_time_changes_nothing() -> None:
-    controller = running()
-
-    commands = controller.tell(N1, builders.ready(A, index=9))
-
-    assert commands == ignored(
-        'report "ready" is impossible: the worker is member and the job is running'
-    )
-    assert controller.job(A).phase is Phase.RUNNING
-
-
-def test_a_worker_that_was_never_ready_joins_no_group() -> None:
-    controller = starting()
-
-    commands = controller.tell(N1, builders.formed(A, index=1))
-
-    assert commands == ignored(
-        'report "joined its group" is impossible: the worker is ordered and the job is starting'
-    )
-
-
-def test_a_worker_is_not_suspended_that_nobody_asked_to_pause() -> None:
-    controller = training(cluster_of(n1=2), S0, S1)
-    controller.tell(N1, builders.exited(A, rank=1, signal=9))
-
-    commands = controller.tell(N1, builders.suspended(A, index=3, group=2))
-
-    assert commands == ignored(
-        'report "suspended" is impossible: the worker is member and the job is rescaling'
-    )
-    assert controller.job(A).phase is Phase.RESCALING
+HALF_FORMED = [
+    submit(slots=(1, 4), max_batch_size=4 * BATCH), place({A: ON_N1}),
+    *(say(A, rank=rank) for rank in (0, 1) for say in (builders.started, builders.ready)),
+    builders.formed(A),
+]  # fmt: skip
+MET: dict[str, Story] = {
+    "a worker that is ready a second time changes nothing": [
+        running, builders.ready(A, index=9),
+        ignored('report "ready" is impossible: the worker is member and the job is running') | {"phase": "running"},
+    ],
+    "a worker that was never ready joins no group": [
+        starting, builders.formed(A, index=1),
+        ignored('report "joined its group" is impossible: the worker is ordered and the job is starting'),
+    ],
+    "a worker is not suspended that nobody asked to pause": [
+        lambda: training(cluster_of(n1=2), S0, S1), builders.exited(A, rank=1, signal=9), builders.suspended(A, index=3, group=2),
+        ignored('report "suspended" is impossible: the worker is member and the job is rescaling') | {"phase": "rescaling"},
+    ],
+    "a group that breaks before it ever trained starts again": [
+        lambda: cluster_of(n1=2), *HALF_FORMED, builders.broken(A, index=3, group=2, error="gone"), {"phase": "paused"},
+    ],
+}  # fmt: skip
 
 
-def test_a_group_that_breaks_before_it_ever_trained_starts_again() -> None:
-    controller = cluster_of(n1=2)
-    controller.submit("a", slots=(1, 4), max_batch_size=4 * BATCH)
-    controller.place({A: {S0: BATCH // 2, S1: BATCH // 2}})
-    for rank in (0, 1):
-        controller.tell(N1, builders.started(A, rank=rank))
-        controller.tell(N1, builders.ready(A, rank=rank, port=29500))
-    controller.tell(N1, builders.formed(A, rank=0))
-
-    controller.tell(N1, builders.broken(A, rank=0, index=3, group=2, error="gone"))
-
-    assert controller.job(A).phase is Phase.PAUSED
+@stories(MET)
+def test_a_report_that_cannot_be_is_ignored(story: Story) -> None:
+    for found, expected in played(*story):
+        assert found == expected
 
 
 def test_a_sum_of_absurd_reports_can_still_be_written_down() -> None:

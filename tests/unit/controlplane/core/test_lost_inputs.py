@@ -2,138 +2,108 @@
 
 from __future__ import annotations
 
-from controlplane.core.commands import Accept, SendDelta
+from typing import Any, Final
+
 from controlplane.core.inputs import ControllerStarted
-from controlplane.core.model.job_phases import Phase
-from schemas.ids import JobId, Term, Version
-from schemas.wire.agent import WorkerExited
+from schemas.ids import JobId, Term
 from tests.support.builders import N1, S0, S1, A, epoch_end, exited, formed, greeting, ready, seen
-from tests.support.controller import Controller, cluster_of, running
+from tests.support.controller import Controller, cluster_of, running, starting
+from tests.unit.controlplane.core.steps import (
+    Happens,
+    Story,
+    do,
+    place,
+    played,
+    stories,
+    submit,
+    told,
+)
 
 LOST, KEPT = "1111111111111111", "2222222222222222"  # ids of journals
+BEHIND = "the journal is older than node n1, and lacks {}"
 
 
-def restored(controller: Controller, **fields: int) -> Controller:
+def restore(**fields: int) -> Happens:
     """The next controller has a restored journal."""
-    term = Term(controller.state.term + 1)
-    controller.take(
-        ControllerStarted(term=term, release="0", journal=KEPT, restored=True, **fields)
-    )
-    return controller
-
-
-def submitted(controller: Controller) -> str:
-    """The name that the next job gets."""
-    (name,) = [one.job for one in controller.submit("a") if isinstance(one, Accept)]
-    return name
-
-
-def test_numbers_of_jobs_continue_after_those_that_were_lost() -> None:
-    controller = restored(cluster_of(n1=1), jobs=57)
-
-    assert submitted(controller) == "a-58"
-
-
-def test_numbers_that_a_node_names_are_not_given_again() -> None:
-    controller = restored(cluster_of())
-    controller.take(greeting(N1, seen(JobId("x-12"), journal=LOST), jobs=(JobId("y-30"),)))
-
-    assert submitted(controller) == "a-31"
-    assert controller.state.outdated == ""  # the admin knows
-
-
-def test_a_number_out_of_all_bounds_or_none_at_all_is_bounded() -> None:
-    controller = restored(cluster_of())
-    names = (JobId("y-" + "9" * 5000), JobId("no number"), JobId("z-999999999999"))
-    controller.take(greeting(N1, jobs=names))
-
-    assert submitted(controller) == "a-1000001"
-
-
-def test_versions_that_may_have_been_lost_are_not_used_again() -> None:
-    controller = restored(running(cluster_of(n1=1)))
-    controller.take(greeting(N1))
-
-    assert controller.job(A).phase is Phase.PAUSED  # its process is gone
-    controller.place({A: S0})
-    assert controller.job(A).version > 1000
-
-
-def test_a_worker_of_another_job_with_the_same_name_is_left_alone() -> None:
-    controller = restored(cluster_of())
-    controller.submit("a")
-    commands = controller.take(greeting(N1, seen(A, journal=LOST), slots=2))
-
-    assert not [one for one in commands if isinstance(one, SendDelta)]
-    assert controller.state.nodes[N1].foreign_workers == {S0: "a-1.v1.r0"}
-    assert controller.job(A).phase is Phase.QUEUED
-
-
-def test_its_reports_are_not_those_of_the_new_job() -> None:
-    controller = restored(cluster_of())
-    controller.submit("a")
-    controller.take(greeting(N1, seen(A, journal=LOST), slots=2))
-    controller.place({A: S1})
-    before = controller.job(A)
-
-    controller.tell(N1, epoch_end(A, 1, journal=LOST))
-    controller.tell(N1, exited(A, code=0, journal=LOST))
-
-    assert controller.job(A) == before
-    assert controller.state.nodes[N1].foreign_workers == {}
-
-
-def test_a_worker_of_a_lost_group_keeps_its_slot_until_it_exits() -> None:
-    controller = restored(running(cluster_of(n1=2)))
-    controller.take(greeting(N1, seen(A), seen(A, 5, rank=0, slot=1), slots=2))
-
-    assert controller.job(A).phase is Phase.PAUSED
-    assert controller.job(A).reason == (
-        "a later change of its group was lost with the journal; restarts from the beginning"
-    )
-    assert controller.state.nodes[N1].foreign_workers == {S1: "a-1.v5.r0"}
-    controller.tell(N1, WorkerExited(job=A, version=Version(5), rank=0, code=None, signal=15))
-    assert controller.state.nodes[N1].foreign_workers == {}
-
-
-def test_a_starting_job_continues_once_its_reports_come_again() -> None:
-    controller = cluster_of(n1=1)
-    controller.submit("a")
-    controller.place({A: S0})
-    restored(controller)
-    controller.take(greeting(N1, seen(A)))
-
-    controller.tell(N1, ready(A))
-    controller.tell(N1, formed(A))
-
-    assert controller.job(A).phase is Phase.RUNNING
-
-
-def test_a_node_that_knows_more_than_the_journal_stops_new_jobs() -> None:
-    controller = cluster_of(n1=1)
-    controller.start()
-    controller.take(greeting(N1, events_dropped=7))
-    assert controller.state.outdated == (
-        "the journal is older than node n1, and lacks its events 1 to 7"
+    return lambda controller: controller.take(
+        ControllerStarted(
+            term=Term(controller.state.term + 1), release="0", journal=KEPT, restored=True, **fields
+        )
     )
 
-    controller.start()
-    controller.take(greeting(N1, events_dropped=7))
-    assert controller.state.outdated != ""  # until an admin decides
-    restored(controller)
 
-    assert controller.state.outdated == ""
+def restored() -> Controller:
+    return told(cluster_of(), restore())
 
 
-def test_a_node_that_has_seen_a_later_term_stops_new_jobs() -> None:
-    controller = cluster_of()
-    controller.take(greeting(N1, term=Term(9)))
-
-    assert controller.state.outdated == "the journal is older than node n1, and lacks term 9"
+def outdated(controller: Controller) -> str:
+    return controller.state.outdated
 
 
-def test_a_folder_that_only_looks_like_a_job_s_stops_no_new_jobs() -> None:
-    controller = cluster_of()
-    controller.take(greeting(N1, highest_job=2024))
+def foreign(controller: Controller) -> dict[Any, Any]:
+    return controller.state.nodes[N1].foreign_workers
 
-    assert (controller.state.outdated, submitted(controller)) == ("", "a-2025")
+
+def late_version(controller: Controller) -> bool:
+    """Whether the present version is one that no lost input can have used."""
+    return controller.job(A).version > 1000
+
+
+def greets(*jobs: str, **fields: Any) -> Any:
+    return greeting(N1, jobs=tuple(JobId(job) for job in jobs), **fields)
+
+
+ANOTHER = greeting(N1, seen(A, journal=LOST), slots=2)  # of another job with the same name
+RESTORED: Final[dict[str, Story]] = {
+    "numbers of jobs continue after those that were lost": [
+        lambda: cluster_of(n1=1), restore(jobs=57), submit(), {"active": ["a-58"]},
+    ],
+    "numbers that a node names are not given again": [
+        restored, greeting(N1, seen(JobId("x-12"), journal=LOST), jobs=(JobId("y-30"),)), submit(),
+        {"active": ["a-31"], outdated: ""},  # the admin knows
+    ],
+    "a number out of all bounds or none at all is bounded": [
+        restored, greets("y-" + "9" * 5000, "no number", "z-999999999999"), submit(), {"active": ["a-1000001"]},
+    ],
+    "versions that may have been lost are not used again": [
+        running, restore(), greeting(N1), {"phase": "paused"},  # its process is gone
+        place({A: S0}), {late_version: True, "phase": "starting"},
+    ],
+    "a worker of another job with the same name is left alone": [
+        restored, submit(), ANOTHER, {"orders": [], foreign: {S0: "a-1.v1.r0"}, "phase": "queued"},
+    ],
+    "its reports are not those of the new job": [
+        restored, submit(), ANOTHER, place({A: S1}), (N1, epoch_end(A, 1, journal=LOST)),
+        (N1, exited(A, code=0, journal=LOST)), {foreign: {}, "phase": "starting", "progress.epoch": 0},
+        {"workers": {(1, 0): "ordered"}, "attempts.losses": 0},
+    ],
+    "a worker of a lost group keeps its slot until it exits": [
+        lambda: running(cluster_of(n1=2)), restore(), greeting(N1, seen(A), seen(A, 5, rank=0, slot=1), slots=2),
+        {
+            "phase": "paused",
+            "reason": "a later change of its group was lost with the journal; restarts from the beginning",
+            foreign: {S1: "a-1.v5.r0"},
+        },
+        (N1, exited(A, 5, signal=15)), {foreign: {}},
+    ],
+    "a starting job continues once its reports come again": [
+        starting, restore(), greeting(N1, seen(A)), ready(A), formed(A), {"phase": "running"},
+    ],
+    "a node that knows more than the journal stops new jobs": [
+        lambda: cluster_of(n1=1), do("start"), greeting(N1, events_dropped=7), {outdated: BEHIND.format("its events 1 to 7")},
+        do("start"), greeting(N1, events_dropped=7), {outdated: BEHIND.format("its events 1 to 7")},  # until an admin decides
+        restore(), {outdated: ""},
+    ],
+    "a node that has seen a later term stops new jobs": [
+        cluster_of, greeting(N1, term=Term(9)), {outdated: BEHIND.format("term 9")},
+    ],
+    "a folder that only looks like a job's stops no new jobs": [
+        cluster_of, greeting(N1, highest_job=2024), submit(), {outdated: "", "active": ["a-2025"]},
+    ],
+}  # fmt: skip
+
+
+@stories(RESTORED)
+def test_a_restored_journal_reuses_nothing(story: Story) -> None:
+    for found, expected in played(*story):
+        assert found == expected

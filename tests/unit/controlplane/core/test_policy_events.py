@@ -15,8 +15,9 @@ from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.jobs import StopRule
 from schemas.wire.agent import StepsReported
 from tests.support import builders
-from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
+from tests.support.builders import BATCH, N1, S0, S1, T0, A, B, formed, ready, started
 from tests.support.controller import Controller, cluster_of, running, training
+from tests.unit.controlplane.core.steps import happens, place, submit
 
 
 def learnt(controller: Controller) -> list[PolicyEvent]:
@@ -123,15 +124,8 @@ def test_starts_and_nodes_teach_nothing() -> None:
     controller = Controller()
     controller.start()
     told: list[PolicyEvent] = []
-    for act in (
-        lambda: controller.take(builders.greeting()),
-        lambda: controller.submit("a"),
-        lambda: controller.place({A: S0}),
-        lambda: controller.tell(N1, builders.started(A)),
-        lambda: controller.tell(N1, builders.ready(A)),
-        lambda: controller.tell(N1, builders.formed(A)),
-    ):
-        act()
+    for step in (builders.greeting(), submit(), place({A: S0}), started(A), ready(A), formed(A)):
+        happens(controller, step)
         told += learnt(controller)
 
     assert controller.job(A).phase is Phase.RUNNING
@@ -150,48 +144,24 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("told", "known"),
-    [
-        (0.0, 0.0),
-        (1.5, 1.5),
-        (None, None),
-        (-1.0, None),
-        (1e300, None),
-        (float("nan"), None),
-        (float("inf"), None),
-    ],
-)
-def test_telemetry_teaches_what_a_worker_takes_of_its_host_if_that_can_be(
-    told: float | None, known: float | None
-) -> None:
-    reported = msgspec.structs.replace(steps(A), cpu_cores=told, sent_bytes_per_s=told)
-
-    learns = policy_events.event_of_steps(reported, running().state)
-
-    assert isinstance(learns, StepsSeen)
-    assert (learns.cpu_cores, learns.sent_bytes_per_s) == (known, known)
+NONSENSE = (-1.0, float("nan"), float("inf"))
+BOUNDED = {
+    "cpu_cores": {0.0: 0.0, 1.5: 1.5, None: None, **dict.fromkeys((1e300, *NONSENSE))},
+    "sent_bytes_per_s": {0.0: 0.0, 1.5: 1.5, None: None, **dict.fromkeys((1e300, *NONSENSE))},
+    "noise_scale": {512.5: 512.5, **dict.fromkeys((None, 0.0, float("-inf"), *NONSENSE))},
+    "group_steps": {0: 0, 17: 17, -1: 0, 2**60: 0},
+}
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
-    [
-        (512.5, 512.5),
-        (None, None),
-        (0.0, None),
-        (-1.0, None),
-        (float("nan"), None),
-        (float("inf"), None),
-        (float("-inf"), None),
-    ],
+    ("field", "told", "known"),
+    [(field, *pair) for field in BOUNDED for pair in BOUNDED[field].items()],
 )
-def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
-    told: float | None, known: float | None
-) -> None:
-    learns = policy_events.event_of_steps(steps(A, noise_scale=told), running().state)
+def test_telemetry_teaches_what_can_be(field: str, told: float | None, known: float | None) -> None:
+    learns = policy_events.event_of_steps(steps(A, **{field: told}), running().state)
 
     assert isinstance(learns, StepsSeen)
-    assert learns.noise_scale == known
+    assert getattr(learns, field) == known
 
 
 TIMES = StepTimes(pass_s=0.5, sync_s=0.125, local_batch=32, passes=2)
@@ -210,17 +180,10 @@ def test_telemetry_has_plausible_step_times(change: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"pass_s": 0.0},
-        {"pass_s": float("nan")},
-        {"pass_s": float("inf")},
-        {"sync_s": 0.75},
-        {"sync_s": -0.125},
-        {"local_batch": 0},
-        {"local_batch": BATCH + 1},
-        {"passes": 0},
-        {"passes": 2**60},
+        {"pass_s": 0.0}, {"pass_s": float("nan")}, {"pass_s": float("inf")}, {"sync_s": 0.75}, {"sync_s": -0.125},
+        {"local_batch": 0}, {"local_batch": BATCH + 1}, {"passes": 0}, {"passes": 2**60},
     ],
-)
+)  # fmt: skip
 def test_implausible_step_times_are_dropped(change: dict[str, Any]) -> None:
     times = msgspec.structs.replace(TIMES, **change)
     controller = running(family="f")
@@ -232,14 +195,6 @@ def test_implausible_step_times_are_dropped(change: dict[str, Any]) -> None:
     assert isinstance(learns, StepsSeen)
     assert learns.step_times is None
     assert [getattr(event, "step_times", None) for _, event in past(controller)] == [TIMES, None]
-
-
-@pytest.mark.parametrize(("told", "known"), [(0, 0), (17, 17), (-1, 0), (2**60, 0)])
-def test_telemetry_says_how_many_steps_its_group_has_done(told: int, known: int) -> None:
-    learns = policy_events.event_of_steps(steps(A, group_steps=told), running().state)
-
-    assert isinstance(learns, StepsSeen)
-    assert learns.group_steps == known
 
 
 def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches_nothing() -> None:

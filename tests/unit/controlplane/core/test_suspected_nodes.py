@@ -2,97 +2,79 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any, Final
 
 from controlplane.core.inputs import UndrainRequested
-from controlplane.core.model.job_phases import Phase
-from schemas.ids import JobId
+from schemas.ids import JobId, SlotId
 from tests.support.builders import N1, S0, T0, A, exited, formed, news, raised, ready, started
 from tests.support.controller import Controller, cluster_of
+from tests.unit.controlplane.core.steps import Story, place, played, stories, submit, told
 
 CUDA = "RuntimeError: CUDA error"
 
 
-def fails(controller: Controller, job: JobId, *, version: int, on: str = S0) -> None:
+UNDRAIN = UndrainRequested(node=N1, user="bob")
+
+
+def fails(job: JobId, version: int = 1, on: SlotId = S0) -> list[Any]:
     """Job `job` starts on a slot, and its script fails before it trains."""
-    node = on.rpartition("/")[0]
-    controller.place({job: on})
-    controller.tell(node, started(job, version))
-    controller.tell(node, raised(job, version, index=1, error=CUDA, where="train.py:1"))
-    controller.tell(node, exited(job, version, code=1))
+    return [
+        place({job: on}), started(job, version),
+        raised(job, version, index=1, error=CUDA, where="train.py:1"), exited(job, version, code=1),
+    ]  # fmt: skip
 
 
 def fallen(jobs: int, **spec: object) -> Controller:
     """Some jobs, one after the other, failed on the first of two nodes."""
-    controller = cluster_of(n1=1, n2=1)
-    for number in range(1, jobs + 1):
-        controller.submit("a", **spec)
-        fails(controller, JobId(f"a-{number}"), version=1)
-    return controller
-
-
-def test_the_first_failure_before_training_is_not_counted_and_tried_elsewhere() -> None:
-    controller = fallen(1)
-    job = controller.job(A)
-
-    assert (job.phase, job.attempts.failures) == (Phase.PAUSED, 0)
-    assert job.reason == (
-        f"{CUDA} (train.py:1) (exit code 1); before training on node n1, which may be the cause: "
-        "tries another one, not counted"
-    )
-    assert controller.state.nodes[N1].usable
-
-
-def test_a_script_that_fails_on_two_nodes_has_failed_and_no_node_is_blamed() -> None:
-    controller = fallen(1)
-    controller.now += 60.0
-
-    fails(controller, A, version=controller.job(A).next_version, on=T0)
-
-    assert controller.job(A).phase is Phase.FAILED
-    assert controller.state.nodes[N1].strikes == {}
-
-
-def test_a_node_on_which_three_jobs_failed_in_a_row_gets_no_more() -> None:
-    controller = fallen(3)
-
-    assert [slot.usable for slot in controller.view().slots] == [False, True]
-    assert controller.state.nodes[N1].suspicion == (
-        "jobs failed here before training: a-1, a-2, a-3; the last with: "
-        f"{CUDA} (train.py:1) (exit code 1); repair it, then `ones node undrain n1`"
+    names = [JobId(f"a-{number}") for number in range(1, jobs + 1)]
+    return told(
+        cluster_of(n1=1, n2=1),
+        *(step for name in names for step in (submit("a", **spec), *fails(name))),
     )
 
 
-def test_an_operator_returns_a_suspected_node() -> None:
-    controller = fallen(3)
-
-    told = controller.take(UndrainRequested(node=N1, user="bob"))
-
-    assert news("node.healthy", N1) in told
-    assert [slot.usable for slot in controller.view().slots] == [True, True]
+def suspicion(controller: Controller) -> str:
+    return controller.state.nodes[N1].suspicion
 
 
-def test_a_job_that_trains_on_a_node_clears_it() -> None:
-    controller = fallen(2)
-    controller.submit("b")
-    job = JobId("b-3")
-    controller.place({job: S0})
-    controller.tell(N1, started(job))
-    controller.tell(N1, ready(job))
-    controller.tell(N1, formed(job))
-
-    assert controller.state.nodes[N1].strikes == {}
+def strikes(controller: Controller) -> object:
+    return controller.state.nodes[N1].strikes
 
 
-@pytest.mark.parametrize("spec", [{"on_loss": "fail"}])
-def test_a_job_that_must_not_run_twice_fails_at_once(spec: dict[str, str]) -> None:
-    assert fallen(1, **spec).job(A).phase is Phase.FAILED
+B3 = JobId("b-3")
+SUSPECTED: Final[dict[str, Story]] = {
+    "the first failure before training is not counted and tried elsewhere": [
+        lambda: fallen(1),
+        {
+            "phase": "paused", "attempts.failures": 0, "usable": {S0: True, T0: True},
+            "reason": f"{CUDA} (train.py:1) (exit code 1); before training on node n1, which may be the cause: tries another one, not counted",
+        },
+    ],
+    "a script that fails on two nodes has failed and no node is blamed": [
+        lambda: fallen(1), 60.0, *fails(A, 3, T0), {"phase": "failed", strikes: {}},
+    ],
+    "a node on which three jobs failed in a row gets no more until an operator returns it": [
+        lambda: fallen(3),
+        {
+            "usable": {S0: False, T0: True},
+            suspicion: (
+                "jobs failed here before training: a-1, a-2, a-3; the last with: "
+                f"{CUDA} (train.py:1) (exit code 1); repair it, then `ones node undrain n1`"
+            ),
+        },
+        UNDRAIN, {"first": news("node.healthy", N1), "usable": {S0: True, T0: True}},
+    ],
+    "a job that trains on a node clears it": [
+        lambda: fallen(2), submit("b"), place({B3: S0}), started(B3), ready(B3), formed(B3), {strikes: {}},
+    ],
+    "a job that must not run twice fails at once": [lambda: fallen(1, on_loss="fail"), {"phase": "failed"}],
+    "without another node a failure is the script's": [
+        lambda: cluster_of(n1=1), submit(), *fails(A), {"phase": "failed"},
+    ],
+}  # fmt: skip
 
 
-def test_without_another_node_a_failure_is_the_script_s() -> None:
-    controller = cluster_of(n1=1)
-    controller.submit("a")
-
-    fails(controller, A, version=1)
-
-    assert controller.job(A).phase is Phase.FAILED
+@stories(SUSPECTED)
+def test_a_node_is_suspected_before_scripts_are(story: Story) -> None:
+    for found, expected in played(*story):
+        assert found == expected
