@@ -58,7 +58,7 @@ MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
 VARIABLES: Final = (  # of the agent, which jobs get; patterns of names
     "PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*",
     "GLOO_*", "UCX_*", "FI_*", "ROCR_*", "HIP_*", "RES_OPTIONS", "SSL_CERT_DIR", "SSL_CERT_FILE",
-    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_CPP_LOG_LEVEL", "TORCHINDUCTOR_*", "TRITON_*",
 )  # fmt: skip
 OWN_VARIABLES: Final = (  # further variables, for jobs that run as the agent
     "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME",

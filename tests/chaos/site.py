@@ -21,11 +21,11 @@ from nodeagent.job_cgroups import JobGroups
 from schemas.transport.keys import write_keys
 from schemas.wire.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
+from tests.support.file_trees import opened
 
 CONTROL: Final = "control"
 USER: Final = "user"
 DISK_BYTES: Final = 256 << 20
-INTERPRETER: Final = (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__))
 PASSABLE, OPEN = 0o711, 0o1777  # jobs with uids of their own reach their folders, and write records
 PORTS: Final = {"agents": 7701, "clients": 7702}
 MODULES: Final = {"controller": "controlplane.service", "agent": "nodeagent"}
@@ -119,7 +119,7 @@ class Site:
             return
         command = ["nsenter", f"--net={self.network.namespace(name)}"]
         if self._own_uids and host.role == "agent":
-            command += self._opened()
+            command += opened(self.base / "lids" / str(next(self._lives)))
         command += [sys.executable, "-P", "-m", MODULES[host.role], "--config"]
         with contextlib.ExitStack() as stack:
             try:
@@ -213,22 +213,6 @@ class Site:
     def logs(self, name: str) -> list[Path]:
         """What workers of a node have printed and nobody has shipped to its end."""
         return sorted((self.hosts[name].folder / "run" / "workers").glob("*/log"))
-
-    def _opened(self) -> list[str]:
-        """Begins a command that sees closed folders on the way to our interpreter as passable."""
-        script = (
-            'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/over,workdir=$2/by" "$1"; shift 2'
-        )
-        command = ["unshare", "--mount", "--propagation", "private"]
-        ways = {parent for path in INTERPRETER for parent in path.parents}
-        closed = sorted(path for path in ways if not path.stat().st_mode & 0o001)
-        for path in closed:
-            lid = self.base / "lids" / f"{next(self._lives)}"
-            for part in ("over", "by"):
-                (lid / part).mkdir(parents=True)
-            (lid / "over").chmod(path.stat().st_mode | 0o001)
-            command += ["sh", "-ec", f'{script}; exec "$@"', "sh", str(path), str(lid)]
-        return command
 
     def _code(self, name: str) -> dict[str, str]:
         if name != CONTROL or not self.build:
