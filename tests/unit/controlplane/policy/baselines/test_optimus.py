@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from controlplane.policy.api import JobEnded, JobView, Policy
 from controlplane.policy.baselines.optimus import LengthEstimates
 from controlplane.policy.registry import make
@@ -20,115 +18,6 @@ def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobVi
 
 def knowing(steps: dict[JobId, float], **options: Any) -> Policy:
     return make("optimus", {"remaining": "oracle", **options}, ToldOracle(steps))
-
-
-def test_a_round_agrees_with_a_calculation_by_hand() -> None:
-    """Six slots; a step takes 1/n s; A has 120 steps left, B 60, C 12.
-
-    | slot | A saves      | B saves     | C saves    | goes to |
-    |------|--------------|-------------|------------|---------|
-    | 1-3  |              |             |            | A, B, C |
-    | 4    | 120/2 = 60   | 60/2 = 30   | 12/2 = 6   | A       |
-    | 5    | 120/6 = 20   | 30          | 6          | B       |
-    | 6    | 20           | 60/6 = 10   | 6          | A       |
-
-    Placed in ascending order of size, each on the emptiest node: C, B, A.
-    """
-    it = InstantCluster(knowing({A: 120.0, B: 60.0, C: 12.0}), row_of(4, 2))
-    it.submit(elastic(A), elastic(B), elastic(C))
-
-    assert it.at(0.0) == {C: ["n1/0"], B: ["n1/1", "n1/2"], A: ["n2/0", "n2/1", "n1/3"]}
-
-
-@pytest.mark.parametrize(
-    ("steps", "slots", "given"),
-    [({A: 50.0, B: 50.0}, 3, {A: 2, B: 1}), ({A: 0.0, B: 0.0}, 4, {A: 1, B: 1})],
-    ids=["the first of equal gains", "no steps left"],
-)
-def test_slots_go_by_gain_then_by_arrival(
-    steps: dict[JobId, float], slots: int, given: dict[JobId, int]
-) -> None:
-    it = InstantCluster(knowing(steps), row_of(slots))
-    it.submit(elastic(A), elastic(B))
-
-    assert it.sizes(0.0) == given
-
-
-@pytest.mark.parametrize(
-    ("job", "options"),
-    [(elastic(A, most=3), {}), (elastic(A, batch_size=3), {}), (elastic(A), {"most": 3})],
-    ids=["its most", "its batch", "the option"],
-)
-def test_a_job_gets_no_more_slots_than_it_may_have_or_use(
-    job: JobView, options: dict[str, Any]
-) -> None:
-    it = InstantCluster(knowing({A: 50.0}, **options), row_of(8))
-    it.submit(job)
-
-    assert it.sizes(0.0) == {A: 3}
-
-
-PAPER = {"starts": "rounds", "age_share": 0.0}
-
-
-def test_as_in_the_paper_a_new_job_waits_for_the_next_round() -> None:
-    """A ends at 100, B comes at 50; the round is at 600: four slots for B, C keeps its place."""
-    it = InstantCluster(knowing({A: 80.0, B: 80.0, C: 80.0}, **PAPER), row_of(4))
-    it.submit(elastic(A), elastic(C))
-    assert it.sizes(0.0) == {A: 2, C: 2}
-
-    it.submit(elastic(B, at=50.0))
-    assert it.sizes(50.0) == {A: 2, C: 2}
-    assert it.plans[-1].wake_at == 600.0
-    assert it.plans[-1].reasons[B].text == "waits: sizes are chosen again in the next round"
-    it.end(A)
-    assert it.sizes(100.0) == {C: 2}
-    assert it.sizes(600.0) == {C: 2, B: 2}
-
-
-def test_a_new_job_starts_on_idle_slots_and_grows_in_the_next_round() -> None:
-    """A has what it may have. B comes at 50, when A is 50 s old: 25 s on average."""
-    it = InstantCluster(knowing({A: 80.0, B: 80.0}, moves="elastic"), row_of(4))
-    it.submit(elastic(A, most=1))
-    it.at(0.0)
-    it.at(50.0)
-    it.submit(elastic(B, at=50.0))
-
-    assert it.sizes(51.0) == {A: 1, B: 1}
-    assert it.plans[-1].wake_at == 75.0
-    assert it.sizes(75.0) == {A: 1, B: 3}
-
-
-def test_an_empty_cluster_does_not_wait_for_the_next_round() -> None:
-    it = InstantCluster(knowing({A: 80.0, B: 80.0}), row_of(4))
-    it.submit(elastic(A))
-    it.at(0.0)
-    it.end(A)
-    it.submit(elastic(B, at=50.0))
-
-    assert it.sizes(50.0) == {B: 4}
-
-
-def test_a_changed_size_restarts_a_job_unless_moves_are_elastic() -> None:
-    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0), row_of(4))
-    it.submit(elastic(A))
-    it.at(0.0)
-    it.submit(elastic(B, at=50.0))
-
-    it.at(50.0)
-
-    stops, starts = it.plans[-3:-1]
-    assert stops.restart == (A,)
-    assert {name: len(slots) for name, slots in stops.local_batch.items()} == {A: 2, B: 2}
-    assert stops.local_batch == starts.local_batch
-    assert starts.restart == ()
-    assert stops.reasons[A].code == "restart"
-    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
-    it.submit(elastic(A))
-    it.at(0.0)
-    it.submit(elastic(B, at=50.0))
-    assert it.at(50.0) == {A: ["n1/0", "n1/1"], B: ["n1/2", "n1/3"]}
-    assert all(not plan.restart for plan in it.plans)
 
 
 def test_slots_stay_reserved_for_a_job_that_is_stopping() -> None:
