@@ -311,3 +311,5 @@ def test_only_waiting_jobs_start_on_slots_without_their_own_core(
     plan = answer(*jobs, events=events, cores=cores)
 
     assert {name: len(on) for name, on in plan.local_batch.items()} == sizes
+    kept = [job for job in jobs if len(job.running_on) == sizes[job.job]]
+    assert all(plan.local_batch[job.job] == job.running_on for job in kept)

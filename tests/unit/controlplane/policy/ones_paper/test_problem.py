@@ -1,4 +1,4 @@
-"""Problems under each reading of the paper."""
+"""Problems and batch limits under each reading of the paper."""
 
 from __future__ import annotations
 

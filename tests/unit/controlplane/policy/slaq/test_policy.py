@@ -1,4 +1,4 @@
-"""Policy `slaq`."""
+"""Policy `slaq`: sizes, allocations, and losses of stretches of training."""
 
 from __future__ import annotations
 
