@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -216,7 +217,8 @@ async def test_events_during_an_absence_follow_and_no_event_comes_twice(site: Si
     async with running(site.webhooks()):
         site.ends("a")
         await site.receiver.until(1)
-        await asyncio.to_thread(lambda: None)
+        seq = site.receiver.accepted[0][1]["data"]["seq"]
+        await until(lambda: json.loads((site.home / FILE).read_bytes())["delivered"]["a"] >= seq)
     site.ends("b")
     await site.service.loop.caught_up()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import Utility
 from tests.support.builders import S0, A, B, C, job_view
 from tests.support.views import NOW, row_of, view_of
+from tests.unit.controlplane.policy.tables import cases
 
 N1 = [SlotId(f"n1/{index}") for index in range(4)]
 N2 = [SlotId(f"n2/{index}") for index in range(4)]
@@ -65,15 +68,24 @@ def test_without_free_slots_a_job_stops_unless_the_policy_makes_room() -> None:
     assert N1[0] in restored[A]
 
 
-def test_a_gang_gets_its_wanted_slots_if_free_else_its_minimum() -> None:
-    gang = job_view(A, slots=(2, 4), wanted=4, running_on={N1[0]: 8})
-    has_least = job_view(A, slots=(2, 4), wanted=4, running_on={N1[0]: 8, N1[1]: 8})
-    others = (job_view(B, running_on={N1[2]: 64}), job_view(C, running_on={N1[3]: 64}))
+GANG: dict[str, Any] = {"slots": (2, 4), "wanted": 4}
+OTHERS = (job_view(B, running_on={N1[2]: 64}), job_view(C, running_on={N1[3]: 64}))
 
-    assert len(planned(view_of(row_of(4), gang)).local_batch[A]) == 4
-    assert len(planned(view_of(row_of(2), gang)).local_batch[A]) == 2
-    plan = planned(view_of(row_of(4), has_least, *others))
-    assert (plan.local_batch[A], plan.reasons) == ({N1[0]: 8, N1[1]: 8}, {})
+
+@cases(
+    "jobs, slots, placed",
+    its_wanted_slots=((job_view(A, **GANG, running_on={N1[0]: 8}),), 4, [16] * 4),
+    its_minimum=((job_view(A, **GANG, running_on={N1[0]: 8}),), 2, [32, 32]),
+    it_has_its_minimum=((job_view(A, **GANG, running_on={N1[0]: 8, N1[1]: 8}), *OTHERS), 4, [8, 8]),
+    as_much_as_the_slots_can_hold=((lost_one(local_limit=20),), 2, [20, 20]),
+)  # fmt: skip
+def test_a_job_gets_its_wanted_slots_back_if_free_else_its_minimum_with_the_users_batch(
+    jobs: tuple[JobView, ...], slots: int, placed: list[int]
+) -> None:
+    plan = planned(view_of(row_of(slots), *jobs))
+
+    assert list(plan.local_batch[A].values()) == placed
+    assert [*plan.reasons] == [A] * (placed != list(jobs[0].running_on.values()))
 
 
 def test_a_job_that_may_not_change_now_stays_as_it_is() -> None:
@@ -85,12 +97,6 @@ def test_a_job_that_may_not_change_now_stays_as_it_is() -> None:
 
     assert (failed.local_batch, failed.wake_at) == ({A: {N1[0]: 8}}, later)
     assert planned(view).local_batch == planned(away).local_batch == {A: {N1[0]: 8}}
-
-
-def test_a_restored_batch_is_the_users_as_far_as_the_slots_can_hold_it() -> None:
-    small = lost_one(local_limit=20)
-
-    assert planned(view_of(row_of(2), small)).local_batch == {A: {N1[0]: 20, N1[1]: 20}}
 
 
 # --- without a policy
@@ -108,15 +114,18 @@ def test_running_jobs_stay_and_the_oldest_waiting_job_starts() -> None:
     assert plan.reasons[B] == Reason("waits", text, {"needs": 1, "free": 0})
 
 
-def test_jobs_that_cannot_start_have_a_reason() -> None:
-    large = job_view(A, slots=(3, 3))
+@cases(
+    "slots, job, code, wake_at",
+    backing_off=(1, job_view(A, ready_at=Seconds(NOW + 3.0)), "backing_off", NOW + 3.0),
+    too_large=(2, job_view(A, slots=(3, 3)), "too_large", None),
+    no_slots=(0, job_view(A, slots=(3, 3)), "no_slots", None),
+)
+def test_jobs_that_cannot_start_have_a_reason(
+    slots: int, job: JobView, code: str, wake_at: float | None
+) -> None:
+    plan = fallback_plan(view_of(row_of(slots), job), NOW)
 
-    plan = fallback_plan(view_of(row_of(1), job_view(A, ready_at=Seconds(NOW + 3.0))), NOW)
-
-    assert (plan.local_batch, plan.wake_at) == ({}, NOW + 3.0)
-    assert plan.reasons[A].code == "backing_off"
-    assert fallback_plan(view_of(row_of(2), large), NOW).reasons[A].code == "too_large"
-    assert fallback_plan(view_of([], large), NOW).reasons[A].code == "no_slots"
+    assert (plan.local_batch, plan.wake_at, plan.reasons[A].code) == ({}, wake_at, code)
 
 
 def test_a_job_that_has_to_be_admitted_waits_for_the_policy() -> None:

@@ -17,7 +17,7 @@ from controlplane.policy.placement.placers import PlacerName
 from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.ids import JobId, Seconds
-from tests.support.builders import job_view
+from tests.support.builders import cluster_view, job_view
 from tests.support.sizes import examples
 from tests.support.views import (
     NOW,
@@ -102,6 +102,12 @@ def jobs_wait_while_they_back_off_or_may_not_change(view: ClusterView, plan: Pla
             assert plan.local_batch[job.job] == job.running_on
 
 
+CODES = {
+    "start", "resume", "grow", "shrink", "pause", "pack", "move", "batch", "restart",
+    "waits", "backing_off", "too_large", "no_slots", "restore", "fill", "next_in_line", "rejected",
+}  # fmt: skip
+
+
 def only_jobs_that_change_or_wait_have_reasons(view: ClusterView, plan: Plan) -> None:
     concerned = {job.job for job in view.jobs.values() if job.movable or job.running_on}
     unchanged = {
@@ -110,8 +116,10 @@ def only_jobs_that_change_or_wait_have_reasons(view: ClusterView, plan: Plan) ->
         if job.running_on and plan.local_batch.get(job.job) == job.running_on
     }
     assert set(plan.reasons) == concerned - unchanged - plan.rejected.keys()
-    reasons = (*plan.reasons.values(), *plan.rejected.values())
-    assert all(reason.code and reason.text for reason in reasons)
+    for reason in (*plan.reasons.values(), *plan.rejected.values()):
+        assert reason.code in CODES
+        assert reason.text
+        assert all(map(math.isfinite, reason.numbers.values()))
 
 
 def only_undecided_jobs_are_rejected(view: ClusterView, plan: Plan) -> None:
@@ -180,6 +188,11 @@ def test_plans_are_valid_with_every_placer(name: str, placer: PlacerName, told: 
     assert asked(made(name, {"placer": placer}), told) == plan
     for holds in PROPERTIES:
         holds(told[0], plan)
+
+
+@EACH_POLICY
+def test_the_plan_of_an_empty_cluster_is_empty(name: str) -> None:
+    assert made(name).plan(cluster_view(version=7), NOW) == Plan(based_on=7)
 
 
 @SIZE

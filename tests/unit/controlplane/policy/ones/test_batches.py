@@ -20,6 +20,7 @@ from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import NOW, epoch_seen, row_of, view_of
+from tests.unit.controlplane.policy.tables import cases
 
 FIRST, LIMIT, LOUD = 64, 8192, 1e9  # batches; a noise scale at which the largest batch is the best
 
@@ -84,11 +85,23 @@ def test_only_jobs_with_new_reports_get_new_batches() -> None:
     assert [batches(plan) for plan in (first, again, other)] == [{A: 128}, {}, {B: 128}]
 
 
-def test_a_gated_job_may_get_another_batch() -> None:
-    job = a_job(A, S0, moved_at=NOW, placed_at=NOW)
-    policy = policy_of(steps(), jobs=(job,))
+@cases(
+    "changes, options, batch",
+    gated=({"moved_at": NOW, "placed_at": NOW}, {}, {A: 128}),
+    not_movable=({"movable": False}, {}, {}),
+    before_its_retry=({"retry_at": Seconds(NOW + 1.0)}, {}, {}),
+    waiting=({"running_on": {}}, {}, {}),
+    only_with_plans=({}, {"rebatch": False}, {}),
+)
+def test_jobs_on_slots_that_may_change_get_another_batch_also_while_gated(
+    changes: dict[str, Any], options: dict[str, Any], batch: dict[JobId, int]
+) -> None:
+    job = msgspec.structs.replace(a_job(A, S0), **changes)
 
-    assert batches(policy.batches(shown(job), NOW)) == {A: 128}
+    plan = policy_of(steps(), jobs=(job,), **options).batches(shown(job), NOW)
+
+    assert batches(plan) == batch
+    assert batch or plan == Plan(based_on=1)
 
 
 def test_a_plan_and_batches_alone_choose_the_same_batch() -> None:
@@ -102,21 +115,6 @@ def test_a_plan_and_batches_alone_choose_the_same_batch() -> None:
     assert alone.local_batch == whole.local_batch == {A: {S0: 128}}
     assert alone.reasons[A].numbers.keys() <= whole.reasons[A].numbers.keys()
     assert alone.reasons[A].text == whole.reasons[A].text
-
-
-@pytest.mark.parametrize(
-    "changes", [{"movable": False}, {"retry_at": Seconds(NOW + 1.0)}, {"running_on": {}}], ids=str
-)
-def test_jobs_that_wait_or_may_not_change_get_no_batch(changes: dict[str, Any]) -> None:
-    job = msgspec.structs.replace(a_job(A, S0), **changes)
-
-    assert policy_of(steps(), jobs=(job,)).batches(shown(job), NOW) == Plan(based_on=1)
-
-
-def test_without_rebatch_batches_change_only_with_plans() -> None:
-    job = a_job(A, S0)
-
-    assert policy_of(steps(), jobs=(job,), rebatch=False).batches(shown(job), NOW).local_batch == {}
 
 
 def test_a_change_of_the_batch_closes_no_gate() -> None:
@@ -136,26 +134,23 @@ def test_a_change_of_the_batch_closes_no_gate() -> None:
 # --- how fast they grow
 
 
-def test_a_batch_doubles_after_enough_steps_with_it() -> None:
-    job = a_job(A, S0, batch=128)
-    policy = policy_of(steps(), jobs=(a_job(A, S0),), growth_steps=10)
-    grown = []
-    for step, measured in ((15, 4), (19, 8), (21, 10)):
-        policy.observe(steps(batch=128, group=2, step=step, group_steps=measured), NOW)
-        grown.append(batches(policy.batches(shown(job, version=step), NOW)))
+# (step, steps that the group has measured) of reports with the same batch
+@cases(
+    "batch, reports, grown",
+    enough_steps_with_it=(128, [(15, 4), (19, 8), (21, 10)], [{}, {}, {A: 256}]),
+    without_a_count_from_the_first_report=(64, [(40, 0), (49, 0), (50, 0)], [{}, {}, {A: 128}]),
+)
+def test_a_batch_doubles_after_enough_steps_with_it(
+    batch: int, reports: list[tuple[int, int]], grown: list[dict[JobId, int]]
+) -> None:
+    job, before = a_job(A, S0, batch=batch), [steps()] * (batch > FIRST)
+    policy = policy_of(*before, jobs=(a_job(A, S0),), growth_steps=10)
+    found = []
+    for step, measured in reports:
+        policy.observe(steps(batch=batch, group=2, step=step, group_steps=measured), NOW)
+        found.append(batches(policy.batches(shown(job, version=step), NOW)))
 
-    assert grown == [{}, {}, {A: 256}]
-
-
-def test_telemetry_without_a_step_count_counts_from_its_first_report() -> None:
-    job = a_job(A, S0)
-    policy = policy_of(jobs=(job,), growth_steps=10)
-    grown = []
-    for step in (40, 49, 50):
-        policy.observe(steps(step=step, group_steps=0), NOW)
-        grown.append(batches(policy.batches(shown(job, version=step), NOW)))
-
-    assert grown == [{}, {}, {A: 128}]
+    assert found == grown
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -229,16 +224,15 @@ def test_an_epoch_of_several_passes_measures_no_pass() -> None:
 # --- noise scales
 
 
-def test_the_last_noise_scale_counts() -> None:
-    events = [steps(noise_scale=scale, step=10 + at) for at, scale in enumerate((1024.0, 4096.0))]
-    job = a_job(A, S0)
+@cases(
+    "events, epoch, noise_scale",
+    the_last_report=([steps(noise_scale=1024.0), steps(noise_scale=4096.0, step=11)], 1, 4096.0),
+    the_prior=([], 0, 4 * FIRST),
+    relatives=([steps(B, noise_scale=1000.0)], 0, pytest.approx(1000, rel=0.05)),
+)
+def test_a_noise_scale_is_the_last_report_or_that_of_relatives_or_the_prior(
+    events: list[StepsSeen], epoch: int, noise_scale: Any
+) -> None:
+    job = a_job(A, S0, epoch=epoch)
 
-    assert policy_of(*events, jobs=(job,)).estimates.noise_scale(job) == 4096.0
-
-
-def test_a_job_without_a_noise_scale_uses_its_relatives_or_the_prior() -> None:
-    other = steps(B, noise_scale=1000.0)
-    job = a_job(A, S0, epoch=0)
-
-    assert policy_of(jobs=(job,)).estimates.noise_scale(job) == 4 * FIRST
-    assert policy_of(other, jobs=(job,)).estimates.noise_scale(job) == pytest.approx(1000, rel=0.05)
+    assert policy_of(*events, jobs=(job,)).estimates.noise_scale(job) == noise_scale

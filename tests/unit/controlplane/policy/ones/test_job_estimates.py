@@ -33,6 +33,7 @@ from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import epoch_seen, row_of, steps_seen, view_of
+from tests.unit.controlplane.policy.tables import cases
 
 OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0, length_model="residual")
 
@@ -82,50 +83,41 @@ def sizes(estimates: Estimates) -> dict[Size, float]:
 # --- speeds
 
 
-def test_a_whole_epoch_measures_its_size() -> None:
-    assert sizes(knowing((1.0, epoch()))) == {(1, 2, 32, "", None): 0.1}
+NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"whole": False}, {"samples_per_s": 0.0}, {"samples_per_s": float("inf")}, {"slots": 0}],
-    ids=str,
-)
-def test_an_epoch_of_several_groups_or_without_speed_measures_nothing(
-    changes: dict[str, Any],
-) -> None:
-    assert sizes(knowing((1.0, epoch(**changes)))) == {}
+def two_reports(**other: Any) -> list[StepsSeen]:
+    return [steps(0, samples_done=5), steps(5, **other)]
 
 
-def test_the_second_report_of_a_group_is_a_measurement() -> None:
-    estimates = knowing((10.0, steps(2)))
-    assert sizes(estimates) == {}
-
-    estimates.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
-
-    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"group": 2}, {"global_batch": 128}, {"samples_done": 3}, {"samples_per_s": 0.0},
-        {"samples_per_s": float("inf")}, {"samples_per_s": float("nan")},
-    ],
-    ids=str,
+@cases(
+    "events, expected",
+    a_whole_epoch=([epoch()], {(1, 2, 32, "", None): 0.1}),
+    a_new_measurement_counts_three_tenths=(
+        [epoch(), epoch(samples_per_s=320.0)], {(1, 2, 32, "", None): pytest.approx(0.13)},
+    ),
+    an_epoch_of_several_groups=([epoch(whole=False)], {}),
+    epochs_without_a_speed=([epoch(samples_per_s=speed) for speed in (0.0, INF)], {}),
+    an_epoch_without_slots=([epoch(slots=0)], {}),
+    the_first_report_of_a_group=([steps(2)], {}),
+    the_second_report_of_a_group=([steps(2), steps(4)], {(1, 1, 64, "", None): 0.2}),
+    a_report_of_another_group=(two_reports(group=2), {}),
+    a_report_with_another_batch=(two_reports(global_batch=128), {}),
+    a_report_without_progress=(two_reports(samples_done=3), {}),
+    a_report_without_speed=(two_reports(samples_per_s=0.0), {}),
+    an_endless_speed=(two_reports(samples_per_s=INF), {}),
+    a_speed_that_is_no_number=(two_reports(samples_per_s=NAN), {}),
 )  # fmt: skip
-def test_a_report_of_another_group_or_without_progress_or_speed_measures_nothing(
-    other: dict[str, Any],
+def test_whole_epochs_and_second_reports_of_a_group_measure_a_size(
+    events: list[PolicyEvent], expected: dict[Size, float]
 ) -> None:
-    estimates = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
+    estimates = knowing(*((10.0 + at / 100, event) for at, event in enumerate(events)))
 
-    assert sizes(estimates) == {}
-
-
-def test_a_new_measurement_counts_three_tenths() -> None:
-    estimates = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
-
-    assert sizes(estimates) == {(1, 2, 32, "", None): pytest.approx(0.13)}
+    assert sizes(estimates) == expected
+    assert not estimates.families["g"].speed_model(32).known
+    assert estimates.families["f"].speed_model(32).known == bool(expected)
+    widest = max((slots for _, slots, *_ in expected), default=1)
+    assert (estimates.families["f"].largest, estimates.families["g"].largest) == (widest, 1)
 
 
 def test_an_epoch_beside_neighbours_measures_nothing() -> None:
@@ -161,14 +153,6 @@ def test_telemetry_is_recorded_with_the_gpu_type_and_the_worst_neighbour(
     if not options.gpu_types:
         assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
         assert estimates.log_slowdowns(["f", "g"]) is None
-
-
-def test_families_are_measured_separately() -> None:
-    estimates = knowing((1.0, epoch()))
-
-    assert not estimates.families["g"].speed_model(32).known
-    assert estimates.families["f"].speed_model(32).known
-    assert (estimates.families["f"].largest, estimates.families["g"].largest) == (2, 1)
 
 
 # --- limits
@@ -209,22 +193,16 @@ def test_a_plan_that_runs_a_job_keeps_its_limit() -> None:
 # --- when a job may be changed
 
 
-@pytest.mark.parametrize(
-    ("moved_at", "epoch_at", "now", "gated"),
-    [
-        (100.0, 90.0, 110.0, True),
-        (100.0, 100.0, 110.0, True),
-        (100.0, 105.0, 110.0, False),
-        (100.0, 90.0, 129.9, True),
-        (100.0, 90.0, 130.0, False),
-    ],
-    ids=["just moved", "an epoch before", "an epoch since", "almost an interval", "an interval"],
+@cases(
+    "moved_at, epoch_at, now, gated",
+    just_moved=(100.0, 90.0, 110.0, True),
+    an_epoch_before=(100.0, 100.0, 110.0, True),
+    an_epoch_since=(100.0, 105.0, 110.0, False),
+    almost_an_interval=(100.0, 90.0, 129.9, True),
+    an_interval=(100.0, 90.0, 130.0, False),
 )
 def test_a_moved_job_is_gated_for_an_epoch_or_a_report_interval(
-    moved_at: float,
-    epoch_at: float,
-    now: float,
-    gated: bool,  # noqa: FBT001
+    *, moved_at: float, epoch_at: float, now: float, gated: bool
 ) -> None:
     job = running(moved_at=Seconds(moved_at), epoch_at=Seconds(epoch_at))
 
@@ -250,28 +228,23 @@ def ended(slot_s: float, family: str = "g", *, succeeded: bool = True) -> JobEnd
     return JobEnded(job=B, family=family, samples_done=900, succeeded=succeeded, slot_s=slot_s)
 
 
-def test_jobs_with_more_service_predict_the_rest() -> None:
-    estimates = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
-    served = [running(slot_s=slot_s, running_on={}) for slot_s in (0.0, 100.0, 500.0, 800.0)]
-
-    left = [estimates.remaining_service(job, Seconds(9.0)) for job in served]
-
-    assert left == [400.0, 450.0, 300.0, None]
+THREE = [ended(100.0), ended(300.0), ended(800.0)]
 
 
-@pytest.mark.parametrize(
-    ("past", "changes", "left"),
-    [
-        ([ended(100.0)], {}, 100.0),
-        ([ended(100.0)], {"moved_at": Seconds(-30.0), "slot_s": 20.0}, 50.0),
-        ([ended(100.0)], {"stop_samples": 9}, None),
-        ([ended(100.0), ended(100.0, family="f")], {}, None),
-        ([], {}, None),
-        ([ended(100.0, succeeded=False)], {}, None),
-    ],
-    ids=["new", "running", "stated end", "a relative finished", "no job ended", "failed"],
+@cases(
+    "past, changes, left",
+    a_new_job=([ended(100.0)], {}, 100.0),
+    a_running_job=([ended(100.0)], {"moved_at": Seconds(-30.0), "slot_s": 20.0}, 50.0),
+    a_stated_end=([ended(100.0)], {"stop_samples": 9}, None),
+    a_relative_finished=([ended(100.0), ended(100.0, family="f")], {}, None),
+    no_job_ended=([], {}, None),
+    a_job_failed=([ended(100.0, succeeded=False)], {}, None),
+    the_mean_of_three_jobs=(THREE, {"slot_s": 0.0, "running_on": {}}, 400.0),
+    the_rest_of_two_jobs_with_more_service=(THREE, {"slot_s": 100.0, "running_on": {}}, 450.0),
+    the_rest_of_one_job=(THREE, {"slot_s": 500.0, "running_on": {}}, 300.0),
+    no_job_with_more_service=(THREE, {"slot_s": 800.0, "running_on": {}}, None),
 )
-def test_service_predicts_the_rest_of_a_job_without_better_evidence(
+def test_jobs_with_more_service_predict_the_rest_without_better_evidence(
     past: list[JobEnded], changes: dict[str, Any], left: float | None
 ) -> None:
     events = [(1.0, event) for event in past]
@@ -293,32 +266,34 @@ def phi(*events: Any, **changes: Any) -> float:
 RELATIVE = epoch(B, epoch=1, noise_scale=32.0)
 
 
-@pytest.mark.parametrize(
-    ("events", "changes", "expected"),
-    [
-        ([], {}, 256.0),
-        ([RELATIVE], {"epoch": 2}, 32.0),
-        ([RELATIVE], {"epoch": 4}, 256.0),
-        ([RELATIVE, epoch(B, epoch=9, noise_scale=2048.0)], {"epoch": 8}, 2048.0),
-        ([epoch(B, family="", epoch=1, noise_scale=32.0)], {"family": ""}, 256.0),
-        ([steps(1, noise_scale=1024.0), RELATIVE], {"noise_scale": 16.0}, 1024.0),
-        ([], {"noise_scale": 1024.0}, 1024.0),
-    ],
-    ids=[
-        "four times the first batch", "relatives at this stage", "relatives at another stage",
-        "relatives at a later stage", "no family", "telemetry", "view",
-    ],
-)  # fmt: skip
+LATER = epoch(B, epoch=9, noise_scale=2048.0)
+EIGHTH = 2 ** (1 / 8)
+
+
+@cases(
+    "events, changes, expected",
+    four_times_the_first_batch=([], {}, 256.0),
+    relatives_at_this_stage=([RELATIVE], {"epoch": 2}, 32.0),
+    relatives_at_another_stage=([RELATIVE], {"epoch": 4}, 256.0),
+    relatives_at_a_later_stage=([RELATIVE, LATER], {"epoch": 8}, 2048.0),
+    no_family=([epoch(B, family="", epoch=1, noise_scale=32.0)], {"family": ""}, 256.0),
+    telemetry=([steps(1, noise_scale=1024.0), RELATIVE], {"noise_scale": 16.0}, 1024.0),
+    view=([], {"noise_scale": 1024.0}, 1024.0),
+    rounded_down_to_an_eighth_of_a_doubling=([], {"noise_scale": 267.0}, 256.0),
+    rounded_up_to_an_eighth_of_a_doubling=([], {"noise_scale": 268.0}, 256.0 * EIGHTH),
+    the_same_eighth=([], {"noise_scale": 279.0}, 256.0 * EIGHTH),
+)
 def test_a_noise_scale_is_the_jobs_own_or_its_relatives_or_the_prior(
     events: list[Any], changes: dict[str, Any], expected: float
 ) -> None:
     assert phi(*events, **changes) == expected
 
 
-def test_a_noise_scale_is_rounded_to_an_eighth_of_a_doubling() -> None:
-    told = [phi(noise_scale=at) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
+@pytest.mark.parametrize("hostile", [0.0, -5.0, NAN, INF, 5e-324, 1e308])
+def test_implausible_noise_scales_are_ignored(hostile: float) -> None:
+    reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
 
-    assert told == [256.0, 256.0, 256.0, 256 * 2 ** (1 / 8), 256 * 2 ** (1 / 8)]
+    assert phi(*reports, noise_scale=hostile) == 256.0
 
 
 @given(
@@ -336,13 +311,6 @@ def test_the_noise_scale_is_always_finite_and_positive(
 
     assert 0.0 < found < 1e16
     assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
-
-
-@pytest.mark.parametrize("hostile", [0.0, -5.0, float("nan"), float("inf"), 5e-324, 1e308])
-def test_implausible_noise_scales_are_ignored(hostile: float) -> None:
-    reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
-
-    assert phi(*reports, noise_scale=hostile) == 256.0
 
 
 # --- types of GPU, and neighbours
@@ -373,60 +341,41 @@ class Told:
         for family in {job.family for job in jobs}:
             self.estimates.families[family].speed_model(64)
 
-    def type_slowdowns(self, *families: str) -> list[list[float]] | None:
-        found = self.estimates.type_slowdowns(self.models, families)
-        return None if found is None else found.tolist()
-
 
 def at(slot: SlotId, family: str, number: int = 1) -> JobView:
     return job_view(JobId(f"{family}-{number}"), family=family, running_on={slot: 64})
 
 
-def test_the_slow_down_of_a_gpu_type_is_learnt_by_family() -> None:
-    told = Told("fast", "slow", noise=0.05)
-    for _ in range(3):
-        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
-        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
-
-    assert told.type_slowdowns("f", "g") == [
-        [1.0, pytest.approx(2.0, rel=0.1)],
-        [1.0, pytest.approx(1.5, rel=0.1)],
-    ]
+F_FIRST, G_FIRST = (at(S0, "f"), at(T0, "g")), (at(T0, "f"), at(S0, "g"))
+BY_TYPE = [(F_FIRST, {"f": 0.1, "g": 0.3}), (G_FIRST, {"f": 0.2, "g": 0.2})] * 3
+MEAN = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
 
 
-def test_a_family_without_a_measurement_uses_the_mean_of_others() -> None:
-    told = Told("fast", "slow")
-    told.train(at(S0, "h"), h=0.1)  # before anybody knew of types
-    for _ in range(3):
-        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
-        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
+@cases(
+    "models, noise, rounds, families, slowdowns",
+    by_family=(("fast", "slow"), 0.05, BY_TYPE, "fg",
+               [[1.0, pytest.approx(2.0, rel=0.1)], [1.0, pytest.approx(1.5, rel=0.1)]]),
+    # H trained before anybody knew of types.
+    a_family_without_a_measurement_uses_the_mean_of_others=(
+        ("fast", "slow"), 0.0, [((at(S0, "h"),), {}), *BY_TYPE], "uh", [[1.0, MEAN], [1.0, MEAN]]),
+    # H alone, too: neighbours are told apart, types are not. The level of a family's costs means nothing.
+    an_unmeasured_type_is_slower_relative_to_measured_types=(
+        ("fast", "slow"), 0.0, [((at(S0, "h"), at(S1, "g")), {}), ((at(S0, "h"),), {}),
+        *[((at(S0, "f"),), {"f": 0.1}), ((at(T0, "f"),), {"f": 0.2})] * 3], "h",
+        [[1.0, pytest.approx(2.0, rel=0.05)]]),
+    types_that_are_alike=(("one", "other"), 0.05, [(F_FIRST, {}), (G_FIRST, {})] * 3, "fg", None),
+    one_type=(("one", "one"), 0.05, [(F_FIRST, {})], "fg", None),
+)  # fmt: skip
+def test_the_slow_down_of_a_gpu_type_is_learnt(
+    models: tuple[str, str], noise: float, rounds: Any, families: str, slowdowns: Any
+) -> None:
+    told = Told(*models, noise=noise)
+    for jobs, step_s in rounds:
+        told.train(*jobs, **step_s)
 
-    mean = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
-    assert told.type_slowdowns("unseen", "h") == [[1.0, mean], [1.0, mean]]
+    found = told.estimates.type_slowdowns(tuple(dict.fromkeys(models)), families)
 
-
-def test_an_unmeasured_type_is_slower_relative_to_measured_types() -> None:
-    """Only differences are measured: the level of a family's costs means nothing."""
-    told = Told("fast", "slow")
-    told.train(at(S0, "h"), at(S1, "g"), h=0.1)
-    told.train(at(S0, "h"), h=0.1)  # alone: neighbours are told apart, types are not
-    for _ in range(3):
-        told.train(at(S0, "f"), f=0.1)
-        told.train(at(T0, "f"), f=0.2)
-
-    assert told.type_slowdowns("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
-
-
-def test_types_that_are_alike_cause_no_slow_down() -> None:
-    alike = Told("one", "other", noise=0.05)
-    for _ in range(3):
-        alike.train(at(S0, "f"), at(T0, "g"))
-        alike.train(at(T0, "f"), at(S0, "g"))
-    one = Told("one", "one", noise=0.05)
-    one.train(at(S0, "f"), at(T0, "g"))
-
-    assert alike.type_slowdowns("f", "g") is None
-    assert one.estimates.type_slowdowns(("one",), ["f", "g"]) is None
+    assert (None if found is None else found.tolist()) == slowdowns
 
 
 def test_slow_downs_by_neighbours_are_learnt_from_both_placements() -> None:
@@ -446,20 +395,14 @@ def test_slow_downs_by_neighbours_are_learnt_from_both_placements() -> None:
     assert (log_slowdowns >= 0.0).all()
 
 
-def test_neighbours_without_an_effect_do_not_matter() -> None:
-    told = Told(noise=0.05)
+@pytest.mark.parametrize(("beside_s", "noise"), [(0.1, 0.05), (0.07, 0.0)], ids=["no", "help"])
+def test_neighbours_without_an_effect_or_that_seem_to_help_cost_nothing(
+    beside_s: float, noise: float
+) -> None:
+    told = Told(noise=noise)
     for _ in range(3):
-        told.train(at(S0, "f"), at(S1, "g"))
+        told.train(at(S0, "f"), at(S1, "g"), f=beside_s)
         told.train(at(S0, "f"), at(T0, "g"))
-
-    assert told.estimates.log_slowdowns(["f", "g"]) is None
-
-
-def test_a_neighbour_that_seems_to_help_costs_nothing() -> None:
-    told = Told()
-    for _ in range(3):
-        told.train(at(S0, "f"), at(S1, "g"), f=0.07)
-        told.train(at(S0, "f"), at(T0, "g"), f=0.1)
 
     assert told.estimates.log_slowdowns(["f", "g"]) is None
 
@@ -517,9 +460,6 @@ def test_a_limit_learnt_again_is_within_the_users_bounds(
     assert 64 <= estimates.limit(running()) <= 1024
 
 
-MEASURED = [(1, 1), (1, 2)]
-
-
 def gain(predicted: float, realised: float, correction: float | None = 1.0) -> GainSeen:
     return GainSeen(
         job=A, family="f", predicted=predicted, realised=realised, correction=correction
@@ -533,49 +473,42 @@ def corrected_by(*events: GainSeen) -> GainCorrections:
     return corrections
 
 
-@pytest.mark.parametrize(
-    ("gains", "factor"),
-    [
-        ([], 1.0),
-        ([gain(2.0, 1.0)], 0.5 ** (1 / 1.5)),
-        ([gain(2.0, 1.0, None)], 1.0),
-        ([gain(10.0, 0.1)] * 50, MIN_FACTOR),
-        ([gain(0.1, 10.0)] * 50, MAX_FACTOR),
-        *(
-            ([gain(bad, 1.0), gain(1.0, bad), gain(1.0, 1.0, bad)], 1.0)
-            for bad in (0.0, -1.0, float("nan"))
-        ),
-    ],
-)
+ONCE = 0.5 ** (1 / 1.5)  # the factor after one outcome of half the prediction
+HALF = gain(2.0, 1.0)
+
+
+@cases(
+    "gains, factor",
+    no_outcome=([], 1.0),
+    half_of_the_prediction=([HALF], ONCE),
+    corrected_predictions_are_compared_with_the_model=(
+        [HALF, *[gain(2.0 * ONCE, 1.0, ONCE)] * 20], pytest.approx(0.5, rel=0.05),
+    ),
+    no_correction=([gain(2.0, 1.0, None)], 1.0),
+    the_least_factor=([gain(10.0, 0.1)] * 50, MIN_FACTOR),
+    the_largest_factor=([gain(0.1, 10.0)] * 50, MAX_FACTOR),
+    hostile_values=(
+        [each for bad in (0.0, -1.0, NAN)
+         for each in (gain(bad, 1.0), gain(1.0, bad), gain(1.0, 1.0, bad))], 1.0,
+    ),
+)  # fmt: skip
 def test_outcomes_of_predictions_correct_the_next_predictions_of_the_family(
-    gains: list[GainSeen], factor: float
+    gains: list[GainSeen], factor: Any
 ) -> None:
     learnt = corrected_by(*gains)
 
-    assert learnt.factor("f") == pytest.approx(factor)
+    assert learnt.factor("f") == (pytest.approx(factor) if isinstance(factor, float) else factor)
     assert learnt.factor("g") == 1.0
 
 
-def test_corrected_predictions_are_compared_with_the_model() -> None:
-    once = corrected_by(gain(2.0, 1.0)).factor("f")
-
-    again = corrected_by(gain(2.0, 1.0), *[gain(2.0 * once, 1.0, once)] * 20)
-
-    assert again.factor("f") == pytest.approx(0.5, rel=0.05)
-
-
 def test_only_sizes_beyond_the_measured_ones_are_corrected() -> None:
-    learnt, nodes, slots = (
-        corrected_by(gain(2.0, 1.0)),
-        np.array([1, 1, 1, 2]),
-        np.array([1, 2, 4, 2]),
-    )
+    learnt, nodes, slots = corrected_by(HALF), np.array([1, 1, 1, 2]), np.array([1, 2, 4, 2])
     known, factor = np.nan, learnt.factor("f")
 
-    np.testing.assert_equal(
-        learnt.corrections("f", MEASURED, nodes, slots), [known, known, factor, factor]
-    )
-    np.testing.assert_equal(learnt.corrections("f", [], nodes, slots), [known] * 4)
+    for measured, expected in (
+        ([(1, 1), (1, 2)], [known, known, factor, factor]), ([], [known] * 4),
+    ):  # fmt: skip
+        np.testing.assert_equal(learnt.corrections("f", measured, nodes, slots), expected)
 
 
 # --- the next job of the family
@@ -596,22 +529,13 @@ def promised(*events: PolicyEvent, **options: Any) -> SizeTable:
     return size_table(job, estimates, chosen, sizes, np.ones_like(sizes), keep_batch=False)
 
 
-def test_a_wrong_prediction_corrects_the_table_of_the_next_job() -> None:
-    before, after = promised(), promised(gain(2.0, 1.0))
+def test_a_wrong_prediction_corrects_unmeasured_sizes_of_the_next_job() -> None:
+    before, after = promised(), promised(HALF)
+    meanwhile = promised(HALF, measured(4, 0.05))
+    off = promised(HALF, gain_correction=False)
 
-    factor = 0.5 ** (1 / 1.5)
-    assert (after.speeds / before.speeds).tolist() == pytest.approx([1.0, 1.0, factor])
-    assert (after.gains / before.gains).tolist() == pytest.approx([1.0, 1.0, factor])
-    np.testing.assert_allclose(after.corrections, [np.nan, np.nan, factor])
-
-
-def test_a_size_measured_meanwhile_is_not_corrected() -> None:
-    after = promised(gain(2.0, 1.0), measured(4, 0.05))
-
-    assert after.speeds.tolist() == pytest.approx([640.0, 64 / 0.06, 1280.0])
-
-
-def test_the_correction_can_be_switched_off() -> None:
-    off = promised(gain(2.0, 1.0), gain_correction=False)
-
-    assert off.speeds.tolist() == promised().speeds.tolist()
+    assert (after.speeds / before.speeds).tolist() == pytest.approx([1.0, 1.0, ONCE])
+    assert (after.gains / before.gains).tolist() == pytest.approx([1.0, 1.0, ONCE])
+    np.testing.assert_allclose(after.corrections, [np.nan, np.nan, ONCE])
+    assert meanwhile.speeds.tolist() == pytest.approx([640.0, 64 / 0.06, 1280.0])
+    assert off.speeds.tolist() == before.speeds.tolist()

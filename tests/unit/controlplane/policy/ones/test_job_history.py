@@ -16,13 +16,13 @@ from controlplane.policy.ones.job_history import (
     NOISE_GROWTH,
     BatchCaps,
     GrowthTrial,
-    Loss,
 )
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.views import row_of, view_of
+from tests.unit.controlplane.policy.tables import cases
 
 S2, S3 = SlotId("n1/2"), SlotId("n1/3")
 MOVED, NOW = Seconds(100.0), Seconds(105.0)
@@ -33,11 +33,57 @@ def by_batch(batch: int) -> float:
     return float(batch)
 
 
-def trial_of(*steps: tuple[int, int, int, float]) -> GrowthTrial:
+def trial_of(*steps: tuple[Any, ...]) -> GrowthTrial:
+    """Trial after these steps: group, slots, batch, seconds, and nodes if there are several."""
     trial = GrowthTrial()
     for step in steps:
         trial.add(*step)
     return trial
+
+
+FIRST, TWO = (1, 1, 64, 0.1), [(1, 2, 64, 0.1)] * 3
+HALF = pytest.approx(0.5)
+
+
+@cases(
+    "steps, loss",
+    slower=([FIRST, *[(2, 2, 64, 0.2)] * 2], (HALF, 1, None)),
+    faster=([FIRST, *[(2, 2, 64, 0.06)] * 2], None),
+    one_measurement=([FIRST, (2, 2, 64, 0.9)], None),
+    no_measurement=([], None),
+    noise=([FIRST, *[(2, 2, 64, 0.109)] * 2], None),
+    shrinks=([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
+    another_batch_after_growth=(
+        [FIRST, (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2],
+        (pytest.approx(128 / 0.3 / 640), 1, None),
+    ),
+    same_size_larger_batch=([*TWO, *[(2, 2, 128, 0.4)] * 3], (HALF, 2, 64)),
+    same_size_farther_apart=([*TWO, *[(2, 2, 64, 0.2, 2)] * 3], (HALF, 2, None)),
+    same_size_faster=([*TWO, *[(2, 2, 128, 0.15)] * 3], None),
+    same_size_smaller_batch=([*TWO, *[(2, 2, 32, 0.9)] * 3], None),
+    same_group=([*TWO, *[(2, 2, 64, 0.9)] * 3], None),
+    batch_and_place=([*TWO, *[(2, 2, 128, 0.9, 2)] * 3], None),
+    fewer_slots=([*TWO, *[(2, 1, 128, 0.9)] * 3], None),
+    two_measurements_after_a_larger_batch=([*TWO, *[(2, 2, 128, 0.9)] * 2], None),
+    two_measurements_before_a_larger_batch=([*TWO[:2], *[(2, 2, 128, 0.9)] * 3], None),
+)
+def test_a_group_is_compared_with_the_last_smaller_one_or_one_of_another_batch_or_place(
+    steps: list[tuple[Any, ...]], loss: tuple[float, int, int | None] | None
+) -> None:
+    assert trial_of(*steps).loss(by_batch) == loss
+
+
+@cases(
+    "steps, power, loss",
+    # twice as many samples in the same time, each worth a quarter
+    after_a_growth=([FIRST, *[(2, 2, 128, 0.1)] * 2], -1.0, (HALF, 1, None)),
+    although_it_is_faster=(
+        [*TWO, *[(2, 2, 128, 0.15)] * 3], 0.3, (pytest.approx(2**0.3 / 1.5), 2, 64)),
+)  # fmt: skip
+def test_a_larger_batch_of_less_value_loses(
+    steps: list[tuple[Any, ...]], power: float, loss: tuple[float, int, int | None]
+) -> None:
+    assert trial_of(*steps).loss(lambda batch: 64 * (batch / 64) ** power) == loss
 
 
 def a_job(*on: SlotId, batch: int = 64, **changes: Any) -> JobView:
@@ -93,103 +139,24 @@ def answer(
 # --- trials
 
 
-@pytest.mark.parametrize(
-    ("steps", "ratio"),
-    [
-        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.2)] * 2], 0.5),
-        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.06)] * 2], None),
-        ([(1, 1, 64, 0.1), (2, 2, 64, 0.9)], None),
-        ([], None),
-        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.109)] * 2], None),
-        ([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
-        ([(1, 1, 64, 0.1), (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2], 128 / 0.3 / 640),
-    ],
-    ids=[
-        "slower",
-        "faster",
-        "one measurement",
-        "no measurement",
-        "noise",
-        "shrinks",
-        "another batch after growth",
-    ],
-)
-def test_a_growth_is_compared_with_the_last_smaller_group(
-    steps: list[tuple[int, int, int, float]], ratio: float | None
-) -> None:
-    assert trial_of(*steps).loss(by_batch) == (ratio and Loss(pytest.approx(ratio), 1))
-
-
-def test_samples_of_less_value_in_a_larger_batch_count_less() -> None:
-    """Twice as many samples in the same time, each worth a quarter."""
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
-
-    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == (pytest.approx(0.5), 1, None)
-
-
-@pytest.mark.parametrize(
-    ("then", "loss"),
-    [
-        ((2, 2, 128, 0.4, 1), (pytest.approx(0.5), 2, 64)),
-        ((2, 2, 64, 0.2, 2), (pytest.approx(0.5), 2, None)),
-        ((2, 2, 128, 0.15, 1), None),
-        ((2, 2, 32, 0.9, 1), None),
-        ((2, 2, 64, 0.9, 1), None),
-        ((2, 2, 128, 0.9, 2), None),
-        ((2, 1, 128, 0.9, 1), None),
-    ],
-    ids=[
-        "larger batch", "farther apart", "faster", "smaller batch", "same group",
-        "batch and place", "fewer slots",
-    ],
-)  # fmt: skip
-def test_a_group_of_the_same_size_is_compared_if_its_batch_or_its_place_changed(
-    then: tuple[int, int, int, float, int], loss: tuple[float, int, int | None] | None
-) -> None:
-    trial = GrowthTrial()
-    for step in [(1, 2, 64, 0.1, 1)] * 3 + [then] * 3:
-        trial.add(*step)
-
-    assert trial.loss(by_batch) == loss
-
-
-def test_a_larger_batch_of_less_value_loses_although_it_is_faster() -> None:
-    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, 0.15)] * 3)
-
-    loss = trial.loss(lambda batch: batch**0.3)
-
-    assert loss == (pytest.approx(2**0.3 / 1.5), 2, 64)
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
-def test_a_batch_needs_three_measurements_of_each_group(before: int, after: int) -> None:
-    trial = trial_of(*[(1, 2, 64, 0.1)] * before, *[(2, 2, 128, 0.9)] * after)
-
-    assert trial.loss(by_batch) is None
-
-
 # --- caps
 
 
-@pytest.mark.parametrize(
-    ("step_s", "on", "phi", "later_s", "limit"),
-    [
-        (0.4, (S0, S1), PHI, 0.0, 64),
-        (0.15, (S0, S1), PHI, 0.0, 256),
-        (0.4, (S0,), PHI, 0.0, 256),
-        (0.4, (S0, S1), 1.9 * PHI, 0.0, 64),
-        (0.4, (S0, S1), NOISE_GROWTH * PHI, 0.0, 256),
-        (0.4, (S0, S1), PHI, CAP_DURATION_S, 256),
-    ],
-    ids=["slower", "faster", "other slots", "noisier", "twice as noisy", "expired"],
+@cases(
+    "step_s, on, phi, later_s, limit",
+    slower=(0.4, (S0, S1), PHI, 0.0, 64),
+    faster=(0.15, (S0, S1), PHI, 0.0, 256),
+    other_slots=(0.4, (S0,), PHI, 0.0, 256),
+    noisier=(0.4, (S0, S1), 1.9 * PHI, 0.0, 64),
+    twice_as_noisy=(0.4, (S0, S1), NOISE_GROWTH * PHI, 0.0, 256),
+    expired=(0.4, (S0, S1), PHI, CAP_DURATION_S, 256),
 )
 def test_a_batch_that_lost_is_capped_on_the_same_slots(
     step_s: float, on: tuple[SlotId, ...], phi: float, later_s: float, limit: int
 ) -> None:
     """Two slots went from a batch of 64 in 0.1 s to one of 128; R would be 256."""
-    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, step_s)] * 3)
     caps = BatchCaps()
-    caps.observe(a_job(S0, S1, batch=128), trial, PHI, NOW)
+    caps.observe(a_job(S0, S1, batch=128), trial_of(*TWO, *[(2, 2, 128, step_s)] * 3), PHI, NOW)
     caps.expire(Seconds(NOW + later_s))
 
     assert caps.capped(a_job(*on, batch=128), 256, phi) == limit
@@ -211,26 +178,30 @@ def test_a_slower_larger_batch_is_capped_after_a_few_reports(speed: float, limit
     assert estimates.growth_loss(job) is None, "its slots may stay"
 
 
-def test_a_slower_place_counts_as_a_loss_at_the_same_size_unless_trials_are_off() -> None:
+@cases(
+    "events, options, loss",
+    a_slower_place=(FARTHER, {}, (HALF, 2)),
+    trials_of_places_are_off=(FARTHER, {"place_trials": False}, None),
+    a_growth_without_trials_of_places=(GREW, {"place_trials": False}, (HALF, 1)),
+)
+def test_a_slower_place_counts_as_a_loss_at_the_same_size_unless_trials_are_off(
+    events: list[PolicyEvent], options: dict[str, Any], loss: tuple[float, int] | None
+) -> None:
     job = a_job(S0, S1)
 
-    assert learnt(job, FARTHER).growth_loss(job) == (pytest.approx(0.5), 2)
-    assert learnt(job, FARTHER, place_trials=False).growth_loss(job) is None
-    assert learnt(job, GREW, place_trials=False).growth_loss(job) == (pytest.approx(0.5), 1)
+    assert learnt(job, events, **options).growth_loss(job) == loss
 
 
 TO_S1 = PlanTaken(waiting=(), slots={A: (S1,)})
 
 
-@pytest.mark.parametrize(
-    ("plans", "loss", "moves_to"),
-    [
-        ([], (pytest.approx(0.5), 1), None),
-        ([TO_S1], None, {S1}),
-        ([TO_S1, PlanTaken(waiting=(), slots={A: (S0, S1)})], (pytest.approx(0.5), 1), None),
-    ],
-    ids=["growth", "first half of a migration", "growth after a migration"],
-)
+@cases(
+    "plans, loss, moves_to",
+    growth=([], (HALF, 1), None),
+    first_half_of_a_migration=([TO_S1], None, {S1}),
+    growth_after_a_migration=(
+        [TO_S1, PlanTaken(waiting=(), slots={A: (S0, S1)})], (HALF, 1), None),
+)  # fmt: skip
 def test_telemetry_shows_the_loss_of_a_growth_but_not_of_a_migration(
     plans: list[PlanTaken], loss: tuple[float, int] | None, moves_to: set[SlotId] | None
 ) -> None:
@@ -322,29 +293,23 @@ def moved_long_ago(*on: SlotId, **changes: Any) -> JobView:
     return a_job(*on, **at, **changes)
 
 
-def test_no_job_grows_beyond_the_cores_of_its_node() -> None:
-    paces = telemetry(1, 1, 640.0) + telemetry(2, 2, 1200.0)
-
-    with_cores, sharing = (
-        answer(moved_long_ago(S0, S1), events=paces, cores=cores) for cores in (4, 2)
-    )
-
-    assert len(with_cores.local_batch[A]) == 4
-    assert sharing.local_batch == {A: {S0: 32, S1: 32}}
+SLOWLY, ONE = telemetry(1, 1, 640.0) + telemetry(2, 2, 1200.0), telemetry(1, 1, 640.0)
+BOTH = [moved_long_ago(S0), moved_long_ago(S1, job=B, submitted_at=Seconds(1.0))]
+WAITS = job_view(JobId("c-3"), slots=(1, 4), family="g")
 
 
-def test_no_job_grows_onto_the_cores_of_other_jobs() -> None:
-    other = moved_long_ago(S1, job=B, submitted_at=Seconds(1.0))
+@cases(
+    "jobs, events, cores, sizes",
+    each_slot_has_a_core=([moved_long_ago(S0, S1)], SLOWLY, 4, {A: 4}),
+    no_growth_beyond_the_cores_of_the_node=([moved_long_ago(S0, S1)], SLOWLY, 2, {A: 2}),
+    no_growth_onto_the_cores_of_other_jobs=(BOTH, ONE, 2, {A: 1, B: 1}),
+    but_a_waiting_job_starts=([*BOTH, WAITS], ONE, 2, {A: 1, B: 1, WAITS.job: 1}),
+)
+def test_only_waiting_jobs_start_on_slots_without_their_own_core(
+    jobs: list[JobView], events: list[PolicyEvent], cores: int, sizes: dict[JobId, int]
+) -> None:
+    plan = answer(*jobs, events=events, cores=cores)
 
-    plan = answer(moved_long_ago(S0), other, events=telemetry(1, 1, 640.0), cores=2)
-
-    assert plan.local_batch == {A: {S0: 64}, B: {S1: 64}}
-
-
-def test_a_waiting_job_starts_on_a_slot_without_its_own_core() -> None:
-    others = [moved_long_ago(slot, job=job) for slot, job in ((S0, A), (S1, B))]
-    new = job_view(JobId("c-3"), slots=(1, 4), family="g")
-
-    plan = answer(*others, new, events=telemetry(1, 1, 640.0), cores=2)
-
-    assert {name: len(on) for name, on in plan.local_batch.items()} == {A: 1, B: 1, "c-3": 1}
+    assert {name: len(on) for name, on in plan.local_batch.items()} == sizes
+    kept = [job for job in jobs if len(job.running_on) == sizes[job.job]]
+    assert all(plan.local_batch[job.job] == job.running_on for job in kept)

@@ -23,6 +23,7 @@ from schemas.ids import JobId
 from schemas.jobs import StopRule
 from tests.support.builders import A, B, job_view
 from tests.support.views import epoch_seen
+from tests.unit.controlplane.policy.tables import cases
 
 EPOCH = 100  # samples
 MODELS = get_args(LengthModelName)
@@ -61,64 +62,59 @@ def accuracy(lengths: JobLengths) -> SearchStats:
     return lengths.calibration.added_to(SearchStats())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_stated_end_is_exact(model: LengthModelName) -> None:
-    lengths = knowing(model, ended(5000))
-
-    assert lengths.remaining(a_job(epochs=2, stop_samples=1000)) == 800.0
+TEN_EPOCHS = [event for number in range(8) for event in lived(number, 10)]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_length_of_a_first_job_is_unknown(model: LengthModelName) -> None:
-    assert knowing(model).remaining(a_job()) is None
+@cases(
+    "events, job, left",
+    a_stated_end_is_exact=([ended(5000)], a_job(epochs=2, stop_samples=1000), 800.0),
+    nothing_is_known_of_a_first_job=([], a_job(), None),
+    without_finished_relatives_the_work_doubles=([epoch(3)], a_job(epochs=3), 300.0),
+    relatives_of_ten_epochs_predict_five_more_after_five=(
+        [*TEN_EPOCHS, *(epoch(at) for at in range(1, 6))], a_job(epochs=5),
+        pytest.approx(500.0, rel=0.15),
+    ),
+)  # fmt: skip
+def test_each_model_knows_the_remaining_work(
+    model: LengthModelName, events: list[PolicyEvent], job: JobView, left: Any
+) -> None:
+    assert knowing(model, *events).remaining(job) == left
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_without_finished_relatives_the_work_doubles(model: LengthModelName) -> None:
-    lengths = knowing(model, epoch(3))
-
-    assert lengths.remaining(a_job(epochs=3)) == 300.0
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_relatives_of_ten_epochs_predict_five_more_after_five(model: LengthModelName) -> None:
-    past = [event for number in range(8) for event in lived(number, 10)]
-
-    left = knowing(model, *past, *(epoch(at) for at in range(1, 6))).remaining(a_job(epochs=5))
-
-    assert left == pytest.approx(500.0, rel=0.15)
+STEPS = StepsSeen(job=A, family="u/f", group=1, slots=1, nodes=1, global_batch=10, step=25,
+                  samples_done=250)  # fmt: skip
+MET = [epoch(at, stop_metric=value) for at, value in enumerate([0.5, 0.8, 0.91, 0.92], start=1)]
+BOUNDED = StopRule(metric="accuracy", plateau=5, epochs=10)
+PAST = [ended(1000, JobId(f"r-{n}")) for n in range(3)]
+LOST = [ended(100, JobId(f"c-{n}"), succeeded=False) for n in range(9)]
 
 
-def test_the_mixture_expects_a_job_that_outlived_its_relatives_to_end() -> None:
-    past = [event for number in range(8) for event in lived(number, 10)]
-    job = a_job(epochs=11)
+@cases(
+    "model, events, job, least, most",
+    a_job_that_outlived_its_relatives_doubles=(
+        "residual", TEN_EPOCHS, a_job(epochs=11), 1100.0, 1100.0),
+    or_is_expected_to_end_by_the_mixture=("mixture", TEN_EPOCHS, a_job(epochs=11), 0.0, 150.0),
+    telemetry_counts_between_epochs=(
+        "residual", [ended(1000), STEPS], a_job(epochs=2), 750.0, 750.0),
+    # 8 of 10 epochs, whatever the relative took
+    a_met_target_leaves_the_epochs_that_hold_it=(
+        "mixture", [ended(2000), *MET], a_job(epochs=4, stop=TARGET), 720.0, 880.0),
+    an_unmet_target_leaves_at_least_all_of_them=(
+        "mixture", [ended(500), epoch(4, stop_metric=0.5)], a_job(epochs=4, stop=TARGET),
+        1000.0, 1000.0),
+    a_bound_limits_the_remaining_work=(
+        "mixture", [ended(100 * EPOCH), epoch(8, stop_metric=0.1)], a_job(epochs=8, stop=BOUNDED),
+        0.0, 200.0),
+    jobs_given_up_do_not_shorten_a_family=("mixture", [*PAST, *LOST], a_job(), 850.0, 1150.0),
+)  # fmt: skip
+def test_relatives_telemetry_and_stop_rules_predict_the_remaining_work(
+    model: LengthModelName, events: list[PolicyEvent], job: JobView, least: float, most: float
+) -> None:
+    left = knowing(model, *events).remaining(job)
 
-    assert knowing("residual", *past).remaining(job) == 1100.0
-    assert (knowing("mixture", *past).remaining(job) or 0.0) < 150.0
-
-
-def test_telemetry_updates_the_progress_between_epochs() -> None:
-    steps = StepsSeen(
-        job=A, family="u/f", group=1, slots=1, nodes=1, global_batch=10, step=25, samples_done=250,
-    )  # fmt: skip
-
-    assert knowing("residual", ended(1000), steps).remaining(a_job(epochs=2)) == 750.0
-
-
-def test_a_met_target_leaves_the_epochs_that_hold_it() -> None:
-    values = [0.5, 0.8, 0.91, 0.92]
-    events = [epoch(at, stop_metric=value) for at, value in enumerate(values, start=1)]
-
-    lengths = knowing("mixture", ended(2000), *events)
-
-    left = lengths.remaining(a_job(epochs=4, stop=TARGET))
-    assert left == pytest.approx(800.0, rel=0.1), "8 of 10 epochs, whatever the relative took"
-
-
-def test_an_unmet_target_leaves_at_least_all_epochs_that_hold_it() -> None:
-    lengths = knowing("mixture", ended(500), epoch(4, stop_metric=0.5))
-
-    assert lengths.remaining(a_job(epochs=4, stop=TARGET)) == 1000.0
+    assert left is not None
+    assert least <= left <= most
 
 
 def test_a_bound_counts_as_far_as_it_came_true_before() -> None:
@@ -140,13 +136,6 @@ def test_a_bound_counts_as_far_as_it_came_true_before() -> None:
     assert after == pytest.approx(1900.0, rel=0.5)
 
 
-def test_a_bound_limits_the_remaining_work() -> None:
-    bounded = StopRule(metric="accuracy", plateau=5, epochs=10)
-    lengths = knowing("mixture", ended(100 * EPOCH), epoch(8, stop_metric=0.1))
-
-    assert (lengths.remaining(a_job(epochs=8, stop=bounded)) or 0.0) <= 200.0
-
-
 def test_a_rule_is_only_evidence_if_relatives_left_early() -> None:
     """Scripts that leave their loop early: what they state is a bound."""
     lengths = JobLengths("mixture")
@@ -158,17 +147,9 @@ def test_a_rule_is_only_evidence_if_relatives_left_early() -> None:
     assert lengths.remaining(a_job(stop_samples=1000)) == pytest.approx(400.0, rel=0.2)
 
 
-def test_jobs_given_up_do_not_shorten_a_family() -> None:
-    past = [ended(1000, JobId(f"r-{n}")) for n in range(3)]
-    lost = [ended(100, JobId(f"c-{n}"), succeeded=False) for n in range(9)]
-
-    assert knowing("mixture", *past, *lost).remaining(a_job()) == pytest.approx(1000.0, rel=0.15)
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_predictions_are_compared_with_actual_lengths(model: LengthModelName) -> None:
-    past = [event for number in range(8) for event in lived(number, 10)]
-    lengths = knowing(model, *past)
+    lengths = knowing(model, *TEN_EPOCHS)
     for at in range(1, 10):
         lengths.observe(epoch(at))
         lengths.remaining(a_job(epochs=at))
@@ -215,24 +196,19 @@ def strangers(*epochs: int) -> list[PolicyEvent]:
     return found
 
 
-def test_other_families_predict_the_epochs_of_a_new_family() -> None:
-    lengths = knowing("mixture", *strangers(20, 20, 20))
+@cases(
+    "events, left, informed",
+    three_jobs_of_other_families=(strangers(20, 20, 20), pytest.approx(1500.0, rel=0.25), True),
+    two_jobs_of_other_families=(strangers(20, 20), 500.0, False),
+    relatives_count_more=(
+        [*strangers(20, 20, 20), ended(1000)], pytest.approx(500.0, rel=0.3), True),
+)  # fmt: skip
+def test_other_families_predict_the_epochs_of_a_new_family(
+    *, events: list[PolicyEvent], left: Any, informed: bool
+) -> None:
+    lengths = knowing("mixture", *events)
 
-    assert lengths.remaining(a_job(epochs=5)) == pytest.approx(1500.0, rel=0.25)
-    assert lengths.informed(A)
-
-
-def test_two_jobs_of_other_families_predict_nothing() -> None:
-    lengths = knowing("mixture", *strangers(20, 20))
-
-    assert lengths.remaining(a_job(epochs=5)) == 500.0
-    assert not lengths.informed(A)
-
-
-def test_relatives_count_more_than_other_families() -> None:
-    lengths = knowing("mixture", *strangers(20, 20, 20), ended(1000))
-
-    assert lengths.remaining(a_job(epochs=5)) == pytest.approx(500.0, rel=0.3)
+    assert (lengths.remaining(a_job(epochs=5)), lengths.informed(A)) == (left, informed)
 
 
 def test_no_epoch_is_certain_if_scripts_leave_early() -> None:
@@ -261,20 +237,21 @@ def rising(epochs: int, rate: float = 0.1) -> list[float]:
     return [1.0 - math.exp(-rate * epoch) for epoch in range(1, epochs + 1)]
 
 
-@pytest.mark.parametrize(
-    ("values", "rule", "least", "end"),
-    [
-        ([], TARGET, 10, None),
-        ([0.5, 0.8, 0.91, 0.92, 0.93], TARGET, 7, 12.0),
-        ([0.5, 0.8, 0.91, 0.92, 0.89], TARGET, 10, ...),
-        ([0.5, math.nan, math.nan], TARGET, 10, None),
-        ([0.5, math.nan, math.nan], PLATEAU, 3, ...),
-        ([0.5, 0.8, 0.9, 0.85, 0.88], PLATEAU, 3, ...),
-    ],
-    ids=["no report", "met", "lost again", "nan", "nan is no increase", "two after the best"],
+@cases(
+    "values, rule, least, end",
+    no_report=([], TARGET, 10, None),
+    met=([0.5, 0.8, 0.91, 0.92, 0.93], TARGET, 7, 12.0),
+    lost_again=([0.5, 0.8, 0.91, 0.92, 0.89], TARGET, 10, ...),
+    nan=([0.5, math.nan, math.nan], TARGET, 10, None),
+    nan_is_no_increase=([0.5, math.nan, math.nan], PLATEAU, 3, ...),
+    two_after_the_best=([0.5, 0.8, 0.9, 0.85, 0.88], PLATEAU, 3, ...),
+    # 0.9 after epoch 23.03, so that epochs 24 to 33 are above it
+    a_curve_predicts_an_end=(rising(12), TARGET, 10, pytest.approx(33.0, abs=2.5)),
+    a_curve_below_the_target=([0.5 * value for value in rising(30)], TARGET, 10, None),
+    few_reports=(rising(3), TARGET, 10, None),
 )
 def test_a_rule_requires_the_epochs_for_which_a_target_is_held_or_no_increase_comes(
-    values: list[float], rule: StopRule, least: int, end: float | None
+    values: list[float], rule: StopRule, least: int, end: Any
 ) -> None:
     log = reported(*values)
 
@@ -283,14 +260,11 @@ def test_a_rule_requires_the_epochs_for_which_a_target_is_held_or_no_increase_co
         assert log.end(rule) == end
 
 
-def test_a_curve_predicts_when_a_target_is_met() -> None:
-    """0.9 after epoch 23.03, so that epochs 24 to 33 are above it."""
-    assert reported(*rising(12)).end(TARGET) == pytest.approx(33.0, abs=2.5)
+def test_an_epoch_reported_twice_counts_once() -> None:
+    log = reported(0.5, 0.95)
+    log.add(2, 0.95)
 
-
-@pytest.mark.parametrize("values", [[0.5 * value for value in rising(30)], rising(3)])
-def test_a_curve_below_the_target_or_of_few_reports_predicts_no_end(values: list[float]) -> None:
-    assert reported(*values).end(TARGET) is None
+    assert log.least_left(TARGET) == 9
 
 
 def test_a_curve_that_rises_less_than_it_scatters_is_on_its_plateau() -> None:
@@ -301,10 +275,3 @@ def test_a_curve_that_rises_less_than_it_scatters_is_on_its_plateau() -> None:
 
     assert end is not None
     assert 12 <= end <= 30
-
-
-def test_an_epoch_reported_twice_counts_once() -> None:
-    log = reported(0.5, 0.95)
-    log.add(2, 0.95)
-
-    assert log.least_left(TARGET) == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from numpy.random import Generator, default_rng
 from controlplane.policy.api import (
     ClusterView,
     EpochSeen,
+    JobEnded,
     JobView,
     PolicyEvent,
     SlotView,
@@ -41,6 +43,7 @@ from tests.support.views import (
     view_of,
     views,
 )
+from tests.unit.controlplane.policy.tables import cases
 
 EIGHT = [slot_id(N1, index) for index in range(8)]
 WARM = StepsSeen(
@@ -74,33 +77,25 @@ def choices(problem: Problem, job: JobId = A) -> list[int]:
 HELD = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "job", "events", "growth", "sizes"),
-    [
-        ((8,), a_job(), [ran_on(4)], 2.0, [0, 1]),
-        ((8,), a_job(on=(S0,)), [ran_on(4)], 2.0, [0, 1]),
-        ((8,), a_job(least=3), [], 2.0, [0, 3]),
-        ((8,), a_job(on=(S0,)), [WARM, ran_on(1)], 2.0, [0, 1, 2]),
-        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 2.0, [0, 1, 2, 3, 4, 5, 6]),
-        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 1.0, [0, 1, 2, 3]),
-        ((4, 4, 4), a_job(on=HELD, epoch=1), [], 2.0, [0, 1, 2, 3, 4, 5, 8]),
-        (
-            (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], 2.0,
-            [0, 1, 2, 3],
-        ),
-    ],
-    ids=[
-        "start", "not warm", "least slots", "twice one", "twice a relative's size",
-        "a relative's size", "whole nodes and the present size", "no more slots than samples",
-    ],
+@cases(
+    "nodes, job, events, growth, sizes",
+    start=((8,), a_job(), [ran_on(4)], 2.0, [0, 1]),
+    not_warm=((8,), a_job(on=(S0,)), [ran_on(4)], 2.0, [0, 1]),
+    least_slots=((8,), a_job(least=3), [], 2.0, [0, 3]),
+    twice_one=((8,), a_job(on=(S0,)), [WARM, ran_on(1)], 2.0, [0, 1, 2]),
+    twice_a_relatives_size=((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 2.0, [0, 1, 2, 3, 4, 5, 6]),
+    a_relatives_size=((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 1.0, [0, 1, 2, 3]),
+    whole_nodes_and_the_present_size=(
+        (4, 4, 4), a_job(on=HELD, epoch=1), [], 2.0, [0, 1, 2, 3, 4, 5, 8]),
+    no_more_slots_than_samples=(
+        (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], 2.0, [0, 1, 2, 3]),
 )  # fmt: skip
 def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
     nodes: tuple[int, ...], job: JobView, events: list[PolicyEvent], growth: float, sizes: list[int]
 ) -> None:
+    events_at = [(1.0, event) for event in events]
     problem = problem_of(
-        view_of(row_of(*nodes), job),
-        events=[(1.0, event) for event in events],
-        options=OnesOptions(growth=growth),
+        view_of(row_of(*nodes), job), events=events_at, options=OnesOptions(growth=growth)
     )
 
     assert choices(problem) == sizes
@@ -123,25 +118,29 @@ def test_a_gated_job_only_shrinks_for_waiting_jobs_or_grows_onto_idle_slots(
     assert problem.job_rows[0].gated
 
 
-def test_a_job_is_kept_until_its_retry_time() -> None:
-    job = a_job(on=(S0, S1), epoch=1, retry_at=Seconds(101.0))
-    view = view_of(row_of(8), job)
+def test_a_job_is_left_alone_until_its_retry_time_its_gate_or_the_end_of_its_back_off() -> None:
+    retries = a_job(on=(S0, S1), epoch=1, retry_at=Seconds(101.0))
+    moved = a_job(on=(S0,), epoch=3, epoch_at=Seconds(99.9), moved_at=Seconds(98.0))
+    (before, at_retry), (gated, opened), (backs_off, ready) = (
+        [problem_of(view_of(row_of(8), job), now=Seconds(now)) for now in (100.0, 101.0)]
+        for job in (retries, moved, a_job(ready_at=Seconds(101.0)))
+    )
 
-    assert problem_of(view).kept == {A: job.running_on}
-    assert choices(problem_of(view, now=Seconds(101.0))) == [0, 1, 2, 3, 4]
+    assert (before.kept, choices(at_retry)) == ({A: retries.running_on}, [0, 1, 2, 3, 4])
+    assert (gated.job_rows[0].gated, gated.gates) == (True, (101.0,))
+    assert not opened.job_rows[0].gated
+    assert (backs_off.job_rows, backs_off.backing_off) == ((), {A: 101.0})
+    assert choices(ready) == [0, 1]
 
 
 AWAY = msgspec.structs.replace(slot_view(T0, usable=False), up=False)
 
 
-@pytest.mark.parametrize(
-    ("slots", "kept", "capacity"),
-    [
-        (row_of(4), a_job(on=(S0, S1), movable=False), 2),
-        ([*row_of(1), AWAY], a_job(on=(S0, T0), epoch=1), 0),
-        (row_of(2), a_job(on=(S0, EIGHT[7]), epoch=1), 1),
-    ],
-    ids=["not movable", "node down", "slot no longer offered"],
+@cases(
+    "slots, kept, capacity",
+    not_movable=(row_of(4), a_job(on=(S0, S1), movable=False), 2),
+    node_down=([*row_of(1), AWAY], a_job(on=(S0, T0), epoch=1), 0),
+    slot_no_longer_offered=(row_of(2), a_job(on=(S0, EIGHT[7]), epoch=1), 1),
 )
 def test_a_job_that_may_not_be_moved_keeps_its_slots_out_of_play(
     slots: list[SlotView], kept: JobView, capacity: int
@@ -152,16 +151,6 @@ def test_a_job_that_may_not_be_moved_keeps_its_slots_out_of_play(
     assert [job_row.job.job for job_row in problem.job_rows] == [B]
     closed = [slot in kept.running_on for slot in problem.slots]
     assert (problem.owner == CLOSED).tolist() == closed
-
-
-def test_the_gate_opens_shortly_after_an_epoch() -> None:
-    moved = a_job(on=(S0,), epoch=3, epoch_at=Seconds(99.9), moved_at=Seconds(98.0))
-    view = view_of(row_of(1), moved)
-
-    problem = problem_of(view, now=Seconds(100.0))
-
-    assert (problem.job_rows[0].gated, problem.gates) == (True, (101.0,))
-    assert not problem_of(view, now=Seconds(101.0)).job_rows[0].gated
 
 
 def test_returned_slots_are_not_taken_again_for_a_while() -> None:
@@ -179,28 +168,21 @@ def test_returned_slots_are_not_taken_again_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("start_s", "left"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)], ids=["a long start", "the margin"]
 )
-def test_a_stop_costs_the_restart_and_a_margin(start_s: float, left: float) -> None:
-    job = a_job(on=(S0,), epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64)
+def test_a_stop_and_a_resume_cost_the_start_or_the_margin(start_s: float, left: float) -> None:
+    known: Any = {"epoch": 1, "start_s": start_s, "stop_samples": 90_000, "batch_limit": 64}
+    runs, waits = (
+        problem_of(view_of(row_of(1), a_job(on=on, **known)), events=[(1.0, ran_on(1))])
+        for on in ((S0,), ())
+    )
 
-    problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
-
-    assert problem.value[0, 0] == pytest.approx(problem.value[0, 1] * (left**0.8 - 1.0 - 1.5))
-
-
-def test_a_job_that_backs_off_is_out_of_play() -> None:
-    job = a_job(ready_at=Seconds(104.0))
-
-    problem = problem_of(view_of(row_of(4), job))
-
-    assert (problem.job_rows, problem.backing_off) == ((), {A: 104.0})
-    assert choices(problem_of(view_of(row_of(4), job), now=Seconds(104.0))) == [0, 1]
+    assert runs.value[0, 0] == pytest.approx(runs.value[0, 1] * (left**0.8 - 1.0 - 1.5))
+    assert waits.job_rows[0].change_factor[0] == pytest.approx(left)
 
 
 def test_a_job_larger_than_the_cluster_is_out_of_play() -> None:
-    large = msgspec.structs.replace(a_job(), least=5)
     moved = a_job(B, on=(S0,), epoch=1, moved_at=Seconds(99.0))
 
-    problem = problem_of(view_of(row_of(4), large, moved))
+    problem = problem_of(view_of(row_of(4), a_job(least=5), moved))
 
     assert problem.too_large == {A: 5}
     assert choices(problem, B) == [1, 2]  # it may grow: nobody waits
@@ -241,15 +223,6 @@ def test_other_sizes_lose_the_cost_of_the_change() -> None:
     assert problem.value[0, 1:3].tolist() == pytest.approx(
         (problem.value[0, 1] * change_factor[:2] ** 0.8).tolist()
     )
-
-
-@pytest.mark.parametrize(("start_s", "change_factor"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
-def test_a_resume_costs_the_last_start_or_the_margin(start_s: float, change_factor: float) -> None:
-    view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64))
-
-    problem = problem_of(view, events=[(1.0, ran_on(1))])
-
-    assert problem.job_rows[0].change_factor[0] == pytest.approx(change_factor)
 
 
 # --- where jobs are
@@ -300,19 +273,16 @@ def test_the_cost_of_a_node_includes_gpus_and_neighbours() -> None:
     assert (problem.places_matter, found.places_matter) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("job", "expected"),
-    [
-        (a_job(on=(S0, S1), epoch=1), [False, False, False, False]),
-        (a_job(on=(S0, S1), epoch=1, batch_size=3, batch_limit=3), [True, False, False, False]),
-        (a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0)), [True, True, False, False]),
-    ],
-    ids=["free to move", "three samples", "moved just now"],
+@cases(
+    "changes, expected",
+    free_to_move=({}, [False, False, False, False]),
+    three_samples=({"batch_size": 3, "batch_limit": 3}, [True, False, False, False]),
+    moved_just_now=({"moved_at": Seconds(99.0)}, [True, True, False, False]),
 )
 def test_a_move_is_barred_for_gated_jobs_and_small_batches(
-    job: JobView, expected: list[bool]
+    changes: dict[str, Any], expected: list[bool]
 ) -> None:
-    problem = problem_of(view_of(row_of(2, 2), job))
+    problem = problem_of(view_of(row_of(2, 2), a_job(on=(S0, S1), epoch=1, **changes)))
     whole, half = [FREE, FREE, 0, 0], [0, FREE, 0, FREE]
     grows, stops = [0, 0, 0, 0], [FREE, FREE, FREE, FREE]
 
@@ -321,44 +291,42 @@ def test_a_move_is_barred_for_gated_jobs_and_small_batches(
     assert found == expected
 
 
-def test_only_running_jobs_with_open_gates_are_free_to_move() -> None:
+def test_only_running_jobs_with_open_gates_are_free_to_move_unless_migration_is_off() -> None:
     late = a_job(B, on=(S1,), epoch=1, moved_at=Seconds(99.0))
     view = view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C))
+    problem, off = (problem_of(view, options=OnesOptions(migration=on)) for on in (True, False))
 
-    assert problem_of(view).free_to_move.tolist() == [True, False, False]
-
-
-def test_migration_can_be_switched_off() -> None:
-    view = view_of(row_of(1), a_job())
-
-    off = problem_of(view, options=OnesOptions(migration=False))
-
-    assert (problem_of(view).evacuates, off.evacuates) == (True, False)
+    assert problem.free_to_move.tolist() == [True, False, False]
+    assert (problem.evacuates, off.evacuates) == (True, False)
 
 
 # --- what is remembered
 
 
+def rows_of(problem: Problem) -> list[tuple[object, ...]]:
+    return [
+        (
+            row.job, row.now, row.level, row.limit, row.gated, row.move_factor, row.restart_factor,
+            None if math.isnan(row.remaining_s) else row.remaining_s, row.moves_to,
+            row.change_factor.tolist(), row.table.batches.tolist(), row.table.goodputs.tolist(),
+            row.table.nodes.tolist(), row.table.sizes.tolist(), row.table.gains.tolist(),
+            row.table.noise_scale,
+        )
+        for row in problem.job_rows
+    ]  # fmt: skip
+
+
 def told(problem: Problem) -> list[object]:
     """Return everything that a search sees of a problem, to be compared."""
     arrays = [
-        problem.sizes, problem.spans, problem.value, problem.present,
-        problem.move_factor, problem.free_to_move, problem.owner, problem.early,
-        problem.node_of, problem.cluster.type_of,
-    ]  # fmt: skip
-    rows = [
-        (
-            row.job, row.now, row.level, row.limit, row.gated, row.move_factor, row.restart_factor,
-            row.change_factor.tolist(), row.table.batches.tolist(), row.table.goodputs.tolist(),
-            row.table.nodes.tolist(),
-        )
-        for row in problem.job_rows
+        problem.sizes, problem.spans, problem.value, problem.present, problem.move_factor,
+        problem.free_to_move, problem.owner, problem.early, problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
     plain = [
         problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
     ]  # fmt: skip
-    return [[array.tolist() for array in arrays], rows, plain]
+    return [[array.tolist() for array in arrays], rows_of(problem), plain]
 
 
 def test_the_row_of_an_unchanged_job_is_cached() -> None:
@@ -373,16 +341,49 @@ def test_the_row_of_an_unchanged_job_is_cached() -> None:
     assert after.job_rows[1] is not before.job_rows[1]
 
 
-def test_a_changed_limit_renews_a_row() -> None:
+RELATIVE = JobId("old-9")
+
+
+def of_family(job: JobId, **changes: Any) -> EpochSeen:
+    known = {"samples_per_s": 100.0, "global_batch": 32, "epoch": 1, "samples_done": 500, **changes}
+    return epoch_seen(job, family="f", **known)
+
+
+@cases(
+    "news, pause_s",
+    a_relative_finished=(
+        JobEnded(job=RELATIVE, family="f", samples_done=90_000, succeeded=True), 0.0),
+    noise_of_a_relative=(of_family(RELATIVE, noise_scale=900.0), 0.0),
+    the_speed_of_a_relative=(of_family(RELATIVE, samples_per_s=37.0), 0.0),
+    its_limit_changed=(msgspec.structs.replace(WARM, group_steps=10), 0.0),
+    its_gate_opened=(None, 31.0),
+)  # fmt: skip
+def test_news_of_relatives_limits_and_open_gates_renew_a_row(
+    news: PolicyEvent | None, pause_s: float
+) -> None:
+    known: Any = {"epoch": 1, "samples_done": 500, "batch_size": 32, "batch_limit": 4000}
+    runs = msgspec.structs.replace(
+        a_job(moved_at=NOW, **known), running_on={S0: 32}, local_limit=4000
+    )
+    view, later = view_of(row_of(4), runs), Seconds(NOW + pause_s)
+    former = JobEnded(job=JobId("old-8"), family="f", samples_done=5000, succeeded=True)
+    estimates, builder = builder_of(events=[(NOW, of_family(A)), (NOW, former)])
+    before = rows_of(builder.build(view, NOW))
+    if news is not None:
+        estimates.observe(news, NOW)
+
+    after = rows_of(builder.build(view, later))
+
+    assert after == rows_of(ProblemBuilder(estimates, OnesOptions()).build(view, later))
+    assert after != before
+
+
+def test_a_doubled_limit_is_in_the_row() -> None:
     estimates, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
     before = builder.build(view, NOW).job_rows[0].limit
 
-    trained = StepsSeen(
-        job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=10, group_steps=10,
-        samples_done=640,
-    )  # fmt: skip
-    estimates.observe(trained, NOW)
+    estimates.observe(msgspec.structs.replace(WARM, group_steps=10), NOW)
 
     assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 128)
 
@@ -397,8 +398,11 @@ def test_a_new_node_renumbers_the_slots() -> None:
     assert builder.build(more, NOW).job_rows[0].now == (2,)
 
 
+Life = list[tuple[ClusterView, list[PolicyEvent], float]]
+
+
 @st.composite
-def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]:
+def lives(draw: st.DrawFn) -> Life:
     """Views of one cluster; most jobs stay as they are, while families learn and limits move."""
     view, at = draw(views(nodes=(2, 3))), 100.0
     found = [(view, draw(events_of(view)), at)]
@@ -410,62 +414,61 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]
         slots = view.slots
         if draw(IN_FOUR):  # a node comes, which is before the others
             slots = (slot_view(SlotId(f"m{version}/0")), *slots)
-        view = ClusterView(version=version, slots=slots, jobs=jobs)
-        heard: list[PolicyEvent] = [
-            EpochSeen(
-                job=draw(st.sampled_from([*jobs, C])),
-                family=draw(st.sampled_from(FAMILIES)),
-                slots=draw(st.integers(1, 4)),
-                nodes=1,
-                global_batch=draw(st.sampled_from([8, 64, 300])),
-                samples_per_s=draw(st.sampled_from([10.0, 100.0, 1000.0])),
-                whole=draw(st.booleans()),
-            )
-            for _ in range(draw(st.integers(0, 3)))
-        ]
-        at += draw(st.sampled_from([0.0, 6.0, 40.0]))
+        if draw(st.booleans()):
+            view = ClusterView(version=version, slots=slots, jobs=jobs)
+        of_slots = st.builds(
+            EpochSeen, job=st.sampled_from([*jobs, C]), family=st.sampled_from(FAMILIES),
+            slots=st.integers(1, 4), nodes=st.just(1), global_batch=st.sampled_from([8, 64, 300]),
+            samples_per_s=st.sampled_from([10.0, 100.0, 1000.0]), whole=st.booleans(),
+        )  # fmt: skip
+        noise = draw(st.sampled_from([None, 3.0, 300.0]))
+        heard = [
+            msgspec.structs.replace(event, noise_scale=noise)
+            if isinstance(event, EpochSeen | StepsSeen) else event
+            for event in (*draw(st.lists(of_slots, max_size=3)), *draw(events_of(view, at_most=3)))
+        ]  # fmt: skip
+        at += draw(st.sampled_from([0.0, 1.0, 6.0, 31.0, 40.0]))
         found.append((view, heard, at))
     return found
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(life=lives())
-def test_caches_never_change_a_problem(
-    life: list[tuple[ClusterView, list[PolicyEvent], float]],
-) -> None:
-    estimates, builder = builder_of()
+@settings(max_examples=examples(80), deadline=None)
+@given(life=lives(), shared=st.booleans())
+def test_caches_never_change_a_problem(*, life: Life, shared: bool) -> None:
+    options = OnesOptions(share_lengths=shared)
+    estimates, builder = builder_of(options=options)
     for view, events, at in life:
         for event in events:
             estimates.observe(event, Seconds(at))
-        shared = {id(job): job for job in view.jobs.values()}  # estimates compare views by identity
-        known = copy.deepcopy(estimates, shared)
+        same = {id(job): job for job in view.jobs.values()}  # estimates compare views by identity
+        known = copy.deepcopy(estimates, same)
         lived = builder.build(view, Seconds(at))
-        fresh = ProblemBuilder(known, OnesOptions()).build(view, Seconds(at))
+        fresh = ProblemBuilder(known, options).build(view, Seconds(at))
 
         assert told(lived) == told(fresh)
 
 
 NODES, NAMES = 3, 2
-# Of family 0 and 1; the odd classes are jobs over several nodes.
-THETA = np.array(
+THETA = np.array(  # of family 0 and 1; the odd classes are jobs over several nodes
     [[0.1, 0.0, 0.3, 0.4], [0.0, 0.0, 0.5, 0.0], [0.2, 0.7, 0.0, 0.0], [0.0, 0.6, 0.0, 0.0]]
 )
 
 
-def three() -> InterferenceModel:
-    """Jobs 0 and 1 of family 0, job 2 of family 1, on two nodes."""
-    return InterferenceModel(THETA, np.array([0, 0, 1]), np.zeros((2, 4)))
+@cases(
+    "job, others, nodes, costs",
+    beside_a_relative_and_a_stranger=(0, [1, 2], [0, 1], [0.1 + 0.1, 0.3 + 0.2]),
+    of_the_other_family=(2, [1, 2], [0, 1], [0.2 + 0.3, 0.0]),
+    itself=(1, [1], [0], [0.0, 0.0]),
+)
+def test_the_cost_of_a_node_includes_both_slow_downs_of_other_jobs(
+    job: int, others: list[int], nodes: list[int], costs: list[float]
+) -> None:
+    """Jobs 0 and 1 are of family 0, job 2 is of family 1."""
+    where = InterferenceModel(THETA, np.array([0, 0, 1]), np.zeros((2, 4)))
 
+    found = where.node_costs(job, np.array(others), np.array(nodes))
 
-def test_the_cost_of_a_node_includes_both_slow_downs() -> None:
-    there = np.array([1, 2]), np.array([0, 1])
-
-    assert three().node_costs(0, *there).tolist() == pytest.approx([0.1 + 0.1, 0.3 + 0.2])
-    assert three().node_costs(2, *there).tolist() == pytest.approx([0.2 + 0.3, 0.0])
-
-
-def test_a_job_is_no_neighbour_of_itself() -> None:
-    assert three().node_costs(1, np.array([1]), np.array([0])).tolist() == [0.0, 0.0]
+    assert found.tolist() == pytest.approx(costs)
 
 
 # --- whatever the schedule

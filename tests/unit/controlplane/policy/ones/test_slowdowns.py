@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, SlotView, StepsSeen
+from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, StepsSeen
 from controlplane.policy.ones.slowdowns import CoreDemand, LearnedSlowdowns, PlacementIndex
 from controlplane.policy.registry import make
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
@@ -19,6 +18,7 @@ from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.views import row_of, steps_seen, taken_slots, view_of
 from tests.unit.controlplane.policy.ones.steady_cluster import SteadyCluster, a_job
+from tests.unit.controlplane.policy.tables import cases
 
 ALONE: Final = 64 / 5000  # seconds of a step of 64 samples on one slot
 CROWDED: Final = {1: 1.0, 2: 1.7, 3: 4.0, 4: 10.0}  # times that by slots: 500 samples/s on four
@@ -97,44 +97,36 @@ def test_a_long_job_starts_beside_short_jobs_on_shared_cores() -> None:
     assert {job: len(placed) for job, placed in plan.local_batch.items()} == {A: 1, B: 1, C: 1}
 
 
-@pytest.mark.parametrize(
-    ("used", "cores"),
-    [
-        ({}, 2),  # nobody knows
-        ({A: 1.0, B: 1.0}, 2),
-        ({A: 0.05, B: 1.0}, 2),  # one that wants a core is enough
-        ({A: 0.3, B: 0.05}, 4),
-        ({A: 0.05, B: 0.05}, 32),
-        ({A: 0.05}, 32),  # B is a relative
-    ],
+SHORT = (short(A, 0), short(B, 1))
+OF_SIX = job_view(A, slots=(1, 8), family="f", running_on={s.slot: 8 for s in row_of(8)[:6]})
+
+
+@cases(
+    "used, ended, view, cores",
+    unknown=({}, False, crowd(*SHORT), 2),
+    both_want_a_core=({A: 1.0, B: 1.0}, False, crowd(*SHORT), 2),
+    one_that_wants_a_core_is_enough=({A: 0.05, B: 1.0}, False, crowd(*SHORT), 2),
+    a_third_of_a_core=({A: 0.3, B: 0.05}, False, crowd(*SHORT), 4),
+    hardly_any=({A: 0.05, B: 0.05}, False, crowd(*SHORT), 32),
+    a_relative_hardly_uses_any=({A: 0.05}, False, crowd(*SHORT), 32),
+    # Six workers of a job use a third of a core each: of two, as much as there is.
+    a_busy_host=({A: 0.33}, False, crowd(OF_SIX, slots=8), 2),
+    the_demand_of_a_family_outlives_its_jobs=({A: 0.05}, True, crowd(SHORT[1]), 32),
+    slots_without_cores=({A: 0.05}, True, crowd(SHORT[1], cores=0), 0),
 )
-def test_workers_that_hardly_use_a_core_share_none(used: dict[JobId, float], cores: int) -> None:
+def test_workers_that_hardly_use_a_core_share_none(
+    *, used: dict[JobId, float], ended: bool, view: ClusterView, cores: int
+) -> None:
     demand = CoreDemand()
     for job, usage in used.items():
         demand.observe(telemetry(job, cpu_cores=usage))
-    view = crowd(short(A, 0), short(B, 1))
+        if ended:
+            demand.observe(JobEnded(job=job, family="f", samples_done=1, succeeded=True))
 
-    assert {slot.cores for slot in demand.shown(view).slots} == {cores}
+    shown = demand.shown(view)
 
-
-def test_the_demand_is_unknown_on_a_busy_host() -> None:
-    """Six workers of a job use a third of a core each: of two, as much as there is."""
-    demand = CoreDemand()
-    demand.observe(telemetry(A, cpu_cores=0.33))
-    slots = row_of(8, cores=2)
-    job = job_view(A, slots=(1, 8), family="f", running_on={s.slot: 8 for s in slots[:6]})
-
-    assert {slot.cores for slot in demand.shown(crowd(job, slots=8)).slots} == {2}
-
-
-def test_the_demand_of_a_family_outlives_its_jobs() -> None:
-    demand = CoreDemand()
-    demand.observe(telemetry(A, cpu_cores=0.05))
-    demand.observe(JobEnded(job=A, family="f", samples_done=1, succeeded=True))
-    of_gpus = crowd(short(B, 1), cores=0)
-
-    assert {slot.cores for slot in demand.shown(crowd(short(B, 1))).slots} == {32}
-    assert demand.shown(of_gpus) is of_gpus
+    assert {slot.cores for slot in shown.slots} == {cores}
+    assert cores or shown is view
 
 
 @pytest.mark.parametrize(("used", "most"), [(1.0, 2), (0.05, 4)])
@@ -164,69 +156,47 @@ def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyRecord:
     return family
 
 
-def speed_up(family: FamilyRecord, few: int = 1, many: int = 2) -> float:
-    """On so many slots, with as many times the batch."""
-    sizes = np.array([few, many])
-    step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))
-    return float(many / few * step[0] / step[1])
-
-
-def agreed(families: FamilyHistories) -> None:
-    LearnedSlowdowns(families).by_neighbour(["f"])
-
-
-def test_a_family_has_a_scaling_after_several_sizes() -> None:
+def speed_up(own: tuple[float, ...], *others: tuple[float, ...], few: int = 1) -> float:
+    """On twice as many slots, with twice the batch, after such step times of all families."""
     families = FamilyHistories()
+    family = seen(families, "f", *own)
+    for number, steps in enumerate(others):
+        seen(families, f"g{number}", *steps)
+    LearnedSlowdowns(families).by_neighbour(["f"])
+    sizes = np.array([few, 2 * few])
+    step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))
+    return float(2 * step[0] / step[1])
 
-    assert seen(families, "f", 0.1).scaling() == (None, None)
-    assert seen(families, "g", 0.1, 0.1).scaling() == (pytest.approx(1.0, abs=0.02), None)
-    assert seen(families, "h", 0.1, 0.2).scaling() == (pytest.approx(0.0, abs=0.02), None)
-    assert seen(families, "i", 0.1, 0.4).scaling() == (0.0, None)
-    even, less = seen(families, "j", 0.1, 0.1, 0.1, 0.1 * 2**0.5).scaling()
-    assert even == pytest.approx(1.0, abs=0.05)
-    assert less == pytest.approx(0.5, abs=0.05)
+
+@cases(
+    "steps, scaling",
+    one_size=((0.1,), (None, None)),
+    twice_as_fast=((0.1, 0.1), (pytest.approx(1.0, abs=0.02), None)),
+    as_fast=((0.1, 0.2), (pytest.approx(0.0, abs=0.02), None)),
+    slower=((0.1, 0.4), (0.0, None)),
+    less_beyond_two_slots=(
+        (0.1, 0.1, 0.1, 0.1 * 2**0.5), (pytest.approx(1.0, abs=0.05), pytest.approx(0.5, abs=0.05))),
+)  # fmt: skip
+def test_a_family_has_a_scaling_after_several_sizes(steps: tuple[float, ...], scaling: Any) -> None:
+    assert seen(FamilyHistories(), "f", *steps).scaling() == scaling
 
 
-@pytest.mark.parametrize(
-    ("two_slots_s", "exponent"),
-    [(None, 0.9), (0.2, 0.7), (0.2 / 2.0**0.6, 0.75)],
-    ids=["the prior", "at least 0.7", "the mean with the prior"],
+@cases(
+    "others, few, exponent",
+    the_prior=([], 1, 0.9),
+    at_least_07=([(0.1, 0.2)], 1, 0.7),
+    the_mean_with_the_prior=([(0.1, 0.2 / 2.0**0.6)], 1, 0.75),
+    half_of_the_gain_is_lost_beyond_two_slots=([], 2, 0.5),
+    the_mean_beyond_two_slots=([(0.1, 0.1, 0.1, 0.1)], 2, 0.75),
 )
 def test_a_new_family_is_expected_to_speed_up_as_other_families_did(
-    two_slots_s: float | None, exponent: float
+    others: list[tuple[float, ...]], few: int, exponent: float
 ) -> None:
-    families = FamilyHistories()
-    new = seen(families, "f", 0.1)
-    if two_slots_s is not None:
-        seen(families, "g", 0.1, two_slots_s)
-
-    agreed(families)
-
-    assert speed_up(new) == pytest.approx(2.0**exponent, rel=0.02)
+    assert speed_up((0.1,), *others, few=few) == pytest.approx(2.0**exponent, rel=0.02)
 
 
 def test_a_family_measured_on_two_slots_ignores_others() -> None:
-    families = FamilyHistories()
-    own = seen(families, "f", 0.1, 0.1)
-    before = speed_up(own)
-    for number in range(5):
-        seen(families, f"g{number}", 0.1, 0.2)
-
-    agreed(families)
-
-    assert speed_up(own) == before
-
-
-def test_half_of_the_gain_is_lost_beyond_two_slots_by_default() -> None:
-    families = FamilyHistories()
-    new = seen(families, "f", 0.1)
-    agreed(families)
-    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.5)
-
-    seen(families, "g", 0.1, 0.1, 0.1, 0.1)
-    agreed(families)
-
-    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.75, rel=0.02)
+    assert speed_up((0.1, 0.1), *[(0.1, 0.2)] * 5) == speed_up((0.1, 0.1))
 
 
 D = JobId("d-4")
@@ -246,10 +216,8 @@ def looked(*jobs: JobView, models: tuple[str, ...] = ("", "")) -> PlacementIndex
 def test_before_the_first_view_no_job_has_a_place() -> None:
     where = PlacementIndex()
 
-    assert (where.gpu_type(A), where.colocations(A), where.is_alone(A), where.is_changing(A)) == (
-        "", [], True, False,
-    )  # fmt: skip
-    assert where.types == ()
+    assert (where.gpu_type(A), where.colocations(A), where.is_alone(A)) == ("", [], True)
+    assert (where.is_changing(A), where.types) == (False, ())
 
 
 def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -> None:
@@ -261,23 +229,17 @@ def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -
     assert (alike.gpu_type(A), alike.types) == ("", ("a100",))
 
 
-@pytest.mark.parametrize(
-    ("jobs", "expected"),
-    [
-        ([on(A), on(B, S0)], {A: [], B: []}),
-        (
-            [on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h")],
-            {
-                A: [(False, "g", True)],
-                B: [(True, "f", False), (True, "h", False)],
-                C: [(False, "g", True)],
-            },
-        ),
-        ([on(A, S0), on(B, S1), on(C, SlotId("n1/2"))], {A: [(False, "f", False)]}),
-        ([on(A, S0, S1), on(B, T0)], {A: [], B: []}),
-    ],
-    ids=["waiting", "by family and span", "relatives count once", "nodes of its own"],
-)
+@cases(
+    "jobs, expected",
+    waiting=([on(A), on(B, S0)], {A: [], B: []}),
+    by_family_and_span=(
+        [on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h")],
+        {A: [(False, "g", True)], B: [(True, "f", False), (True, "h", False)],
+         C: [(False, "g", True)]}),
+    relatives_count_once=(
+        [on(A, S0), on(B, S1), on(C, SlotId("n1/2"))], {A: [(False, "f", False)]}),
+    nodes_of_its_own=([on(A, S0, S1), on(B, T0)], {A: [], B: []}),
+)  # fmt: skip
 def test_neighbours_are_the_classes_of_the_other_jobs_on_the_same_nodes(
     jobs: list[JobView], expected: dict[JobId, list[Colocation]]
 ) -> None:
@@ -289,34 +251,17 @@ def test_neighbours_are_the_classes_of_the_other_jobs_on_the_same_nodes(
 
 
 def test_a_new_view_replaces_the_former_one() -> None:
-    where = looked(on(A, S0), on(B, S1, family="g"))
-    assert where.colocations(A) == [(False, "g", False)]
+    where = looked(on(A, S0), on(B, S1, family="g"), models=("v100", "v100"))
+    assert (where.gpu_type(A), where.colocations(A)) == ("", [(False, "g", False)])
 
-    where.update(view_of(row_of(2, 2), on(A, S0), on(B, T1, family="g")))
-    assert where.colocations(A) == []
+    where.update(view_of(row_of(2, 2, models=("v100", "a100")), on(A, S0), on(B, T1, family="g")))
+    assert (where.gpu_type(A), where.colocations(A)) == ("v100", [])
+
+    where.update(view_of([], on(A, S0), on(B, S1)))  # lost slots have no nodes
+    assert (where.gpu_type(A), where.colocations(A)) == ("", [])
 
 
 def test_a_job_that_may_not_move_is_changing() -> None:
     where = looked(on(A, S0, movable=False), on(B, T0))
 
     assert [where.is_changing(job) for job in (A, B, C)] == [True, False, False]
-
-
-def test_a_lost_slot_has_no_node() -> None:
-    lost = view_of([], on(A, S0), on(B, S1))
-    where = PlacementIndex()
-
-    where.update(lost)
-
-    assert (where.gpu_type(A), where.colocations(A)) == ("", [])
-
-
-def test_a_node_of_another_type_makes_types_matter() -> None:
-    slots: list[SlotView] = row_of(2, models=("v100",))
-    where = PlacementIndex()
-    where.update(view_of(slots, on(A, S0)))
-    assert where.gpu_type(A) == ""
-
-    other = [msgspec.structs.replace(slot, model="a100") for slot in row_of(0, 2)]
-    where.update(view_of([*slots, *other], on(A, S0)))
-    assert where.gpu_type(A) == "v100"

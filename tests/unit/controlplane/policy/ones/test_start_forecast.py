@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.policy.api import ClusterView, JobView, StartForecast
+from controlplane.policy.api import JobView, StartForecast
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
 from tests.support.views import LINEAR, row_of, view_of
+from tests.unit.controlplane.policy.tables import cases
 
 NOW = Seconds(1000.0)
 D = JobId("d-4")
@@ -34,35 +35,35 @@ def a_policy(**options: Any) -> Ones:
     return policy
 
 
-def waits(policy: Ones, view: ClusterView, now: float = NOW) -> dict[JobId, float]:
-    """Seconds that each waiting job is expected to wait."""
-    return {name: said.at - now for name, said in policy.plan(view, Seconds(now)).starts.items()}
+PAIR = a_job(C, 900, least=2, most=2, wanted=2, priority=20.0)
+LONG = [a_job(A, 1000, S0), a_job(B, 3000, S1), PAIR]
+PATIENT: dict[str, Any] = {"pause_margin": 100.0}
 
 
-def test_freed_slots_go_to_the_shortest_job_first() -> None:
-    view = view_of(row_of(2), a_job(A, 100, S0), a_job(B, 300, S1), a_job(C, 5000), a_job(D, 4000))
+@cases(
+    "slots, jobs, options, expected",
+    freed_slots_go_to_the_shortest_job_first=(
+        2, [a_job(A, 100, S0), a_job(B, 300, S1), a_job(C, 5000), a_job(D, 4000)], {},
+        {D: 100.0, C: 300.0}),
+    the_next_job_holds_its_slot_until_it_ends=(
+        1, [a_job(A, 100, S0), a_job(C, 900), a_job(D, 400)], {}, {D: 100.0, C: 500.0}),
+    # D starts beside B, and ends long after it.
+    a_job_that_does_not_fit_is_skipped=(
+        2, [*LONG, a_job(D, 40_000)], PATIENT, {D: 1000.0, C: 41_000.0}),
+    without_others_it_starts_when_both_slots_are_free=(2, LONG, PATIENT, {C: 3000.0}),
+    jobs_that_run_start_or_never_fit_have_none=(
+        2, [a_job(A, 100, S0), a_job(B, 50), a_job(C, 90, least=3, most=4)], {}, {}),
+    switched_off=(1, [a_job(A, 100, S0), a_job(C, 900)], {"forecast_starts": False}, {}),
+)  # fmt: skip
+def test_waiting_jobs_are_expected_to_start_when_slots_are_freed(
+    slots: int, jobs: list[JobView], options: dict[str, Any], expected: dict[JobId, float]
+) -> None:
+    policy, view = a_policy(**options), view_of(row_of(slots), *jobs)
 
-    assert waits(a_policy(), view) == {D: pytest.approx(100.0), C: pytest.approx(300.0)}
+    first, again = (policy.plan(view, NOW).starts for _ in range(2))
 
-
-def test_the_next_job_holds_its_slot_until_it_ends() -> None:
-    view = view_of(row_of(1), a_job(A, 100, S0), a_job(C, 900), a_job(D, 400))
-
-    assert waits(a_policy(), view) == {D: pytest.approx(100.0), C: pytest.approx(500.0)}
-
-
-def test_a_job_that_does_not_fit_is_skipped() -> None:
-    pair = a_job(C, 900, least=2, most=2, wanted=2, priority=20.0)
-    view = view_of(row_of(2), a_job(A, 1000, S0), a_job(B, 3000, S1), pair, a_job(D, 40_000))
-    policy = a_policy(pause_margin=100.0)
-
-    assert waits(policy, view) == {  # D starts beside B, and ends long after it
-        D: pytest.approx(1000.0),
-        C: pytest.approx(41_000.0),
-    }
-
-    later = view_of(row_of(2), a_job(A, 1000, S0), a_job(B, 3000, S1), pair, version=2)
-    assert waits(policy, later, NOW + 10.0) == {C: pytest.approx(3000.0)}
+    assert {name: said.at - NOW for name, said in first.items()} == pytest.approx(expected)
+    assert again == first
 
 
 def test_the_interval_is_wide_without_outcomes() -> None:
@@ -94,21 +95,3 @@ def test_outcomes_correct_the_next_forecasts() -> None:
 
     ends = [said.earliest - now, said.at - now, said.latest - now]
     assert ends == pytest.approx([295.0, 295.0, 295.0], abs=1.0)
-
-
-def test_jobs_that_run_start_or_never_fit_have_no_forecast() -> None:
-    view = view_of(row_of(2), a_job(A, 100, S0), a_job(B, 50), a_job(C, 90, least=3, most=4))
-
-    assert waits(a_policy(), view) == {}
-
-
-def test_forecasts_can_be_switched_off() -> None:
-    view = view_of(row_of(1), a_job(A, 100, S0), a_job(C, 900))
-
-    assert a_policy(forecast_starts=False).plan(view, NOW).starts == {}
-
-
-def test_forecasts_of_one_view_are_equal() -> None:
-    policy, view = a_policy(), view_of(row_of(1), a_job(A, 100, S0), a_job(C, 900))
-
-    assert policy.plan(view, NOW).starts == policy.plan(view, NOW).starts

@@ -28,6 +28,7 @@ from tests.support.simulations import FREE as NO_COSTS
 from tests.support.simulations import ToyModel, job, simulated_run
 from tests.support.sizes import examples
 from tests.support.views import LINEAR, planned, problem_of, row_of, view_of, views_and_events
+from tests.unit.controlplane.policy.tables import cases
 
 NOW = Seconds(1000.0)
 
@@ -56,15 +57,13 @@ def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> FairnessFloor
 # --- who is due what
 
 
-@pytest.mark.parametrize(
-    ("jobs", "slots", "expected", "at_best"),
-    [
-        # of one slot and two jobs each has half: 100 s of work take 200 s
-        ([a_job(A, 0, 10_000), a_job(B, 100, 10_000)], 1, [1.0, 1.5], [100 / 200, 200 / 200]),
-        ([a_job(A, 300, 10_000)], 4, [4.0], None),  # 100 s alone on the slot it wants
-        ([a_job(A, 200, 20_000, samples_done=10_000)], 1, [(200 + 100) / 200], None),
-    ],
-    ids=["two jobs", "a share is at most the wanted size", "finished work"],
+@cases(
+    "jobs, slots, expected, at_best",
+    # of one slot and two jobs each has half: 100 s of work take 200 s
+    two_jobs=([a_job(A, 0, 10_000), a_job(B, 100, 10_000)], 1, [1.0, 1.5], [100 / 200, 200 / 200]),
+    # 100 s alone on the slot it wants
+    a_share_is_at_most_the_wanted_size=([a_job(A, 300, 10_000)], 4, [4.0], None),
+    finished_work=([a_job(A, 200, 20_000, samples_done=10_000)], 1, [(200 + 100) / 200], None),
 )
 def test_the_stretch_is_the_total_time_over_that_with_a_share(
     jobs: list[JobView], slots: int, expected: list[float], at_best: list[float] | None
@@ -97,11 +96,16 @@ def test_no_job_is_due_slots_without_a_limit() -> None:
 # --- that they get it
 
 
-def test_a_due_job_precedes_a_more_valuable_job() -> None:
-    long, short = a_job(A, 800, 40_000), a_job(B, 0, 1000)
-
-    assert filled(posed(long, short, limit=0.0), np.array([0, 0])).tolist() == [0, 1]
-    assert filled(posed(long, short), np.array([0, 0])).tolist() == [1, 0]
+@cases(
+    "jobs, limit, levels",
+    without_a_limit_the_more_valuable_job=([a_job(A, 800, 40_000), a_job(B, 0, 1000)], 0.0, [0, 1]),
+    a_due_job=([a_job(A, 800, 40_000), a_job(B, 0, 1000)], 2.0, [1, 0]),
+    the_job_furthest_behind=([a_job(A, 500, 10_000), a_job(B, 900, 10_000)], 2.0, [0, 1]),
+)
+def test_the_only_slot_goes_to_the_due_job_that_is_furthest_behind(
+    jobs: list[JobView], limit: float, levels: list[int]
+) -> None:
+    assert filled(posed(*jobs, limit=limit), np.array([0, 0])).tolist() == levels
 
 
 def test_a_candidate_that_misses_dues_is_less_fit() -> None:
@@ -115,12 +119,6 @@ def test_a_candidate_that_misses_dues_is_less_fit() -> None:
     assert due.fitness > other.fitness
     nobody = score(problem, np.array([0, 0]), np.array([FREE]))
     assert other.fitness > nobody.fitness
-
-
-def test_the_job_furthest_behind_precedes_other_due_jobs() -> None:
-    problem = posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000))
-
-    assert filled(problem, np.array([0, 0])).tolist() == [0, 1]
 
 
 def answered(view: ClusterView, **options: Any) -> Plan:
@@ -224,34 +222,22 @@ def test_no_job_starves_under_a_limit(gap_s: float, short: int, limit: float) ->
 # --- contention
 
 
-def seen(contention: LoadAverage, *names: JobId, at: float) -> None:
-    contention.update({name: job_view(name) for name in names}, Seconds(at))
+ARRIVALS = [(0.0, (A,)), (10.0, (A, B)), (20.0, (A, B, C)), (40.0, (A, C))]
+ENDS = [(100.0, (A, B)), (200.0, (A,)), (300.0, (A,))]
 
 
-def test_the_load_is_the_mean_number_of_jobs_since_the_submission() -> None:
+@cases(
+    "seen, job, mean",
+    since_the_submission=(ARRIVALS, job_view(A), (10 + 20 + 60) / 40),
+    since_a_later_submission=(ARRIVALS, job_view(C, at=20.0), 3.0),
+    before_the_first_view_as_in_it=(ENDS, job_view(A), (200 + 200 + 100) / 300),
+    a_repeated_update_changes_nothing=([(0.0, (A, B)), *[(10.0, (A, B))] * 2], job_view(A), 2.0),
+)
+def test_the_load_is_the_mean_number_of_jobs_since_the_submission(
+    seen: list[tuple[float, tuple[JobId, ...]]], job: JobView, mean: float
+) -> None:
     contention = LoadAverage()
-    seen(contention, A, at=0.0)
-    seen(contention, A, B, at=10.0)
-    seen(contention, A, B, C, at=20.0)
-    seen(contention, A, C, at=40.0)
+    for at, names in seen:
+        contention.update({name: job_view(name) for name in names}, Seconds(at))
 
-    assert contention.mean(job_view(A)) == pytest.approx((10 + 20 + 60) / 40)
-    assert contention.mean(job_view(C, at=20.0)) == pytest.approx(3.0)
-
-
-def test_the_load_before_the_first_view_equals_that_of_the_view() -> None:
-    contention = LoadAverage()
-    seen(contention, A, B, at=100.0)
-    seen(contention, A, at=200.0)
-    seen(contention, A, at=300.0)
-
-    assert contention.mean(job_view(A, at=0.0)) == pytest.approx((200 + 200 + 100) / 300)
-
-
-def test_a_repeated_update_changes_no_load() -> None:
-    contention = LoadAverage()
-    seen(contention, A, B, at=0.0)
-    seen(contention, A, B, at=10.0)
-    seen(contention, A, B, at=10.0)
-
-    assert contention.mean(job_view(A)) == 2.0
+    assert contention.mean(job) == pytest.approx(mean)

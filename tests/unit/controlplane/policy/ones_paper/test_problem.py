@@ -1,4 +1,4 @@
-"""Problems under each reading of the paper."""
+"""Problems and batch limits under each reading of the paper."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controlplane.policy.api import Plan, PlanTaken, StepsSeen
+from controlplane.policy.api import JobView, Plan, PlanTaken, StepsSeen
 from controlplane.policy.ones_paper.candidates import mean_draw, within_limits, work_left
-from controlplane.policy.options import LITERAL, OnesPaperOptions
+from controlplane.policy.ones_paper.job_estimates import after_epoch, arrival_rate
+from controlplane.policy.options import LITERAL, OnesPaperOptions, ScaleDown
 from controlplane.policy.registry import make
+from controlplane.policy.search.observed_jobs import LimitBounds, resumed
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
 from tests.support.views import planned, steps_seen, view_of
 from tests.unit.controlplane.policy.ones_paper.problems import SLOTS, problem_of, seen, warm_job
-
-# --- options
+from tests.unit.controlplane.policy.tables import cases
 
 
 def test_literal_readings_are_options() -> None:
@@ -51,21 +54,16 @@ def test_goodput_prefers_smaller_batches() -> None:
     assert speed.batches[0, 1] > goodput.batches[0, 1] >= 64
 
 
-def test_a_slot_keeps_its_first_batch_or_gets_the_best() -> None:
+@pytest.mark.parametrize(("batch", "batches"), [("kept", [0, 64, 128]), ("goodput", [0, 128, 128])])
+def test_a_slot_keeps_its_first_batch_or_gets_the_best(batch: str, batches: list[int]) -> None:
     job = warm_job(on=1, noise_scale=1e6, last_batch=64)
     events = (seen(1, 64, 100.0), seen(1, 128, 190.0))
 
-    kept = problem_of(job, events=events, batch="kept")
-    best = problem_of(job, events=events, batch="goodput")
-
-    assert kept.batches[0].tolist() == [0, 64, 128]
-    assert best.batches[0].tolist() == [0, 128, 128]
+    assert problem_of(job, events=events, batch=batch).batches[0].tolist() == batches
 
 
 def test_no_batch_is_more_than_twice_the_last_one() -> None:
-    problem = problem_of(warm_job(last_batch=24), events=(seen(),) * 2)
-
-    assert problem.batches.max() == 48
+    assert problem_of(warm_job(last_batch=24), events=(seen(),) * 2).batches.max() == 48
 
 
 # --- Y
@@ -83,50 +81,48 @@ def test_a_stated_length_is_used_and_else_a_forecast() -> None:
 # --- R
 
 
-def test_a_job_has_its_minimum_until_it_is_warm() -> None:
-    def steps(many: int) -> StepsSeen:
-        return steps_seen(A, family="f", step=many, samples_done=64 * many)
-
-    job = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
-    long: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}
-
-    cold = problem_of(job, events=(steps(9),), **long)
-    warm = problem_of(job, events=(steps(10),), **long)
-    eager = problem_of(job, events=(steps(3),), warmup_steps=3, **long)
-
-    assert [int(problem.most[0]) for problem in (cold, warm, eager)] == [1, 2, 2]
+def steps(many: int) -> StepsSeen:
+    return steps_seen(A, family="f", step=many, samples_done=64 * many)
 
 
-def test_a_long_epoch_counts_in_pieces() -> None:
-    job = warm_job(on=1, moved_at=Seconds(50.0))
-
-    pieces = problem_of(job, events=(), report_interval_s=30.0)
-    whole = problem_of(job, events=(), report_interval_s=0.0)
-
-    assert (int(pieces.limits[0]), int(whole.limits[0])) == (128, 64)
+REJECTED = PlanTaken(waiting=(A,))
+COLD = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
+LONG: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}
 
 
-def test_a_limit_is_halved_when_a_job_is_rejected() -> None:
-    job, rejected = warm_job(), PlanTaken(waiting=(A,))
-    halves = problem_of(job, events=(rejected, rejected), limit_floor="one")
-    first = problem_of(job, events=(rejected, rejected), limit_floor="first")
+@cases(
+    "event, options, most",
+    cold=(steps(9), LONG, 1),
+    warm=(steps(10), LONG, 2),
+    warm_after_few_steps=(steps(3), {**LONG, "warmup_steps": 3}, 2),
+)
+def test_a_job_has_its_minimum_until_it_is_warm(
+    event: StepsSeen, options: dict[str, Any], most: int
+) -> None:
+    assert int(problem_of(COLD, events=(event,), **options).most[0]) == most
 
-    assert [int(p.limits[0]) for p in (halves, first)] == [16, 64]
+
+@cases(
+    "job, events, options, limit",
+    a_long_epoch_counts_in_pieces=(
+        warm_job(on=1, moved_at=Seconds(50.0)), (), {"report_interval_s": 30.0}, 128),
+    or_whole=(warm_job(on=1, moved_at=Seconds(50.0)), (), {"report_interval_s": 0.0}, 64),
+    each_rejection_halves=(warm_job(), (REJECTED, REJECTED), {"limit_floor": "one"}, 16),
+    not_below_the_first_batch=(warm_job(), (REJECTED, REJECTED), {"limit_floor": "first"}, 64),
+)  # fmt: skip
+def test_epochs_raise_a_limit_and_rejections_lower_it(
+    job: JobView, events: tuple[PlanTaken, ...], options: dict[str, Any], limit: int
+) -> None:
+    assert int(problem_of(job, events=events, **options).limits[0]) == limit
 
 
-def test_scaling_down_may_take_the_last_slot() -> None:
-    rejected = PlanTaken(waiting=(A,))
-    job = warm_job(
-        on=1, moved_at=Seconds(90.0)
-    )  # its R was halved while it waited: floor(R c / B) = floor(32 / 64)
-    least = problem_of(job, events=(rejected,), limit_floor="one")
-    literal = problem_of(job, events=(rejected,), limit_floor="one", keep_least=False)
+@pytest.mark.parametrize(("keep_least", "left"), [(True, 1), (False, 0)])
+def test_scaling_down_may_take_the_last_slot(*, keep_least: bool, left: int) -> None:
+    job = warm_job(on=1, moved_at=Seconds(90.0))  # its R was halved: floor(R c / B) = 32 // 64
 
-    left = [
-        int((within_limits(problem.present[None, :], problem) >= 0).sum())
-        for problem in (least, literal)
-    ]
-    assert left == [1, 0]
+    found = problem_of(job, events=(REJECTED,), limit_floor="one", keep_least=keep_least)
+
+    assert int((within_limits(found.present[None, :], found) >= 0).sum()) == left
 
 
 def test_a_job_whose_limit_allows_no_slot_starves() -> None:
@@ -173,3 +169,81 @@ def test_a_gate_opens_after_a_report_interval_and_when_a_change_has_settled() ->
     settles = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
     plan = planned("ones-paper", view_of(SLOTS, settles), options={"settle_s": 3.0})
     assert (plan.local_batch, plan.wake_at) == ({A: dict(settles.running_on)}, Seconds(102.0))
+
+
+# --- R after an epoch, under each reading of scale-up, scale-down and resume
+
+
+BOUNDS = LimitBounds(first=64, least=64, most=1024)
+
+
+LAMBDA = 1 / 30.0
+
+
+def after(limit: int, reading: ScaleDown, ran_s: float, *, contended: bool = True) -> int:
+    return after_epoch(
+        limit, BOUNDS, reading, ran_s=ran_s, arrivals_per_s=LAMBDA, contended=contended
+    )
+
+
+@pytest.mark.parametrize(
+    ("reading", "limits"),
+    [
+        # sigma T = 0, 2/3, 1, 5/3, 8/3, 10: the divisor is 1, 2, 2, 3, 4, 11
+        ("literal", [256, 256, 256, 171, 128, 64]),
+        ("contended", [512, 512, 512, 171, 128, 128]),
+        ("composed", [512, 512, 512, 342, 256, 128]),
+        ("authors", [256] * 6),
+        ("off", [512] * 6),
+    ],
+)
+def test_each_reading_has_its_limit_after_an_epoch(reading: ScaleDown, limits: list[int]) -> None:
+    found = [after(256, reading, ran_s) for ran_s in (0.0, 20.0, 30.0, 50.0, 80.0, 300.0)]
+
+    assert found == limits
+
+
+def test_a_limit_grows_up_to_that_of_the_user() -> None:
+    assert after(256, "contended", 300.0, contended=False) == 512
+    assert [after(limit, "off", 0.0) for limit in (600, 1024)] == [1024, 1024]
+
+
+@given(
+    reading=st.sampled_from(["literal", "contended", "composed", "authors", "off"]),
+    limit=st.integers(64, 1024),
+    ran_s=st.floats(0.0, 1e7),
+    rate=st.floats(0.0, 100.0),
+    contended=st.booleans(),
+)
+def test_a_limit_stays_within_its_bounds_and_at_most_doubles_or_halves(
+    reading: ScaleDown,
+    limit: int,
+    ran_s: float,
+    rate: float,
+    contended: bool,  # noqa: FBT001
+) -> None:
+    new = after_epoch(limit, BOUNDS, reading, ran_s=ran_s, arrivals_per_s=rate, contended=contended)
+
+    assert 64 <= new <= min(1024, 2 * limit)
+    assert new <= limit or reading != "literal"
+    assert new >= limit / 2 or reading in {"literal", "authors"}
+    assert new == min(2 * limit, 1024) or rate or reading in {"literal", "authors"}
+
+
+def test_a_rejected_job_keeps_half_of_its_limit_down_to_the_floor() -> None:
+    to_first = [resumed(limit, BOUNDS) for limit in (512, 128, 101, 64)]
+    to_one = [resumed(limit, LimitBounds(first=64, least=1, most=1024)) for limit in (512, 64, 1)]
+
+    assert to_first == [256, 64, 64, 64]
+    assert to_one == [256, 32, 1]
+
+
+@pytest.mark.parametrize(
+    ("submitted_at", "per_s"),
+    [([], 0.0), ([3.0], 0.0), ([3.0, 3.0], 0.0), ([10.0, 0.0, 5.0], 0.2)],
+    ids=["no job", "one job", "one moment", "in any order"],
+)
+def test_the_arrival_rate_is_the_mean_rate_of_submissions(
+    submitted_at: list[float], per_s: float
+) -> None:
+    assert arrival_rate([Seconds(at) for at in submitted_at]) == per_s
