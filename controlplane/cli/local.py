@@ -187,7 +187,8 @@ def _lock(home: Path) -> Iterator[None]:
     """Hold a file lock, so that only one `up` or `down` runs at a time."""
     for name in ("", "run", "state", "logs", "keys"):
         (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (home / "run" / "local.lock").open("w") as file:
+    lock = os.open(home / "run" / "local.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -34,6 +34,7 @@ from tests.support.file_trees import let_pass, opened
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 SECRET = "the-secret-of-ada"  # noqa: S105
 LEFT = "left-by-bob"
+ENDED = {"succeeded", "failed", "cancelled", "rejected"}
 
 ZYGOTE = """
 import os, socket, struct, threading, msgpack
@@ -161,13 +162,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
             )  # fmt: skip
             daemons.callback(process.wait, 60.0)
             daemons.callback(process.terminate)
-        looked(
-            lambda: cluster.ones("node", "list", "-o", "quiet").out.split() == ["node-1", "node-2"]
-        )
+        looked(lambda: states_of_nodes(cluster), lambda found: found == ["up", "up"], cluster.said)
         bob = tmp_path / "bob"
         done = cluster.ones("key", "add", "bob", "--role", "user", "--out", str(bob))
         assert done.code == 0, done.err
         yield Site(cluster, bob)
+
+
+def states_of_nodes(cluster: Cluster) -> list[str]:
+    done = cluster.ones("node", "list", "-o", "json")
+    return [node["state"] for node in done.json] if done.code == 0 else []
 
 
 def interpreter(folder: Path, pid: int) -> str:
@@ -209,7 +213,7 @@ def test_another_users_job_trains_through_all_attacks_at_once(site: Site, tmp_pa
             USURPER.format(zygote=ZYGOTE, pid=0), batch_size=12, max_batch_size=48, slots=[1, 2],
             slots_wanted=1, stop={"epochs": 1000},
         )  # fmt: skip
-        ended = {job: cluster.until(job, lambda s: s["ended"]) for job in [*hostile, spy]}
+        ended = {job: cluster.until(job, lambda s: s["state"] in ENDED) for job in [*hostile, spy]}
         cluster.until(usurper, lambda shown: shown["epoch"] >= 1)
         ones("resize", usurper, "--slots", "2", ONES_HOME=str(site.bob))
         audit = "message of a zygote"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -130,15 +131,28 @@ async def test_messages_of_an_ended_worker_are_ignored(node: Node) -> None:
 
 async def test_a_reconnected_worker_receives_its_orders(node: Node) -> None:
     first, second = node.connected(), node.connected()
-    again = replace(HELLO, pid=2)
     await node.say(first, HELLO)
 
-    await node.say(second, again)
+    await node.say(second, HELLO)
     await node.say(first, reported())
     node.channel.send(MINE, SlotGranted())
 
     assert [TO_WORKER.decode(data) for data in second.poll(LIMIT_S)[0]] == [SlotGranted()]
-    assert node.all_heard() == [(MINE, HELLO), (MINE, again)]
+    assert node.all_heard() == [(MINE, HELLO), (MINE, HELLO)]
+
+
+@pytest.mark.parametrize(
+    ("first", "taken"), [(os.getpid(), False), (2**31 - 1, True)], ids=["runs", "has exited"]
+)
+async def test_a_second_process_with_the_token_is_refused_while_the_first_runs(
+    node: Node, first: int, *, taken: bool
+) -> None:
+    worker, child = replace(HELLO, pid=first), replace(HELLO, pid=1)
+    await node.say(node.connected(), worker)
+
+    await node.say(node.connected(), child)
+
+    assert node.all_heard() == [(MINE, worker)] + [(MINE, child)] * taken
 
 
 # --- hostile bytes

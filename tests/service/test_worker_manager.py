@@ -21,7 +21,7 @@ from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.reconciler import Adopted, Ended, Event, Started, StartFailed, StartWorker, Terminate
 from nodeagent.settings import AgentSettings
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
@@ -32,7 +32,7 @@ from schemas.transport.sockets import Socket
 from schemas.wire.agent import GroupDelta
 from schemas.wire.feed import GetSnapshot, SnapshotPiece
 from schemas.wire.worker import Forked, ProcessMark
-from tests.support.builders import N1, A, node_spec, run
+from tests.support.builders import N1, A, assignment, node_spec, run
 
 FIRST = WorkerId(f"{A}.v1.r0")
 
@@ -92,6 +92,7 @@ class Node:
         grace_s: float = 60.0,
         delta: GroupDelta | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
+        start: bool = True,
     ) -> None:
         """Start the first worker of a job."""
 
@@ -113,7 +114,8 @@ class Node:
             may_read=lambda: True,
             check_node=check,
         )
-        self.manager.perform(StartWorker(FIRST, 0, delta or run(A)))
+        if start:
+            self.manager.perform(StartWorker(FIRST, 0, delta or run(A)))
 
     async def next(self) -> object:
         return await asyncio.wait_for(self.events.get(), 60.0)
@@ -216,6 +218,19 @@ async def test_a_process_is_killed_if_its_zygote_did_not_reply_in_time(node: Nod
     failed = StartFailed(FIRST, "the zygote did not fork", node_fault=True)
     assert [await node.next(), await node.next()] == ["checked", failed]
     assert zygote.child.wait(5.0) == -signal.SIGKILL
+
+
+async def test_a_start_that_its_agent_did_not_survive_is_a_loss_of_the_job(node: Node) -> None:
+    begun = assignment(run(A))
+    node.folders.worker(FIRST).write_assignment(begun)
+    node.begin(Zygote(), start=False)
+
+    node.manager.adopt()
+
+    assert [await node.next(), await node.next()] == [
+        Adopted(FIRST, begun, None, None), Ended(FIRST, None, None, unseen=True),
+    ]  # fmt: skip
+    assert not node.folders.worker(FIRST).path.exists()
 
 
 async def test_a_deleted_working_directory_is_fetched_before_the_next_start(node: Node) -> None:
