@@ -11,7 +11,7 @@ from typing import Any, Final
 from nodeagent.errors import StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_folders import answer, is_laid_out
-from nodeagent.zygotes import ZygoteConnection
+from nodeagent.zygotes import Peer, ZygoteConnection
 from schemas.codec import (
     ASSIGNMENT,
     EXIT_STATUS,
@@ -72,7 +72,7 @@ def zygotes(data: bytes) -> None:
 
 async def _fork(choices: Choices) -> None:
     reader = asyncio.StreamReader()
-    connection = ZygoteConnection(reader, _Writer())  # type: ignore[arg-type]
+    connection = ZygoteConnection(reader, _Writer(), Peer(os.getpid(), os.getuid()))  # type: ignore[arg-type]
     strays: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
     asked = asyncio.ensure_future(connection.fork(Path(FOLDER)))

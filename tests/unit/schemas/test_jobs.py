@@ -125,7 +125,7 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
         ({"family": family}, ("family", f"it has {len(family)} characters", f"give 1 to {MAX_FAMILY} characters, or leave it out"))
         for family in ("", "x" * (MAX_FAMILY + 1))
     ),
-    ({"family": NO_TEXT}, ("family", "it is not valid Unicode", "write it in UTF-8")),
+    ({"family": NO_TEXT}, ("family", "it has characters that are not printable", "remove them")),
     *(
         ({"script": script}, ("script", f"{script!r} is not inside workdir", "give a path relative to workdir, such as train.py"))
         for script in ("", "/bin/sh", "../train.py", "a/../../train.py", "a/..")

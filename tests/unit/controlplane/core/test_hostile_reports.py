@@ -190,6 +190,8 @@ class Hostile(RuleBasedStateMachine):
         fields["job"] = GHOST if strange == "ghost" else job.job
         if "group" in fields:
             fields["group"] = Version(max(0, job.version + group))
+        if "pid" in fields:
+            fields["pid"] = 4711  # the wire refuses numbers that are not positive
         if issubclass(kind, WorkerEvent) and worker is not None:
             fields["version"], fields["rank"] = worker.version, worker.rank
             if strange == "unborn":
