@@ -17,7 +17,7 @@ from controlplane.cli import admin
 from controlplane.cli.local import ROLES, _free_ports
 from controlplane.cli.output import Common
 from schemas.errors import SettingsError
-from schemas.transport.keys import write_keys
+from schemas.transport.keys import load_keys, load_public, write_keys
 
 
 @pytest.fixture
@@ -180,3 +180,24 @@ def test_programs_get_the_problems_as_json(home: Path, capsys: pytest.CaptureFix
         "problems": [{"field": "node", "problem": f"{file}: node: is missing",
                       "remedy": 'write node = "node-1"'}],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_rotation_that_was_interrupted_is_finished_by_the_same_command(
+    home: Path, *, interrupted: bool
+) -> None:
+    file, keys = home / "controller.toml", home / "keys"
+    file.touch()
+    old = load_keys(keys / "server.key_secret")
+    admin.rotate_key(of=file)
+    new = load_keys(keys / "server-next.key_secret")
+    if interrupted:  # after the public key
+        (keys / "server.key").replace(keys / "server-old.key")
+        (keys / "server-next.key").replace(keys / "server.key")
+
+    admin.rotate_key(of=file, finish=True)
+
+    kept = load_keys(keys / "server-old.key_secret"), load_public(keys / "server-old.key")
+    now = load_keys(keys / "server.key_secret"), load_public(keys / "server.key")
+    assert (kept, now) == ((old, old.public), (new, new.public))
+    assert list(keys.glob("server-next*")) == []

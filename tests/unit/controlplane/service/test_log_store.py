@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.service import log_store
 from controlplane.service.log_store import ENTRY_BYTES, INDEX_BYTES, LogStore, WorkerKey
 from schemas.ids import JobId, Rank
 from schemas.wire.feed import LOG, SAMPLES
@@ -298,6 +299,34 @@ def test_pages_follow_each_other(store: LogStore, clock: Clock) -> None:
     assert page(store, 1 << 63) == ([], end)
     store.append(A, LOG, R0, 30, b"later")
     assert page(store, end)[0] == [(R0, 30, b"later")]
+
+
+def test_a_page_of_many_workers_reads_little_of_each(
+    store: LogStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [(1, rank) for rank in range(50)]
+    lines = [b"%03d\n" % number for number in range(100)]
+    for line in lines:
+        for who in workers:
+            store.append(A, LOG, who, 4 * lines.index(line), line)
+        clock.now += 60.0
+    page(store)
+    read = log_store._read
+    sizes: list[int] = []
+    data = {data_file(store.folder, who) for who in workers}
+
+    def watched(path: Path, at: int, size: int) -> bytes:
+        sizes.extend([size] * (path in data))
+        return read(path, at, size)
+
+    monkeypatch.setattr(log_store, "_read", watched)
+    found, _ = page(store, most=1000)
+
+    said: dict[WorkerKey, bytes] = defaultdict(bytes)
+    for who, _, piece in found:
+        said[who] += piece
+    assert said == dict.fromkeys(workers, b"".join(lines)[:20])
+    assert sizes == [1000 // 50] * 50
 
 
 def test_a_page_of_one_rank_has_no_other(store: LogStore, clock: Clock) -> None:
