@@ -171,8 +171,12 @@ class JobGroups:
             self._held.pop(worker, None)
             for leaf in leaves:
                 remove(leaf)
-            if job in self._held.values():
+            last = job not in self._held.values()
+            if not last:
                 self._reduce_limits(job)
+        if last:  # a zygote may have left processes, too
+            for _, top in self._tops:
+                end_all(top / group_of_job(job) / ZYGOTES)
         self.tidy()
         return limit if exceeded and limit else None
 

@@ -18,7 +18,12 @@ from schemas.host.files import open_regular
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _QUERY_ID: Final = 2**32 - 1  # an invalid id, for which the kernel only returns the current id
 SHARED_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))  # noqa: S108
-SHARED_OBJECTS: Final = {"shm": "--shmem-id", "sem": "--semaphore-id", "msg": "--queue-id"}
+SHARED_OBJECTS: Final = {  # options of ipcrm, and columns of /proc/sysvipc
+    "shm": ("--shmem-id", "shmid"),
+    "sem": ("--semaphore-id", "semid"),
+    "msg": ("--queue-id", "msqid"),
+}
+OBJECTS_AT_ONCE: Final = 500
 MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 
 
@@ -140,24 +145,25 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_shared(uid: int, folders: Sequence[Path] = SHARED_FOLDERS) -> None:
-    """Remove what a uid without processes left in folders of all users and in System V IPC."""
-    for folder in folders:
-        with contextlib.suppress(OSError), acting_as(Owner(uid, uid)):
-            for path in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    status = path.lstat()
-                    if status.st_uid != uid:
-                        continue
-                    if stat.S_ISDIR(status.st_mode):
-                        remove_tree(path)
-                    else:
-                        path.unlink()
-    for kind, option in SHARED_OBJECTS.items():
-        for number in _objects_of(uid, kind):
-            subprocess.run(["ipcrm", option, number], capture_output=True, check=False)  # noqa: S603, S607
+    """Remove what a uid without processes left in folders of all users and in System V IPC.
+
+    A process with that uid deletes the files, so that it can delete nothing else.
+    """
+    as_user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
+    where = [str(folder) for folder in folders if folder.is_dir()]
+    own = ["-mindepth", "1", "-maxdepth", "1", "-uid", str(uid)]
+    repair = ["-type", "d", "-exec", "chmod", "-R", "u+rwX", "--", "{}", "+"]
+    for action in (repair, ["-exec", "rm", "-rf", "--one-file-system", "--", "{}", "+"]):
+        command = [*as_user, "find", *where, *own, *action]
+        subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
+    for kind, (option, column) in SHARED_OBJECTS.items():
+        numbers = _objects_of(uid, kind, column)
+        for at in range(0, len(numbers), OBJECTS_AT_ONCE):
+            words = [word for one in numbers[at : at + OBJECTS_AT_ONCE] for word in (option, one)]
+            subprocess.run(["ipcrm", *words], capture_output=True, check=False)  # noqa: S603, S607
 
 
-def _objects_of(uid: int, kind: str) -> list[str]:
+def _objects_of(uid: int, kind: str, column: str) -> list[str]:
     """Return the ids of System V objects that a uid created (sysvipc(7))."""
     try:
         header, *rows = Path(f"/proc/sysvipc/{kind}").read_text(encoding="ascii").splitlines()
@@ -165,7 +171,7 @@ def _objects_of(uid: int, kind: str) -> list[str]:
         return []
     names = header.split()
     found = [dict(zip(names, row.split(), strict=False)) for row in rows]
-    return [row[f"{kind}id"] for row in found if row.get("cuid") == str(uid)]
+    return [row[column] for row in found if row.get("cuid") == str(uid)]
 
 
 def bytes_below(folder: Path) -> int:

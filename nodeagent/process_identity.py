@@ -6,9 +6,13 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
+SETPRIV: Final = "/usr/bin/setpriv"
+POLL_INTERVAL_S: Final = 0.002
 MAX_ROUNDS: Final = 1000  # rounds of kills, because processes may fork between them
 
 
@@ -45,6 +49,21 @@ def is_child(pid: int, parent: int) -> bool:
     return _stat(pid)[1:2] == [str(parent)]
 
 
+def leads_session(pid: int, limit_s: float) -> bool:
+    """Return whether a process leads a session, after waiting for that up to `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    with contextlib.suppress(ProcessLookupError):
+        while os.getsid(pid) != pid and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+        return os.getsid(pid) == pid
+    return False
+
+
+def runs(pid: int, ticks: int) -> bool:
+    """Return whether exactly this process exists and has not exited."""
+    return start_ticks(pid) == ticks and not _is_dead(pid)
+
+
 def has_exited(pidfd: int) -> bool:
     """Return whether the process of a pidfd has exited."""
     poll = select.poll()
@@ -76,8 +95,14 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 
 
 def end_all_of(uid: int) -> None:
-    """Kill every process of a uid that belongs to one job, including new processes."""
+    """Kill every process of a uid that belongs to one job, including new processes.
+
+    A process with the uid sends the signal to all others at once, which no fork can escape.
+    """
     for _ in range(MAX_ROUNDS):
+        user = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        command = [SETPRIV, *user, "--", "/bin/sh", "-c", "kill -KILL -1"]
+        subprocess.run(command, capture_output=True, check=False)  # noqa: S603
         found = [pid for pid in _pids() if belongs_to(pid, uid) and not _is_dead(pid)]
         if not found:
             return
@@ -91,7 +116,9 @@ def _pids() -> list[int]:
 
 
 def _is_dead(pid: int) -> bool:
-    return (_stat(pid) or ["Z"])[0] in {"Z", "X"}
+    """Return whether a process has exited. Threads may outlive the first thread."""
+    fields = _stat(pid)
+    return not fields or (fields[0] in {"Z", "X"} and int(fields[17]) <= 1)
 
 
 def _stat(pid: int) -> list[str]:

@@ -30,7 +30,14 @@ from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import FRAME, NodeFolders
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
-from nodeagent.process_identity import belongs_to, has_exited, is_child, start_ticks
+from nodeagent.process_identity import (
+    belongs_to,
+    has_exited,
+    is_child,
+    leads_session,
+    runs,
+    start_ticks,
+)
 from nodeagent.settings import Jobs
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import MalformedMessageError, OnesError
@@ -66,6 +73,7 @@ OWN_VARIABLES: Final = (  # further variables, for jobs that run as the agent
 START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
 RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
 FORK_TIMEOUT_S: Final = 60.0
+LEADER_TIMEOUT_S: Final = 5.0  # from a fork to the new session of the child
 PROBE_S: Final = 0.05
 MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
 _AUDIT: Final = Audit()
@@ -222,6 +230,7 @@ class _Start:
     folder: str
     answer: asyncio.Future[Forked]
     enter: Callable[[int], None] | None
+    named: bool = False  # the zygote has named a process
     process: ProcessMark | None = None  # after it was checked and may start
 
 
@@ -239,6 +248,7 @@ class ZygoteConnection:
         self._writer = writer
         self._peer = peer
         self._starts: dict[str, _Start] = {}
+        self._abandoned: set[str] = set()  # folders of starts that are no longer waited for
         self._letting_go: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._listen())
         self.ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
@@ -267,6 +277,7 @@ class ZygoteConnection:
             await self._writer.drain()
             return await asyncio.wait_for(start.answer, FORK_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
+            self._abandoned.add(name)
             raise NodeStartError("the zygote did not fork", str(error)) from None
         finally:
             self._starts.pop(name, None)
@@ -275,11 +286,7 @@ class ZygoteConnection:
         data = encode(message)
         self._writer.write(FRAME.pack(len(data)) + data)
 
-    async def _let_go(self, held: Held) -> None:
-        start = self._starts.get(held.folder)
-        if start is None or start.process is not None:  # not requested, or no longer requested
-            self._send(LetGo(folder=held.folder, error="the start was cancelled"))
-            return
+    async def _let_go(self, start: _Start, held: Held) -> None:
         try:
             start.process = await asyncio.to_thread(self._check, held.pid, start.enter)
         except StartError as error:
@@ -291,17 +298,22 @@ class ZygoteConnection:
             self._send(LetGo(folder=held.folder))
 
     def _check(self, pid: int, enter: Callable[[int], None] | None) -> ProcessMark:
-        """Move a child of the zygote into its control group. The pidfd excludes a reused pid."""
+        """Move a child of the zygote into its control group. The pidfd excludes a reused pid.
+
+        The child must lead a session, because its process group is stopped as a whole.
+        """
         other = StartError(f"its zygote named process {pid}, which is not its child")
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             raise other from None
         try:
             ticks = start_ticks(pid)
             own = is_child(pid, self._peer.pid) and belongs_to(pid, self._peer.uid) is True
             if ticks is None or not own or has_exited(pidfd):
                 raise other
+            if not leads_session(pid, LEADER_TIMEOUT_S):
+                raise StartError(f"its zygote named process {pid}, which leads no session")
             if enter is not None:
                 enter(pid)
             if has_exited(pidfd):
@@ -328,6 +340,7 @@ class ZygoteConnection:
                     self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
             except OnesError as error:
                 gone = StartError(f"its zygote does not follow the protocol: {error}")
+                self._writer.transport.abort()  # with what was not sent
                 for start in self._starts.values():
                     self._refuse(start, gone)
         for start in self._starts.values():
@@ -346,8 +359,15 @@ class ZygoteConnection:
             case ZygoteReady():
                 if not self.ready.done():
                     self.ready.set_result(message)
-            case Held():
-                task = asyncio.create_task(self._let_go(message))
+            case Held(folder=folder) if folder in self._abandoned:
+                self._abandoned.remove(folder)
+                self._send(LetGo(folder=folder, error="the start was cancelled"))
+            case Held(folder=folder):
+                start = self._starts.get(folder)
+                if start is None or start.named:
+                    raise MalformedMessageError(f"a process for folder {folder[:200]!r}")
+                start.named = True
+                task = asyncio.create_task(self._let_go(start, message))
                 self._letting_go.add(task)
                 task.add_done_callback(self._letting_go.discard)
             case Forked(folder=folder) if start := self._starts.get(folder):
@@ -451,7 +471,7 @@ class ZygotePool:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
             return None
-        peer = _peer_of(writer.get_extra_info("socket"))
+        peer = peer_of(writer.get_extra_info("socket"))
         if peer.uid != uid:  # a link, or another user's socket
             writer.close()
             return None
@@ -520,7 +540,7 @@ class ZygotePool:
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):
             deadline = loop.time() + max(START_TIMEOUT_S - age_s, RECONNECT_TIMEOUT_S)
-            while start_ticks(pid) == ticks and loop.time() < deadline:
+            while runs(pid, ticks) and loop.time() < deadline:
                 if (zygote := await self._connect(path, uid)) is not None:
                     return zygote
                 await asyncio.sleep(PROBE_S)
@@ -537,7 +557,8 @@ def _forked(start: _Start, process: ProcessMark) -> Forked:
     return Forked(folder=start.folder, pid=process.pid, started_ticks=process.started_ticks)
 
 
-def _peer_of(connection: socket.socket) -> Peer:
+def peer_of(connection: socket.socket) -> Peer:
+    """Return the process at the other end of a Unix socket."""
     pid, uid, _ = PEER.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     )

@@ -261,7 +261,12 @@ class LogRelay:
         if message.journal != job.journal:
             raise DeniedError(f"{message.job} of journal {message.journal} is another job")
         if not speaks_for(
-            incoming.identity, job, message.version, message.rank, self._former_processes
+            incoming.identity,
+            job,
+            message.version,
+            message.rank,
+            processes=self._former_processes,
+            state=self.state(),
         ):
             worker = worker_id(message.job, message.version, message.rank)
             raise DeniedError(f"{worker} never ran on {incoming.identity.name}")

@@ -12,9 +12,10 @@ from typing import Final
 
 from controlplane.core.history import Process
 from controlplane.core.model.job import Job, JobOwner
+from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.ids import JobId, Rank, Version, WorkerId, node_of, stated_number, worker_id
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, node_of, stated_number, worker_id
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.wire import Message
@@ -123,9 +124,13 @@ def speaks_for(
     job: Job,
     version: int,
     rank: int,
+    *,
     processes: Callable[[JobId], Mapping[WorkerId, Process]] = lambda _: {},
+    state: State | None = None,
 ) -> bool:
     """True if `who` is the node that runs this worker, or that ran it according to `processes`.
+
+    If the journal in `state` has lost inputs, a node speaks also for workers that it greeted with.
 
     Agents send output and telemetry outside their sessions, so the sender of each such message is
     checked here. The core checks the node of each event of a session.
@@ -136,7 +141,11 @@ def speaks_for(
     if (worker := job.workers.get(name)) is not None:
         return node_of(worker.slot) == who.name
     former = processes(job.job).get(name) if who.name in job.nodes else None
-    return former is not None and former.node == who.name
+    if former is not None:
+        return former.node == who.name
+    node = state.nodes.get(NodeId(who.name)) if state is not None else None
+    lost = state is not None and bool(state.outdated or state.loss_accepted)
+    return lost and node is not None and name in node.foreign_workers.values()
 
 
 def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:

@@ -10,7 +10,7 @@ kernel repeatedly has many unread bytes. When the memory grows further and no co
 the guard cuts all connections. The cut frees their memory, and honest peers soon reconnect.
 
 A stranger can open connections without a handshake until no descriptor is free. So each port has a
-limit of such connections. Beyond it, the oldest connection without a message is cut, of the host
+limit of such connections. Beyond it, the oldest connection without a message is cut, of the network
 with the most connections without a handshake. libzmq does not name the connection of a handshake,
 so this may also be a silent connection of a client on that host, which reconnects. The guards need
 no free descriptor for their own work.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import heapq
 import itertools
 import os
 import resource
@@ -32,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -63,6 +65,8 @@ MIN_SAMPLES: Final = 4  # minimum number of samples above MAX_KERNEL_BYTES for a
 MAX_KERNEL_BYTES: Final = 16 << 10  # limit of unread bytes of a connection; a message is smaller
 MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFILE / 4
 MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
+MAX_SILENT: Final = 4096  # connections of a port without a handshake
+MAX_CUTS: Final = 500  # such connections that are cut without returning to the loop
 SILENT_SHARE: Final = 8  # a port may use RLIMIT_NOFILE / 8 for connections without a handshake
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -153,6 +157,7 @@ class FloodGuard:
     def process_events(self) -> bool:
         """Process connection events of all ports. Return True if more may be waiting."""
         more = [self.process_port_events(port) for port in list(self._monitors)]
+        self._limit_silent()
         return any(more)
 
     def process_port_events(self, port: str) -> bool:
@@ -163,7 +168,6 @@ class FloodGuard:
         events = latest_events(monitor)
         for descriptor, event in events.of.items():
             self._process_event(event, descriptor, port)
-        self._limit_silent(port)
         if events.stopped:
             del self._monitors[port]
             monitor.close()
@@ -184,14 +188,12 @@ class FloodGuard:
             self.keys.record_opened(descriptor, port, peer[0])
             self._silent[port].add(descriptor, peer[0])
 
-    def _limit_silent(self, port: str) -> None:
-        silent, most = self._silent[port], max_descriptors() // SILENT_SHARE
-        while len(silent) > most:
-            oldest = silent.oldest(most, partial(self.keys.admitted, port))
-            if oldest is None:
-                return
-            silent.remove(oldest)
-            self._end(oldest)
+    def _limit_silent(self) -> None:
+        most = min(MAX_SILENT, max_descriptors() // SILENT_SHARE)
+        for port, silent in self._silent.items():
+            if len(silent) > most:
+                for descriptor in silent.surplus(most, partial(self.keys.admitted, port)):
+                    self._end(descriptor)
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all connections."""
@@ -331,16 +333,44 @@ class SilentConnections:
             if not self._of[host]:
                 del self._of[host]
 
-    def oldest(self, most: int, admitted: Callable[[str], int]) -> int | None:
-        """Return the oldest of the host with the most connections without a handshake.
+    def surplus(self, most: int, admitted: Callable[[str], int]) -> list[int]:
+        """Return connections to cut, so that `most` without a handshake are left.
 
-        `admitted` returns how many silent connections of a host have completed a handshake. Return
-        None if up to `most` connections have not.
+        They are the oldest of the networks with the most connections without a handshake. A call
+        returns at most `MAX_CUTS`, and costs as much for one as for many.
+
+        Args:
+            most: limit of connections without a handshake.
+            admitted: returns how many silent connections of a host have completed a handshake.
         """
-        strangers = {host: len(of) - admitted(host) for host, of in self._of.items()}
-        if sum(strangers.values()) <= most:
-            return None
-        return next(iter(self._of[max(strangers, key=lambda host: strangers[host])]))
+        hosts: dict[str, list[str]] = {}
+        strangers = Counter[str]()
+        for host, descriptors in self._of.items():
+            network = network_of(host)
+            hosts.setdefault(network, []).append(host)
+            strangers[network] += len(descriptors) - admitted(host)
+        excess = min(MAX_CUTS, sum(strangers.values()) - most)
+        ahead = {
+            network: itertools.chain.from_iterable(self._of[host] for host in hosts[network])
+            for network in strangers
+        }
+        largest = [(-count, network) for network, count in strangers.items()]
+        heapq.heapify(largest)
+        found = list[int]()
+        while len(found) < excess:
+            count, network = heapq.heappop(largest)
+            found.append(next(ahead[network]))
+            heapq.heappush(largest, (count + 1, network))
+        return found
+
+
+def network_of(host: str) -> str:
+    """Return a host, or the /64 network of an IPv6 host, which may have any address in it."""
+    with contextlib.suppress(ValueError):
+        address = ip_address(host.partition("%")[0])
+        if address.version == 6 and address.ipv4_mapped is None:  # noqa: PLR2004
+            return str(ip_network((address, 64), strict=False))
+    return host
 
 
 _STATM: Final = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # may not open it later

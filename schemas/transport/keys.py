@@ -290,9 +290,11 @@ def check_name(name: str, field: str) -> None:
         what = f"{field}: {name[:MAX_NAME]!r} is not a name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
-    if unicodedata.normalize("NFKC", name) != name or len(_scripts(name)) > 1:
+    odd = any(not (letter.isalnum() or letter in "-_.@+") for letter in name)
+    if odd or unicodedata.normalize("NFKC", name) != name or len(_scripts(name)) > 1:
         what = f"{field}: {name[:MAX_NAME]!a} may look like another name"
-        raise SettingsError(what, "give letters of one script, in their normal form (NFKC)", field)
+        hint = "give letters of one script in normal form (NFKC), digits and - _ . @ +"
+        raise SettingsError(what, hint, field)
 
 
 def _scripts(name: str) -> set[str]:

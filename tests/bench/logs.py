@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from schemas.transport.sockets import Link, Socket
 from schemas.wire.feed import LogStored, ReadLog
 from schemas.wire.worker import Assignment
 from tests.bench import report
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, SimulatedAgent
 
 NODES: Final = 4
 STREAMS: Final = 8  # of each node, one job each
@@ -78,12 +79,12 @@ class Site:
 
     @classmethod
     async def made(cls, base: Path, fleet: Fleet) -> Site:
-        shippers, tasks = [], []
+        shippers, tasks = dict[str, LogShipper](), []
         for agent in fleet.agents:
             shipper = LogShipper(agent.node, lambda _: None)
             socket = agent._connect("DEALER", "shippers")
             shipper.use(socket)
-            shippers.append(shipper)
+            shippers[agent.node] = shipper
             tasks += [
                 asyncio.create_task(shipper.ship()),
                 asyncio.create_task(hear(socket, shipper)),
@@ -95,12 +96,15 @@ class Site:
         mark = read_mark(fleet.home / "state" / "journal.sqlite")
         assert mark is not None
         async with Client(fleet.home) as client:
-            for number in range(NODES * STREAMS):
-                spec = JobSpec(name="log", script="train.py", workdir=str(work), batch_size=1)
+            spec = JobSpec(
+                name="log", script="train.py", workdir=str(work), batch_size=1, slots=(1, 1)
+            )
+            for _ in range(NODES * STREAMS):
                 job = await client.submit(spec)
-                outputs.append(
-                    Output(base / "run", job, spec, shippers[number % NODES], mark.journal)
-                )
+                while not (workers := (await client.job(job)).workers):
+                    await asyncio.sleep(0.01)
+                shipper = shippers[workers[0].node]
+                outputs.append(Output(base / "run", job, spec, shipper, mark.journal))
         return cls(base, fleet, outputs, tasks)
 
     def stored(self) -> int:
@@ -191,7 +195,7 @@ async def stalled(site: Site) -> dict[str, float]:
 
 
 async def measure(base: Path, *, quick: bool) -> dict[str, float]:
-    async with Fleet(base / "home", NODES) as fleet:
+    async with Fleet(base / "home", NODES, make=partial(SimulatedAgent, slots=STREAMS)) as fleet:
         site = await Site.made(base, fleet)
         report.now("lines as fast as they go")
         figures = await bulk(site, BULK_LINES // 10 if quick else BULK_LINES)

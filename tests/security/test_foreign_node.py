@@ -125,7 +125,8 @@ def test_a_node_speaks_for_the_workers_that_it_ran() -> None:
     former = {worker_id(A, Version(0), Rank(0)): Process(N1)}
 
     assert [
-        speaks_for(who, controller.job(A), 0, 0, lambda _: former) for who in (THIS, OTHER)
+        speaks_for(who, controller.job(A), 0, 0, processes=lambda _: former)
+        for who in (THIS, OTHER)
     ] == [
         True,
         False,

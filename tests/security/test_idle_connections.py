@@ -121,17 +121,36 @@ def test_the_port_of_states_closes_the_oldest_idle_connections_too() -> None:
     assert left == list(range(4 * MOST, 5 * MOST))
 
 
-def test_the_host_with_most_connections_without_a_handshake_loses_its_oldest() -> None:
-    port = SilentConnections()
-    for descriptor, host in enumerate(["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1", "10.0.0.2"]):
-        port.add(descriptor, host)
-    admitted = {"10.0.0.1": 0, "10.0.0.2": 0}
+HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"]
 
-    assert [port.oldest(most, admitted.__getitem__) for most in (5, 4)] == [None, 1]
-    admitted["10.0.0.2"] = 2
-    assert [port.oldest(most, admitted.__getitem__) for most in (3, 2)] == [None, 0]
-    port.add(0, "10.0.0.2")  # its descriptor was reused
-    assert port.oldest(2, {**admitted, "10.0.0.2": 1}.__getitem__) == 1
+
+@pytest.mark.parametrize(
+    ("most", "admitted", "cut"),
+    [
+        (7, {}, []),
+        (6, {}, [1]),
+        (4, {}, [1, 0, 2]),
+        (0, {}, [1, 0, 2, 5, 3, 4, 6]),
+        (4, {"10.0.0.2": 2}, [0]),  # two of the three have completed a handshake
+        (3, {"10.0.0.2": 2, "10.0.0.1": 1}, [5]),  # both are of one network
+    ],
+)
+def test_the_network_with_most_connections_without_a_handshake_loses_its_oldest(
+    most: int, admitted: dict[str, int], cut: list[int]
+) -> None:
+    port = SilentConnections()
+    for descriptor, host in enumerate(HOSTS):
+        port.add(descriptor, host)
+
+    assert port.surplus(most, lambda host: admitted.get(host, 0)) == cut
+
+
+def test_a_reused_descriptor_is_a_new_connection() -> None:
+    port = SilentConnections()
+    for descriptor, host in [(0, "10.0.0.1"), (1, "10.0.0.1"), (0, "10.0.0.1")]:
+        port.add(descriptor, host)
+
+    assert port.surplus(1, lambda _: 0) == [1]
 
 
 @contextmanager

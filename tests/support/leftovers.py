@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from nodeagent.job_cgroups import PREFIX, JobGroups
 GOES_WITHIN_S: Final = 20.0  # a process that was told to end
 LOOK_S: Final = 0.05
 SHARED: Final = ("torch_", "psm_", "sem.")
+MAX_DEPTH: Final = 12  # of a run folder below the folder of a run of the tests
 OWN: Final = "t"  # pytest's temporary folders, inside ours
 
 
@@ -44,8 +46,11 @@ class Surroundings:
     def _control_groups(self) -> list[Path]:
         """Groups of agents whose run folders are in ours."""
         groups = {path.name: path for path in Path("/sys/fs/cgroup").rglob(f"{PREFIX}*")}
-        runs = (Path(base, name) for base, names, _ in os.walk(self.folder) for name in names)
-        return [groups[name] for run in runs if (name := JobGroups(run=run).name) in groups]
+        return [
+            groups[name]
+            for run in _folders(self.folder)
+            if (name := JobGroups(run=run).name) in groups
+        ]
 
     def end(self, *, keep: bool) -> None:
         """Return to the temporary folder from before, and delete the run's own unless kept."""
@@ -55,6 +60,12 @@ class Surroundings:
             os.environ["TMPDIR"] = self.before
         if not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """All folders below one, but not those of trees that are deeper than a run folder."""
+    for depth in range(1, MAX_DEPTH):
+        yield from (path for path in top.glob("/".join("*" * depth)) if path.is_dir())
 
 
 def surround() -> Surroundings:

@@ -24,7 +24,7 @@ from elastic.group import membership
 from elastic.worker import zygote as zygote_module
 from nodeagent.errors import NodeStartError
 from nodeagent.folders import NodeFolders, WorkerFolder
-from nodeagent.zygotes import ZygoteConnection
+from nodeagent.zygotes import ZygoteConnection, peer_of
 from schemas.ids import WorkerId
 from schemas.wire.agent import ScriptFailed
 from schemas.wire.worker import ExitStatus
@@ -74,6 +74,11 @@ def disk_without_room(name: str) -> Callable[[Path, Any], None]:
     return written
 
 
+async def connected(path: Path) -> ZygoteConnection:
+    reader, writer = await asyncio.open_unix_connection(path)
+    return ZygoteConnection(reader, writer, peer_of(writer.get_extra_info("socket")))
+
+
 @contextlib.asynccontextmanager
 async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
     """Start a zygote; `full` is the file for which its disk has no room."""
@@ -93,7 +98,7 @@ async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node
     async with asyncio.timeout(LIMIT_S):
         while not path.exists():
             await asyncio.sleep(0.005)
-    zygote = ZygoteConnection(*await asyncio.open_unix_connection(path))
+    zygote = await connected(path)
     here = Node(zygote, path, folder, work)
     try:
         yield here
@@ -148,7 +153,7 @@ async def test_a_zygote_recreates_its_socket(tmp_path: Path) -> None:
         async with asyncio.timeout(LIMIT_S):
             while not here.socket.exists():
                 await asyncio.sleep(0.005)
-        here.zygote = ZygoteConnection(*await asyncio.open_unix_connection(here.socket))
+        here.zygote = await connected(here.socket)
 
         assert (await here.fork(), (await here.ended()).code) == ("", 3)
 
@@ -221,7 +226,7 @@ async def test_a_held_worker_ends_with_its_agent(tmp_path: Path) -> None:
     held: list[int] = []
     async with node(tmp_path, "print('began')") as here:
         asked = asyncio.create_task(here.fork(held.append))
-        here.zygote._let_go = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
+        here.zygote._let_go = lambda _, message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
         async with asyncio.timeout(LIMIT_S):
             while not held:
                 await asyncio.sleep(0.005)

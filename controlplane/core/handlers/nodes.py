@@ -138,18 +138,18 @@ def _reconcile(
             _reconcile_absent(ctx, job, worker, wiped=wiped)
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in workers}
     for one in present.values():
-        _restart_if_changed(ctx, node, one)
+        _restart_if_changed(ctx, one)
     _send_desired(ctx, node, touched)
     return touched
 
 
-def _restart_if_changed(ctx: HandlerContext, node: Node, seen: WorkerSeen) -> None:
+def _restart_if_changed(ctx: HandlerContext, seen: WorkerSeen) -> None:
     """Restart a job if a worker belongs to a later group than the journal knows.
 
-    A node that never had workers of the job is believed only if the journal has lost inputs.
+    A node is believed only if the journal has lost inputs.
     """
     job = ctx.state.jobs.get(seen.job)
-    if job is None or not (node.node in job.nodes or ctx.state.outdated or ctx.state.loss_accepted):
+    if job is None or not (ctx.state.outdated or ctx.state.loss_accepted):
         return
     if job.group is not None and seen.version > job.version and not seen.ended:
         reason = "a later change of its group was lost with the journal"

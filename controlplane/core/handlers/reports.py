@@ -130,7 +130,11 @@ def _handle_worker_report(
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
             _release_foreign(ctx, node, name)
-        elif job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
+        elif (
+            job is not None
+            and isinstance(report, EpochReported)
+            and _may_be_late(job, node, report)
+        ):
             epochs.on_epoch_reported(ctx, job, report, by_member=False)
     elif node_of(worker.slot) == node.node and _is_new(worker, report):
         active = worker.phase in ACTIVE_PHASES and job.group is not None
@@ -139,6 +143,12 @@ def _handle_worker_report(
         elif active or type(report) not in MEMBER_REPORTS:
             ctx.changed_jobs[job.job] = None
             HANDLERS[type(report)](ctx, job, worker, report)
+
+
+def _may_be_late(job: Job, node: Node, report: EpochReported) -> bool:
+    """Return whether a worker that the state no longer has may have finished this epoch."""
+    known = report.version <= job.version and report.group <= job.version
+    return known and node.node in job.nodes
 
 
 def _is_new(worker: Worker, report: WorkerEvent) -> bool:
