@@ -335,7 +335,7 @@ class SilentConnections:
         """Return the oldest of the host with the most connections without a handshake.
 
         `admitted` returns how many silent connections of a host have completed a handshake. Return
-        None if up to `most` connections have not.
+        None if at most `most` connections have not completed a handshake.
         """
         strangers = {host: len(of) - admitted(host) for host, of in self._of.items()}
         if sum(strangers.values()) <= most:

@@ -88,7 +88,7 @@ class Authority:
         self.admits_to("ones")
 
     def admits_to(self, port: str) -> None:
-        """Decide on connections to one more port. Its name is its ZAP domain."""
+        """Also decide on connections to `port`. The name of a port is its ZAP domain."""
         self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
