@@ -82,7 +82,7 @@ class ElasticAccelerator(Accelerator):
     The initial global batch is the training loader's batch times `gradient_accumulation_steps`.
     Under a cluster the job file overrides it. A share larger than the loader's batch (in the job
     file, `max_local_batch`) is processed in several passes; `sync_gradients` is true only in the
-    last one.
+    last pass.
 
     Args:
         agent: agent of this process; if it is None, an agent is created.

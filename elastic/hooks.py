@@ -223,7 +223,7 @@ _scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the la
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
-    """Call `track`, instead of earlier callbacks, with each scaler before it scales a loss."""
+    """Call `track(scaler)` before a scaler scales a loss. This replaces callbacks set earlier."""
     first = not _scaler_callbacks
     _scaler_callbacks[:] = [track]
     if not first:

@@ -210,8 +210,8 @@ class NoiseMeter:
     def add_pass(self, share: torch.Tensor, own: int, whole: int) -> None:
         """Measure one pass's part `share` of the step's sum, shape (scalars,).
 
-        It is the pass's mean gradient times `own` / `whole`, the samples of the pass and of the
-        step.
+        `share` is the pass's mean gradient times `own` / `whole`. `own` is the number of samples
+        in the pass, and `whole` is the number of samples in the step.
         """
         # Computed at once, because the reduction overwrites `share`.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
@@ -221,8 +221,8 @@ class NoiseMeter:
     def add_total(self, total: torch.Tensor, whole: int) -> None:
         """Measure the reduced sum `total`, shape (scalars,), and update the estimates.
 
-        It is the mean gradient of `whole` samples. If one pass had all of them, nothing is
-        measured.
+        `total` is the mean gradient of `whole` samples. If one pass had all of these samples,
+        nothing is measured.
         """
         squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
         self.begin()
@@ -320,7 +320,7 @@ class StopState(msgspec.Struct, kw_only=True):
 def stop_reason(
     rule: StopRule, state: StopState, epoch: int, samples: int, metrics: Mapping[str, float]
 ) -> str:
-    """Update `state` with a finished epoch (1-based). Return why the job is done, "" if it is not.
+    """Update `state` with a finished epoch (1-based). Return why the job is done, or "".
 
     If the rule's metric was not reported, it raises MissingMetricError.
     """

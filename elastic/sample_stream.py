@@ -39,9 +39,9 @@ class ScheduleRow:
 
 
 class Schedule:
-    """Rows of a schedule, in the order of their first steps; the last may be announced only.
+    """Rows of a schedule, in the order of their first steps.
 
-    The first row also applies to all earlier steps.
+    The first row also applies to all earlier steps. The last row may start after the current step.
     """
 
     def __init__(self, row: ScheduleRow) -> None:

@@ -149,7 +149,7 @@ def min_step_samples(model: nn.Module) -> int:
 def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
     """Refuse single samples for models with batch normalisation, which need two or more.
 
-    `samples` is the size of the step, `bound` the maximum samples of one pass.
+    `samples` is the number of samples in a step, and `bound` is the maximum for one pass.
     """
     if min(samples, bound) >= min_samples:
         return
@@ -239,7 +239,7 @@ class SumCertainty(IntEnum):
 def sum_certainty(loss: torch.Tensor, samples: int, scale: float) -> SumCertainty:
     """Return the certainty that some term of `loss`, shape (), is a sum over the batch.
 
-    `scale` is the factor of the script's gradient scaler; 1 without one.
+    `scale` is the factor of the script's gradient scaler, or 1 if there is no scaler.
     """
     return max(
         (_term_certainty(node, samples) for node in _terms(loss.grad_fn, scale)),

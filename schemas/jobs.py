@@ -77,7 +77,8 @@ def is_reserved(name: str) -> bool:
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Condition that ends the training: `epochs`, `samples`, or a condition on `metric`.
 
-    Exactly one of them is set, but `epochs` may also bound a condition on `metric`.
+    Exactly one of them is set, with one exception: a condition on `metric` may be combined with
+    `epochs`, which is then the maximum number of epochs.
     """
 
     EXAMPLES: ClassVar = {
@@ -391,7 +392,7 @@ def _slots(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def _sweep(spec: JobSpec) -> Iterator[JobProblem]:
-    """Check a sweep. It must not have a batch or script, as its workers train separate models."""
+    """Check a sweep, which has no batch and no script, because each worker trains another model."""
     if spec.stated_trial is not None:
         remedy = "give sweep.graduate_batch instead"
         yield JobProblem("trial", "is written by the cluster", remedy)

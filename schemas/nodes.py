@@ -34,7 +34,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint from which a group starts, written by the group of `version` after `epoch`.
 
-    It was written at the end of the epoch, or during the next epoch if the group was paused then.
+    It was written at the end of the epoch, or during the next epoch if the group was paused in that
+    epoch.
     """
 
     epoch: int  # finished epoch, 1-based

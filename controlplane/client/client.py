@@ -259,7 +259,9 @@ class Client(FileTransfers):
         projects: Sequence[str] = (),
         expires: float | None = None,
     ) -> KeyInfo:
-        """Authorise a key that belongs to no other user and was not revoked. Only for admins.
+        """Authorise a key that belongs to no other user and was not revoked.
+
+        Only admins may call this.
 
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.
@@ -293,7 +295,7 @@ class Client(FileTransfers):
         """Upload the working directory and submit a sweep.
 
         Args:
-            workdir: folder of the sweep's functions; None: the one named in `sweep`.
+            workdir: folder of the sweep's functions; None: the folder that `sweep` names.
             key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
 
         Raises:
@@ -387,7 +389,7 @@ class Client(FileTransfers):
 
         Args:
             from_seq: number of the first event, 1-based; if the controller no longer stores this
-                event, the events start with the oldest stored one.
+                event, the first yielded event is the oldest stored event.
             follow: True continues until cancelled; False ends after the newest event.
         """
         async for page in self.event_pages(from_seq, follow=follow):

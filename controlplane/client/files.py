@@ -134,7 +134,7 @@ class FileTransfers(StreamPages):
         """Fetch a listed file, completely or not at all.
 
         Args:
-            target: the file to write; an existing one is replaced.
+            target: the file to write; an existing file is replaced.
             on_bytes: called in the client's event loop with the size of each piece.
 
         Raises:
@@ -216,7 +216,8 @@ class FileTransfers(StreamPages):
         """Fetch a checkpoint or the state of a trial, and write its `state_dict` to `target`.
 
         Args:
-            python: interpreter that has torch; None: this one, else the job's.
+            python: interpreter with torch; None: this interpreter, or the job's if this one has
+                no torch.
             on_bytes: called in the client's event loop with the bytes received so far and the
                 total.
 

@@ -65,7 +65,7 @@ class StreamPages(ClusterConnection):
         """Return names of jobs, oldest first, with at most two requests.
 
         If the jobs fit into one page, return all names. Otherwise return the names on the first
-        page and those of all jobs that have not ended.
+        page and the names of jobs that have not ended.
         """
         page = await self._call(ListJobs(ended=True), Jobs)
         live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()

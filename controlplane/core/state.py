@@ -68,7 +68,10 @@ class Deadlines(msgspec.Struct, kw_only=True):
         self.rescales.pop(job, None)
 
     def restart(self, now: Seconds) -> None:
-        """Restart all limits at `now`, as no message could arrive while the controller was down."""
+        """Restart all limits at `now`.
+
+        While the controller was down, no message could reach it, so this silence does not count.
+        """
         for deadline in (*self.starts.values(), *self.rescales.values()):
             deadline.at = Seconds(now + deadline.limit_s)
 
@@ -177,7 +180,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def job_counters(self) -> JobCounters:
-        """Numbers of the jobs that have not ended, derived from these jobs."""
+        """Counts of the jobs that have not ended, computed from these jobs."""
         return JobCounters(self.jobs[name] for name in self.active)
 
     def note_changes(self, jobs: Iterable[JobId]) -> None:

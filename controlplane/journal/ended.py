@@ -114,8 +114,8 @@ def usage_between(
     """Return the slot seconds of jobs between two times, by the job's number.
 
     Args:
-        held: time since which a job holds its slots, by the job's number. Rows that began then or
-            later are left out, as they were written after `held` was read.
+        held: time since which a job holds its slots, by the job's number. Rows that began at
+            this time or later are left out, because they were written after `held` was read.
         after: only jobs with higher numbers.
         most: number of jobs that are returned, those with the lowest numbers.
 

@@ -1,4 +1,7 @@
-"""Reader of a journal. An incomplete last transaction is not visible, as it was never durable."""
+"""Reader of a journal.
+
+An incomplete last transaction is not visible, because it was never durable.
+"""
 
 from __future__ import annotations
 

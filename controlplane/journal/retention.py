@@ -37,8 +37,9 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     """Delete the next piece of expired rows, and return the number of deleted rows and jobs.
 
     Inputs are deleted up to the second newest snapshot, so that damage to the newest snapshot
-    loses nothing. If the file is still too large, ended jobs, then the usage, of the user with the
-    most bytes are deleted. `database` is in autocommit mode. `now` is in seconds since the epoch.
+    loses nothing. If the file is still too large, data of the user with the most bytes are deleted:
+    first this user's ended jobs, then the records of this user's slot usage. `database` is in
+    autocommit mode. `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.

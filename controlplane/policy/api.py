@@ -72,9 +72,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`
     waited_s: float = 0.0  # time without slots, up to `moved_at`
     start_s: float | None = None  # duration of the last start; None: never started
-    utility: Utility | None = None  # worth of the job's end, as stated by the user
-    promised_at: Seconds | None = None  # first end that a policy promised
-    expected_at: Seconds | None = None  # latest end that a policy forecast
+    utility: Utility | None = None  # value of the job by completion time, as stated
+    promised_at: Seconds | None = None  # first completion time that a policy promised
+    expected_at: Seconds | None = None  # latest forecast of the completion time
 
     @property
     def undecided(self) -> bool:
@@ -201,7 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     restart: tuple[JobId, ...] = ()  # jobs to stop and start again if their slots change
     wake_at: Seconds | None = None  # when to request the next plan, even without events
     rejected: Mapping[JobId, Reason] = {}  # jobs that never start: they end with this reason
-    promised: Mapping[JobId, Seconds] = {}  # ends promised to admitted jobs
+    promised: Mapping[JobId, Seconds] = {}  # completion times promised to admitted jobs
     predicted_loss: Mapping[JobId, float] = {}  # loss that is soon expected; for display
     starts: Mapping[JobId, StartForecast] = {}  # expected starts of waiting jobs; for display
 

@@ -178,7 +178,8 @@ def job_notes(
     """Return one sentence for each need that a job does not meet, in the order of `needs`.
 
     Args:
-        utility_stated: True if the user stated the utility of the job's end.
+        utility_stated: True if the job file states a `utility`, which is the value of the job as a
+            function of its completion time.
         train_loss: latest reported loss; None: no report yet.
     """
     no_utility = (

@@ -253,10 +253,10 @@ def fit_curves(
     """Return J curves closest to the latest reports, sublinear or exponential.
 
     Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2).
-    Losses never raise an error: those that are not finite are ignored, and `forms` shows if the
-    others do not determine a curve. A single report above both its neighbours is lowered to the
-    higher neighbour, which leaves falling losses unchanged. If all losses of a job are at least 0,
-    its curve stays at least 0.
+    Losses never raise an error: losses that are not finite are ignored, and `forms` shows if the
+    remaining losses do not determine a curve. A single report above both its neighbours is
+    lowered to the higher neighbour, which leaves falling losses unchanged. If all losses of a job
+    are at least 0, its curve stays at least 0.
 
     Args:
         positions: positions of the reports in samples, iterations or epochs, rising; shape (J, N).

@@ -84,7 +84,11 @@ class ProgressModel:
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return alpha and beta, shape (N,), for x of shape (N, 5) and epochs of shape (N,)."""
+        """Return alpha and beta, shape (N,) each.
+
+        `rows` has the features of each job, shape (N, 5). `epochs` has the finished
+        epochs of each job, shape (N,).
+        """
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
 

@@ -118,7 +118,8 @@ class _Output:
     ) -> bytes:
         """Return stored bytes. If some are lost, begin with a note that says how many.
 
-        `ahead` has the last block of each output, with its start. A page needs few reads then.
+        `ahead` caches the last block that was read from each output, with the offset of the block,
+        so that few reads from the disk are needed for a page of output.
         """
         begin = max(start, end - MAX_PIECE_BYTES)
         at, block = ahead.get(self, (0, b""))

@@ -112,7 +112,7 @@ def excess_archives(
     """Return archives to delete, so that at most `most` bytes remain in total.
 
     Each is the oldest archive of the user who has the most bytes left. Archives without a sender
-    are treated as archives of one more user.
+    are treated as if one additional user had sent all of them.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)

@@ -55,9 +55,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     batch_changes: int
     trained_s: float = 0.0  # time of training, without waits, starts and stalls
     extrapolated_s: float = 0.0  # part of `trained_s` at extrapolated speeds
-    worth: float | None = None  # value of the job's end to its user; None: not stated
+    worth: float | None = None  # value of the completed job to its user; None: not stated
     most_worth: float = 0.0  # largest possible value of `worth`
-    promised_at: Seconds | None = None  # end that was promised first; None: no promise
+    promised_at: Seconds | None = None  # first promised completion time; None: no promise
     counted: bool = True  # True if averages include the job; False for warm-up jobs
     wanted: int = 1  # slots requested by the user
     alone_s: float | None = None  # start and training alone on `wanted` slots; None: unknown
@@ -104,7 +104,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_after_s: float | None = None  # time from submission to cancellation by the user
     crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
     samples: int | None = None  # work of a recorded job; None: the workload's own
-    utility: Utility | None = None  # value of the job's end, if stated by the user
+    utility: Utility | None = None  # value of the job by completion time, if stated by the user
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

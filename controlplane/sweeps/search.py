@@ -37,7 +37,7 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
 
 
 def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
-    """Promote the best 1 / eta of each complete rung, and stop the others.
+    """Promote the best 1 / eta of each complete rung, and stop the other trials of the rung.
 
     Of n trials floor(n / eta) are promoted, at least one. The order of arrival has no influence.
     """
@@ -262,7 +262,10 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop a trial if its best score is below the median of others' means (Golovin, 3.2.2)."""
+    """Stop a trial if its best score is below the median of the other trials' means.
+
+    Golovin et al., KDD '17, section 3.2.2.
+    """
     found: list[Decision] = []
     means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
     for trial in trials:

@@ -47,7 +47,10 @@ class OrderListener:
     # --- the connection's thread
 
     def receive(self, message: ToWorker) -> None:
-        """Process a message of the agent without waiting for training. Unit orders are ignored."""
+        """Process a message from the agent without waiting for training.
+
+        Orders to train a unit of a sweep are ignored.
+        """
         if isinstance(message, SlotGranted):
             self._granted.set()
         if not isinstance(message, GroupOrder):

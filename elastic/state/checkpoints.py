@@ -254,7 +254,10 @@ class CheckpointWriter:
         self._prune(order.point)
 
     def _prune(self, point: ResumePoint) -> None:
-        """Delete checkpoints before the last `KEPT_EPOCHS` epochs, except those of later groups."""
+        """Delete checkpoints that are at least `KEPT_EPOCHS` epochs older than `point`.
+
+        Checkpoints of groups with a higher version than the group of `point` are kept.
+        """
         for path, other in list_checkpoints(self._folder):
             if other.epoch <= point.epoch - KEPT_EPOCHS and other.version <= point.version:
                 path.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-MAX_KEPT_REPORTS: Final = 50  # epochs with reports that a checkpoint repeats, as some may be lost
+# Number of epochs whose reports a checkpoint repeats, because earlier reports may be lost.
+MAX_KEPT_REPORTS: Final = 50
 
 
 class EpochSummary(msgspec.Struct, frozen=True):

@@ -160,9 +160,10 @@ class Audit:
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
-        """Log an action that was dropped or denied. `what` is for programs, and `why` for people.
+        """Log an action that was dropped or denied.
 
-        `peer` is the owner of the key, or the address of an unknown peer.
+        `what` is meant for programs, and `why` is an explanation for people. `peer` is the
+        owner of the key, or the address of an unknown peer.
         """
         self._begin_second()
         if self._logged.total() >= self._limit or (peer and self._logged[peer] >= self._of_one):

@@ -50,7 +50,9 @@ class _Silent:
         return False
 
     def pop_surplus(self, since: float) -> bytes:
-        """Remove an admission if there are more than connections. Return its key, or else b"".
+        """Remove an admission if there are more admissions than connections.
+
+        Return the key of the removed admission, or b"".
 
         Admissions at or after `since` are removed first.
         """

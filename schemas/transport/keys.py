@@ -88,7 +88,7 @@ class Authority:
         self.admits_to("ones")
 
     def admits_to(self, port: str) -> None:
-        """Decide on connections to one more port. Its name is its ZAP domain."""
+        """Also decide on connections to `port`. The name of a port is its ZAP domain."""
         self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
@@ -290,10 +290,10 @@ def check_name(name: str, field: str) -> None:
         what = f"{field}: {name[:MAX_NAME]!r} is not a name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
-    odd = any(not (letter.isalnum() or letter in "-_.@+") for letter in name)
+    odd = any(not (letter.isascii() or letter.isalnum()) for letter in name)
     if odd or unicodedata.normalize("NFKC", name) != name or len(_scripts(name)) > 1:
         what = f"{field}: {name[:MAX_NAME]!a} may look like another name"
-        hint = "give letters of one script in normal form (NFKC), digits and - _ . @ +"
+        hint = "give letters of one script in normal form (NFKC), digits and ASCII characters"
         raise SettingsError(what, hint, field)
 
 

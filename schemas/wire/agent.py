@@ -406,9 +406,10 @@ class Resent(Message, tag="agent.resent.1"):
 class GroupDelta(Message, tag="agent.group_delta.3"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
-    `group` lists all members of the job on all nodes. The agent runs those with a slot of its node.
-    It also keeps the members in `former`, which leave by themselves, or stay if the change is
-    abandoned. If `group` is None and `former` is empty, no process of the job may run on the node.
+    `group` lists all members of the job on all nodes. The agent runs the members that have a
+    slot of its node. It also keeps the members in `former`, which leave by themselves, or stay if
+    the change is abandoned. If `group` is None and `former` is empty, no process of the job may run
+    on the node.
     """
 
     job: JobId

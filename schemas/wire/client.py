@@ -102,7 +102,9 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """Set the number of slots and the batch by hand. The policy then changes neither of the two.
+    """Set the number of slots and the batch by hand.
+
+    From then on the policy changes neither the number of slots nor the batch of this job.
 
     A field that is left out keeps the value of an earlier override, or its current value.
     """

@@ -351,7 +351,8 @@ class SweepRun:
         Args:
             path: an existing file is replaced.
             trial: number; None: the best trial.
-            python: interpreter that has torch; None: this one, else the sweep's.
+            python: interpreter with torch; None: this interpreter, or the sweep's if this one has
+                no torch.
 
         Raises:
             BadFieldError: if there is no such trial, or no stored state of the trial.

@@ -104,7 +104,7 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
 
 
 def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
-    """Mark workers as exited if they were cancelled before they started, as they report no exit.
+    """Mark workers as exited if they were cancelled before they started. They report no exit.
 
     The node has no process of the job that is older than `event.version`, except members of the
     job's group. A worker with a process id has started, so its exit will be reported separately.

@@ -197,7 +197,10 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Restart the timers of all sweeps, as no message could arrive without a controller."""
+    """Restart the timers of all sweeps.
+
+    While the controller was down, no message could reach it, so this silence does not count.
+    """
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:

@@ -49,10 +49,10 @@ class Tiresias(ImmediatePolicy):
     """Discretised two-dimensional LAS (section 3.3): least attained service (slots x time) first.
 
     A job starts in the first queue. When its attained service reaches the limit of its queue, it
-    falls into the next queue. The first queue is in order of arrival, and the others in the order
-    in which jobs fell; jobs that fall in the same plan keep their order. Jobs are scanned queue by
-    queue. A job runs if it fits in the slots that are left. Otherwise it waits, and is pre-empted
-    if it was running.
+    falls into the next queue. The first queue is ordered by arrival. Each other queue is ordered
+    by the time at which its jobs fell; jobs that fall in the same plan keep their order. Jobs are
+    scanned queue by queue. A job runs if it fits in the slots that are left. Otherwise it waits,
+    and is pre-empted if it was running.
 
     The order of falling is not stored. After a restart, the controller orders the jobs of a queue
     by arrival.

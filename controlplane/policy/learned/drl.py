@@ -191,8 +191,8 @@ class DecisionRound:
     "More" gives a running job one slot, and a waiting job its minimum. "Fewer" takes one slot. From
     a job at its minimum it takes all slots, which is legal only with `preempt`. "Same" keeps a job
     unchanged for this round. So that a round ends, a changed job can change further only in the
-    same direction; with `one_job` no other job may change then. If a waiting job fits, only starts
-    are legal as the first action of a round, and as long as no job runs.
+    same direction; with `one_job` no other job may change in this round. If a waiting job fits,
+    only starts are legal as the first action of a round, and as long as no job runs.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:

@@ -177,8 +177,8 @@ def load(file: str | None) -> TrainedModel:
     """Return the model in `file`, or the shipped model if `file` is None.
 
     Raises:
-        SettingsError: if the file is no model, or one of another version, policy or shape, or
-            if its card has too many families, or one family twice.
+        SettingsError: if the file is no model, or a model of another version, policy or shape.
+            Also if its card lists too many families, or lists one family twice.
     """
     model = read(file)
     families = model.card.families

@@ -157,7 +157,8 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
 def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
-    `inputs` have shape (rows, in); `slopes`, the derivatives of the loss by output, (rows, out).
+    `inputs` have shape (rows, in). `slopes` are the derivatives of the loss by output, and have
+    shape (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:

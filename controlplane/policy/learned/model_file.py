@@ -96,8 +96,8 @@ def decode_model(
     """Return a model from the bytes of its file; `name` appears in errors.
 
     Raises:
-        SettingsError: if the bytes are no complete model, or one of another version, policy or
-            shape, or if some of its numbers are not finite.
+        SettingsError: if the bytes are no complete model, or a model of another version, policy
+            or shape, or if some numbers of the model are not finite.
     """
     if len(data) > MAX_BYTES:
         raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)

@@ -1,1 +1,1 @@
-"""Online primal-dual admission: the worth of an end against the cost of its slots (OASiS)."""
+"""Online primal-dual admission: the value of a job against the cost of its slots (OASiS)."""

@@ -71,8 +71,8 @@ def gone_after_s(utility: Utility) -> float:
 def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float | None:
     """Return the least deadline with which the job would be admitted if it were submitted now.
 
-    For each end t, value / (1 + exp(decay (t - deadline))) > cost is solved for the deadline. The
-    result is in whole seconds. Return None if no deadline suffices.
+    For each completion time t, value / (1 + exp(decay (t - deadline))) > cost is solved for the
+    deadline. The result is in whole seconds. Return None if no deadline suffices.
     """
     pays = (plans.cost < utility.value) & np.isfinite(plans.cost)
     if not pays.any() or utility.decay == 0.0:
@@ -115,13 +115,13 @@ class Decisions:
     """Decisions about jobs, which `Oasis.plan` turns into a plan."""
 
     schedules: dict[JobId, Schedule] = field(default_factory=dict)
-    promised: dict[JobId, float] = field(default_factory=dict)  # promised ends
-    expected: dict[JobId, float] = field(default_factory=dict)  # ends by the current schedules
+    promised: dict[JobId, float] = field(default_factory=dict)  # promised completion times
+    expected: dict[JobId, float] = field(default_factory=dict)  # completion times as scheduled now
     rejected: dict[JobId, Reason] = field(default_factory=dict)
     measured: dict[JobId, str] = field(default_factory=dict)  # measured first: job -> family
     unplanned: dict[JobId, str] = field(default_factory=dict)  # job -> why it has no schedule
     numbers: dict[JobId, dict[str, float]] = field(default_factory=dict)  # facts of an admission
-    worth: float = 0.0  # worth of all expected ends
+    worth: float = 0.0  # total value of the jobs at their expected completion times
     more: bool = False  # True: some jobs are still undecided
 
 
@@ -167,7 +167,7 @@ class Admissions:
     # --- earlier promises
 
     def _keep(self, view: ClusterView, grid: IntervalGrid, decided: Decisions) -> IntArray:
-        """Keep schedules that still suffice, and plan the others again, earliest promises first.
+        """Keep schedules that still suffice, and plan other jobs again, earliest promises first.
 
         Return the promised slots, shape (horizon, nodes).
         """
@@ -192,7 +192,7 @@ class Admissions:
         return used
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
-        """Return the rest of a schedule up to the job's end, or None if the job would not end."""
+        """Return the rest of a schedule up to the job's completion, or None without one."""
         left, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if left is None:
             return None

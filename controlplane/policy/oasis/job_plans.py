@@ -26,7 +26,7 @@ def price(share: FloatArray, low: float, high: float) -> FloatArray:
 
     OASiS (Bao et al., INFOCOM '18): p_h^r(t) = L (U / L)^(g_h^r(t) / c_h^r), as value per slot
     second. The resource r is the slot: a GPU, or a CPU slot with its share of the node's cores.
-    Jobs request no other resources. At price L every job of any worth is admitted.
+    Jobs request no other resources. At price L every job with a positive value is admitted.
     """
     return np.asarray(low * np.power(high / low, share), dtype=np.float64)
 
@@ -63,7 +63,7 @@ class PriceBounds:
 
 @dataclass(frozen=True, slots=True)
 class SlotPrices:
-    """The prices of every node in every interval, before one more job is planned.
+    """The prices of every node in every interval, before the next job is planned.
 
     In the paper a job pays the price from before its arrival for all its slots. Here each further
     slot on a node has a higher price, computed as if half of this slot were promised already,
@@ -323,7 +323,7 @@ class JobPlans:
     _schedules: CheapestSchedules
 
     def worth(self, utility: Utility, submitted_at: float) -> FloatArray:
-        """Return the worth of ending in each interval, shape (intervals,)."""
+        """Return the value of a job that completes in each interval, shape (intervals,)."""
         return np.array([utility.at(float(end) - submitted_at) for end in self.ends])
 
     def schedule(self, last: int) -> Schedule:
@@ -358,7 +358,7 @@ def plans_of(
         samples: remaining work.
         rates_of: speeds of the job at given numbers of slots and nodes.
         start_s: duration of a start.
-        by: promised end, if any.
+        by: promised completion time, if any.
     """
     sizes = _sizes(job, grid)
     if not sizes:
@@ -437,7 +437,7 @@ def _costs(grid: IntervalGrid, prices: SlotPrices, sizes: Sequence[tuple[int, bo
 
 
 def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
-    """Return the completion interval with the greatest surplus of worth over cost.
+    """Return the completion interval with the greatest surplus of value over cost.
 
     OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0. Return
     None if no surplus is positive.
@@ -448,10 +448,11 @@ def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
 
 
 def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
-    """Return the best completion interval for a job that is promised to end at `by`.
+    """Return the best completion interval for a job with the promised completion time `by`.
 
-    Among the intervals in time, the one with the greatest surplus is best. If there is none, the
-    earliest interval is best. Return None if the job cannot end within the horizon.
+    Among the intervals that keep the promise, the interval with the greatest surplus is best. If no
+    interval keeps it, the earliest interval is best. Return None if the job cannot complete within
+    the horizon.
     """
     possible = np.isfinite(plans.cost)
     timely = possible & (plans.ends <= by + TINY)

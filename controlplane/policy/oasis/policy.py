@@ -1,4 +1,4 @@
-"""OASiS: admit a job if its end is worth more than its slots cost, and keep its promised end."""
+"""OASiS: admit a job if its value exceeds the cost of its slots, and promise a completion time."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Oasis(Policy):
         return replace(plan, reasons=reasons, rejected=rejected, promised=promises)
 
     def stats(self) -> SearchStats:
-        """Return statistics in which the fitness is the total worth of all expected ends."""
+        """Return statistics; the fitness is the total value at the expected completion times."""
         worth = self._decided.worth
         return SearchStats(
             generations=self._decisions,
@@ -191,9 +191,10 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return each job's promised end: its first promise, or its expected end if that is later.
+        """Return each job's promised completion time, or its expected one if that is later.
 
-        An end that differs by less than an interval from the previous one (`expected_at`) stays.
+        If a time differs by less than an interval from the previous forecast (`expected_at`), the
+        previous forecast is returned.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

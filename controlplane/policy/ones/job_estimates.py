@@ -65,7 +65,8 @@ class GainCorrections:
     ) -> FloatArray:
         """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
 
-        A size needs one if its slots or its nodes exceed all `measured` (nodes, slots) pairs.
+        A size needs a correction if it has more slots, or spans more nodes, than all of the
+        `measured` (nodes, slots) pairs.
         """
         seen = list(measured)
         if not seen:
@@ -332,7 +333,8 @@ class Estimates:
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Return the mean slot seconds that finished jobs still needed at this job's age.
 
-        Return None if there is a better estimate, or no such job.
+        Return None if there is a better estimate, or if no finished job needed more slot seconds
+        than this job has used.
         """
         alone = not self._options.share_lengths
         if alone or self.families[job.family].finished or job.stop_samples is not None:

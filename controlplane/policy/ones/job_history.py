@@ -71,9 +71,9 @@ class GrowthTrial:
     def loss(self, progress: Callable[[int], float]) -> Loss | None:
         """Return the loss caused by the last change of slots, batch or nodes, or None.
 
-        `progress` returns the value of one step with a given batch. A change of batch or place
-        needs one more measurement than a change of size; otherwise noise would decide about half of
-        them.
+        `progress` returns the value of one step with a given batch. A change of the batch
+        or the nodes needs one measurement more than a change of size. Otherwise noise would decide
+        about half of these cases.
         """
         now, before, previous = self.now, self.before, self.previous
         if now is None:
@@ -126,7 +126,9 @@ class _Cap(NamedTuple):
 
 
 class BatchCaps:
-    """The caps on batches of jobs for which a larger batch made less progress on the same slots.
+    """Temporary limits on batches, for jobs that made less progress with a larger batch.
+
+    The two batches are compared on the same number of slots.
 
     The speed model is linear in the batch, but a device that is full or swaps memory is not.
     """
@@ -135,27 +137,27 @@ class BatchCaps:
         self._caps: dict[JobId, _Cap] = {}
 
     def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Add a cap if the trial, with the latest telemetry, shows that a larger batch lost."""
+        """Limit the job's batch if the trial shows that a larger batch made less progress."""
         loss = trial.job_loss(job, noise_scale)
         if loss is not None and loss.batch is not None:
             until = Seconds(now + CAP_DURATION_S)
             self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
 
     def __contains__(self, job: JobId) -> bool:
-        """True if the job has a cap."""
+        """True if the job's batch is limited."""
         return job in self._caps
 
     def expire(self, now: Seconds) -> None:
-        """Remove caps that are older than ten minutes."""
+        """Remove limits that are older than ten minutes."""
         if self._caps:
             self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
 
     def forget(self, job: JobId) -> None:
-        """Remove the cap of a job, if any."""
+        """Remove the limit on the batch of a job, if there is one."""
         self._caps.pop(job, None)
 
     def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
-        """Return `limit` (R), lowered to the job's cap if the cap still applies."""
+        """Return `limit` (R), lowered to the temporary limit of the job if that still applies."""
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit

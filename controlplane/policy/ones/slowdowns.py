@@ -150,7 +150,10 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """Return the view with cores divided by the demand of a worker."""
+        """Return the view with the number of cores of each slot divided by a worker's demand.
+
+        The search then assumes that a worker needs one core.
+        """
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)

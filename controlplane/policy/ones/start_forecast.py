@@ -174,12 +174,12 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Return, by row, the seconds until jobs get their slots; a job that never does is missing.
+    """Return, by row, the seconds until jobs get their slots; without jobs that never get any.
 
     Args:
-        held: time at which slots become free, and their number.
+        held: times at which slots become free, each with the number of these slots.
         free: number of slots that are free at `now`.
-        line: row, slots and seconds of each waiting job, in order; smaller ones may overtake.
+        line: row, slots and seconds of each waiting job, in order; smaller jobs may overtake.
     """
     ends = list(held)
     heapq.heapify(ends)

@@ -77,8 +77,9 @@ def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
 class Scorer:
     """The scores of candidates, each a sum over jobs of a part for slots times a part for work.
 
-    `parts` is indexed by job, slots and placement. Placement 0 is on few nodes, and 1 on more.
-    Placements 2 and 3 are the same for a job that loses some of its present slots.
+    `parts` is indexed by job, slots and placement. Placement 0 is on few nodes, and
+    placement 1 is on more nodes. Placements 2 and 3 are the same two placements for a job that
+    loses some of its present slots.
     """
 
     parts: FloatArray  # shape (J, C + 1, 4)
@@ -363,7 +364,8 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
     """Return the children of pairs of parents, shape (2 K, G).
 
-    The first half has the jobs of `one` where `straight` is set, the second half the others.
+    The first half takes each slot's job from `one` where `straight` is set, and from `other`
+    elsewhere. The second half takes the other parent's job.
     """
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 

@@ -123,7 +123,7 @@ class RoundRobin:
             return by_arrival
 
         def turn(job: JobView) -> tuple[int, float]:
-            """Return first jobs within their quantum, then waiting jobs, then the others."""
+            """Return a sort key: jobs within their quantum, then waiting jobs, then other jobs."""
             runs, since = self._stays[job.job]
             if not runs:
                 return 1, since
@@ -163,7 +163,8 @@ def backfill_queue(
 
     Backfill is EASY's (Lifka 1995): the first job that does not fit is promised slots for the
     moment at which running jobs will have left enough. A later job may overtake it if that job ends
-    before this moment, or uses slots that are not needed then. `remaining_s` may be infinite.
+    before this moment, or uses slots that are not needed at that moment. `remaining_s` may be
+    infinite.
     """
     queue = BackfillQueue(
         {job.job: len(job.running_on) for job in partition.running}, partition.room
@@ -195,7 +196,7 @@ def _reservation(
     queue: BackfillQueue,
     remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
-    """Return the seconds until `size` slots are free, and the number of spare slots then."""
+    """Return the seconds until `size` slots are free, and the number of slots to spare then."""
     started = [job for job in partition.waiting if job.job in queue.sizes]
     jobs = [*partition.running, *partition.pinned, *started]
     held = [(job, queue.sizes.get(job.job, len(job.running_on))) for job in jobs]

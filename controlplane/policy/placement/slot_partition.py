@@ -56,7 +56,10 @@ Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # (job, slots) -> 
 
 @dataclass(slots=True)
 class Partition:
-    """The view, sorted by what a plan may change; used for one plan, as placers use up `free`."""
+    """The jobs and slots of a view, sorted by what a plan may change.
+
+    An object is used for one plan only, because placers remove the slots that they use from `free`.
+    """
 
     view: ClusterView
     now: Seconds

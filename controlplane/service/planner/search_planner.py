@@ -160,8 +160,8 @@ class SearchPlanner:
     def request_plan(self) -> None:
         """Request a plan. If the process does not reply, fill free slots with the fallback.
 
-        Only one request is unanswered at a time. Events that happen meanwhile cause one more
-        request.
+        Only one request is unanswered at a time. Events that happen meanwhile cause one further
+        request after the reply.
         """
         if not self._ready:
             self._propose_fallback()

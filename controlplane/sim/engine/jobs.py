@@ -273,7 +273,7 @@ def _result(record: _Record, job: Job) -> JobResult:
 
 
 def _realised_utility(job: Job) -> float | None:
-    """Return the value of the job's end to its user, 0 without success, or None if not stated."""
+    """Return the value of the job to its user: 0 without success, None if no utility is stated."""
     utility = job.spec.stated_utility
     if utility is None:
         return None

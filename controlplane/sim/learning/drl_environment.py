@@ -115,7 +115,11 @@ class RecordingDrl(Drl):
         self.steps: list[Step] = []
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
-        """Pick and record an action; the end of a round is first, as in the networks' outputs."""
+        """Pick an action from `odds`, record it, and return its index in `odds`.
+
+        In `odds` the last action ends the round. In the record action 0 ends the round, as in the
+        outputs of the trained networks.
+        """
         action = self._pick(moment, odds)
         inputs = {"jobs": moment.jobs, "cluster": moment.cluster}
         choice = Choice(inputs, np.roll(moment.legal, 1), (action + 1) % len(odds))

@@ -68,8 +68,8 @@ def reports(
 
     The accuracy exceeds its target in exactly the epochs after `to_target`. The loss after epoch k
     is 1 / (b0 k + b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus,
-    spikes and more noise (ONES section 2.1). `phi` has the noise scale of each running epoch, and
-    one more.
+    spikes and more noise (ONES section 2.1). `phi` has the noise scale of each epoch, in order, and
+    then the noise scale after the last epoch.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(constants.NOISE_SPREAD * rng.standard_normal(done.size))

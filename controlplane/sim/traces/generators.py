@@ -198,7 +198,7 @@ def _fates(
 def shares(
     rng: Generator, jobs: int, share: float, between: tuple[float, float]
 ) -> list[float | None]:
-    """Draw a uniform value in `between` for about `share` of the jobs; the others get None."""
+    """Draw a uniform value in `between` for about `share` of the jobs; other jobs get None."""
     struck = rng.random(jobs) < share
     values = rng.uniform(*between, jobs)
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]

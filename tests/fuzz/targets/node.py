@@ -93,6 +93,13 @@ async def _fork(choices: Choices) -> None:
 
 
 class _Writer:
+    @property
+    def transport(self) -> _Writer:
+        return self
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
 
