@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from nodeagent.errors import StartError
-from nodeagent.folders import NodeFolders
+from nodeagent.folders import NodeFolders, zygote_outputs
 from nodeagent.health import CLEAR_FACTOR, free_bytes
 from nodeagent.job_folders import MARK
-from nodeagent.owned_files import bytes_below, read_small, remove_tree, write_private
+from nodeagent.owned_files import bytes_below, owner_of, read_small, remove_tree, write_private
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
 from schemas.host.files import AgedFile, expired_files
@@ -42,6 +42,7 @@ MAX_INTERVAL_S: Final = 600.0  # longest interval
 MIN_INTERVAL_S: Final = 10.0
 MIN_STATES_AGE_S: Final = 3600.0  # for sweep states, because graduated trials start from them
 DISK_INTERVAL_S: Final = 5.0  # between measurements of running jobs, and at least
+MAX_ZYGOTE_OUTPUT: Final = 64 << 20  # bytes; zygotes of this library write a few lines
 DISK_SHARE: Final = 20  # this multiple of a measurement's duration
 
 
@@ -429,4 +430,13 @@ class DiskLimits:
                 used = (status.f_blocks - status.f_bfree) * status.f_frsize
                 if used > limit and sum(map(bytes_below, paths)) > limit:
                     return limit
+        return self._zygotes_exceed(job)
+
+    def _zygotes_exceed(self, job: JobId) -> int:
+        """Return `MAX_ZYGOTE_OUTPUT` if the zygotes of a job with its own user wrote more."""
+        if (owner := owner_of(self._folders.job(job))) is None:
+            return 0
+        with contextlib.suppress(OSError):
+            sizes = (path.stat().st_size for path in zygote_outputs(self._folders, owner.uid))
+            return MAX_ZYGOTE_OUTPUT if sum(sizes) > MAX_ZYGOTE_OUTPUT else 0
         return 0

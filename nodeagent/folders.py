@@ -283,6 +283,11 @@ class NodeFolders:
         return self.all_states / job
 
 
+def zygote_outputs(folders: NodeFolders, uid: int) -> list[Path]:
+    """Return the files with the output of a user's zygotes."""
+    return list(folders.zygotes.glob(f"{uid}-*.log"))
+
+
 class FolderLocks:
     """Locks of an agent on its `run` and `work` folders until it exits.
 

@@ -27,9 +27,9 @@ import structlog
 from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.cgroups import PIDS
 from nodeagent.errors import NodeStartError, StartError
-from nodeagent.folders import FRAME, NodeFolders
+from nodeagent.folders import FRAME, NodeFolders, zygote_outputs
 from nodeagent.job_cgroups import JobGroups
-from nodeagent.owned_files import make_folder
+from nodeagent.owned_files import make_folder, remove_tree
 from nodeagent.process_identity import (
     belongs_to,
     has_exited,
@@ -65,10 +65,10 @@ MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
 VARIABLES: Final = (  # of the agent, which jobs get; patterns of names
     "PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*",
     "GLOO_*", "UCX_*", "FI_*", "ROCR_*", "HIP_*", "RES_OPTIONS", "SSL_CERT_DIR", "SSL_CERT_FILE",
-    "TORCH_CPP_LOG_LEVEL", "TORCHINDUCTOR_*", "TRITON_*",
+    "TORCH_CPP_LOG_LEVEL",
 )  # fmt: skip
 OWN_VARIABLES: Final = (  # further variables, for jobs that run as the agent
-    "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME",
+    "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_*", "TRITON_*",
 )  # fmt: skip
 START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
 RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
@@ -446,10 +446,13 @@ class ZygotePool:
             return zygote
 
     def forget(self, uid: int) -> None:
-        """Close the connections to a user's zygotes, which are being killed."""
+        """Close the connections to a user's zygotes, which are being killed. Delete their files."""
         for key in [key for key in self._known if key[1] == uid]:
             self._known.pop(key).close()
             self._locks.pop(key, None)
+        remove_tree(self._folder / str(uid))
+        for output in zygote_outputs(self._folders, uid):
+            output.unlink(missing_ok=True)
 
     async def warm_up(self, python: str) -> None:
         """Start a zygote before the first job, unless the agent's interpreter has no torch."""
