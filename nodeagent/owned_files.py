@@ -188,11 +188,11 @@ def bytes_below(folder: Path) -> int:
                             total += entry.stat(follow_symlinks=False).st_blocks * 512
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:  # deeper than a path can say
-                return _bytes_by_du(folder)
+                return _bytes_by_find(folder)
     return total
 
 
-def _bytes_by_du(folder: Path) -> int:
-    command = ["du", "--summarize", "--block-size=1", "--", str(folder)]
+def _bytes_by_find(folder: Path) -> int:
+    command = ["find", str(folder), "!", "-type", "d", "-printf", "%b\\n"]  # blocks of 512 bytes
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    return int(found.stdout.split()[0]) if found.stdout else 0
+    return 512 * sum(map(int, found.stdout.split()))

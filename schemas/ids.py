@@ -14,7 +14,7 @@ BootId = NewType("BootId", str)  # one run of an agent process
 Version = NewType("Version", int)  # version of a job's group; only grows
 Term = NewType("Term", int)  # incarnation of the controller; only grows
 Rank = NewType("Rank", int)
-Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]  # a process; 0 and below mean other things
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a process; 0 and below mean other things
 Seconds = NewType("Seconds", float)
 Samples = NewType("Samples", int)
 LAST: Final = Seconds(253_402_300_799.0)  # end of the year 9999, which is the limit of datetime

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import heapq
 import itertools
@@ -411,6 +412,7 @@ class SpareDescriptor:
     def __init__(self) -> None:
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._null)
+        self._closed = False
 
     @contextlib.contextmanager
     def duplicate(self, descriptor: int) -> Iterator[socket.socket]:
@@ -419,8 +421,10 @@ class SpareDescriptor:
         The copy is closed after the block, which must not call this method.
 
         Raises:
-            OSError: if the descriptor is not a socket.
+            OSError: if the descriptor is not a socket, or after `close`.
         """
+        if self._closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         os.dup2(descriptor, self._copy, inheritable=False)
         try:
             with socket.socket(fileno=self._copy) as copy:
@@ -432,9 +436,11 @@ class SpareDescriptor:
             os.dup2(self._null, self._copy, inheritable=False)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._copy)
-        os.close(self._null)
+        """Close the descriptor. Further calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._copy)
+            os.close(self._null)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas.transport import flood_guard
-from schemas.transport.flood_guard import SilentConnections, memory_bytes
+from schemas.transport.flood_guard import SilentConnections, SpareDescriptor, memory_bytes
 from schemas.transport.keys import Identity, write_keys
 from schemas.transport.sockets import Incoming, Socket
 from schemas.transport.state_transfer import StateServer
@@ -182,3 +182,16 @@ async def test_the_guard_needs_no_free_descriptor(port: Port) -> None:
         unread, memory, peer = guard.unread_bytes(source), memory_bytes(), guard.cut(source)
 
     assert (unread >= 0, memory > 0, peer.startswith("127.0.0.1:")) == (True, True, True)
+
+
+def test_a_closed_spare_descriptor_closes_and_replaces_nothing() -> None:
+    spare = SpareDescriptor()
+    spare.close()
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # reuse its numbers
+
+    spare.close()
+    with pytest.raises(OSError, match="Bad file descriptor"), spare.duplicate(held[0]):
+        pass
+
+    for each in held:
+        os.close(each)
