@@ -96,6 +96,7 @@ class Fork(Message, tag="zygote.fork.1"):
     """Agent to zygote: fork a process for the worker of this folder."""
 
     folder: str
+    held: bool = True  # always; zygotes of earlier checkouts start other workers at once
 
 
 class Held(Message, tag="zygote.held.1"):

@@ -378,7 +378,7 @@ _ON_A_NODE: Final = (
     ),
     worker.SlotGranted(),
     sweeps.UnitTask(unit=UNIT),
-    worker.Fork(folder="/run/ones/digits-7.v5.r1"),
+    worker.Fork(folder="/run/ones/digits-7.v5.r1", held=False),
     worker.Held(folder="/run/ones/digits-7.v5.r1", pid=4711),
     worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group"),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
