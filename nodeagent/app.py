@@ -107,10 +107,12 @@ class Agent:
         self._accounts = JobAccounts(settings, self._folders)
         self._locks = FolderLocks(self._folders, self._node)
         self._run_id = self._folders.run_id()
-        self._server = serve_states(self._folders, settings.address, settings.states_port)
+        self._states = StateKeeper(self._folders, self._record_event)
+        self._server = serve_states(
+            self._folders, self._states.key, settings.address, settings.states_port
+        )
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
-        self._states = StateKeeper(self._folders, self._record_event)
         own_key = home / (settings.key or f"keys/{self._node}.key_secret")
         self._link = Link(load_keys(own_key))
         self._accounts.check_key_owner(own_key)
@@ -362,7 +364,8 @@ class Agent:
             case GrantSlot(worker=worker):
                 self._workers.send(worker, SlotGranted())
             case OrderUnit(worker=worker, unit=unit):
-                self._workers.send(worker, UnitTask(unit=unit))
+                key = self._states.key(self._reconciler.workers[worker].job)
+                self._workers.send(worker, UnitTask(unit=unit, states_key=key))
             case KeepStates(delta=delta):
                 self._states.keep(delta)
             case ForgetJob(job=job):

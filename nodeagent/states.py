@@ -103,6 +103,10 @@ class StateKeeper:
             self._reconciling.add(delta.job)
             self._spawn(self._reconcile(delta.job))
 
+    def key(self, job: JobId) -> str:
+        """Return the key for requests of a sweep's states. Other threads may call this."""
+        return self._newest[job].states_key if job in self._newest else ""
+
     def forget(self, job: JobId) -> None:
         """Delete the staged data of an ended job. Its states are kept for a while."""
         self._spawn(asyncio.to_thread(remove_tree, self._folders.states(job) / DATA))
@@ -152,9 +156,8 @@ class StateKeeper:
         try:
             async with self._slots:
                 if not stopped():
-                    await asyncio.to_thread(
-                        _fetch_as_owner, self._folders.states(job), job, wanted, stopped
-                    )
+                    folder, key = self._folders.states(job), self.key(job)
+                    await asyncio.to_thread(_fetch_as_owner, folder, job, key, wanted, stopped)
         except (OnesError, OSError) as error:
             if not stopped():
                 log.warning("state could not be copied", job=job, trial=state.trial, why=str(error))
@@ -187,15 +190,17 @@ def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
 
 
 def _fetch_as_owner(
-    folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]
+    folder: Path, job: JobId, key: str, wanted: WantedState, stopped: Callable[[], bool]
 ) -> None:
     """Fetch a state as its owner. The file appears complete and durable, or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with acting_as(owner_of(folder)):
-        _fetch_into(folder, job, wanted, stopped)
+        _fetch_into(folder, job, key, wanted, stopped)
 
 
-def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
+def _fetch_into(
+    folder: Path, job: JobId, key: str, wanted: WantedState, stopped: Callable[[], bool]
+) -> None:
     state = wanted.state
     file = StateFile(state.trial, state.version, attempt=0)
     fresh = folder / (file.name + UNFINISHED)
@@ -208,6 +213,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
             fetch_state(
                 [source.address for source in wanted.sources],
                 asked,
+                key,
                 target,
                 lambda: check_file(fresh, state.digest),
                 stopped=stopped,
@@ -223,7 +229,9 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
 # --- server for other nodes
 
 
-def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
+def serve_states(
+    folders: NodeFolders, key: Callable[[JobId], str], address: str, port: int
+) -> StateServer | None:
     """Serve the states on this node's disk. If that is impossible, log why and return None."""
 
     def find(asked: AskState) -> Stored | None:
@@ -235,7 +243,7 @@ def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer |
             return None if path is None else Stored(*read_piece(path, asked.offset, PIECE))
 
     try:
-        return StateServer(address, find, port)
+        return StateServer(address, key, find, port)
     except OSError as error:
         log.warning("states cannot be served", address=address, port=port, why=str(error))
         return None

@@ -219,6 +219,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # version of the state to continue from
     digest: str  # digest of this state
     sources: tuple[str, ...]  # HOST:PORT of processes that serve the state
+    states_key: str = ""  # for requests of the state; set for workers of the job only
 
 
 FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")

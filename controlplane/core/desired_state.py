@@ -70,7 +70,7 @@ def lives_on(state: State, job: Job) -> bool:
 
 
 def _current_spec(state: State, job: Job) -> JobSpec:
-    """Return the job's spec with the current addresses of agents that have its trial's state."""
+    """Return the job's spec; a trial's with the key and the current addresses of its state."""
     trial = job.spec.stated_trial
     former = state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -81,7 +81,8 @@ def _current_spec(state: State, job: Job) -> JobSpec:
         if known is not None and known.phase is not NodePhase.LOST and known.spec.states_port:
             found.append(f"{known.spec.address}:{known.spec.states_port}")
     sources = tuple(dict.fromkeys([*found, *trial.sources]))
-    return replace(job.spec, trial=replace(trial, sources=sources))
+    own = replace(trial, sources=sources, states_key=former.sweep.states_key)
+    return replace(job.spec, trial=own)
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
@@ -168,6 +169,7 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
         units=tuple(unit.order for unit in sweep.units.values() if unit.node == node),
         wanted=(*kept, *fetched),
         journal=job.journal,
+        states_key=sweep.states_key,
     )
 
 

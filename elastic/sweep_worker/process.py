@@ -238,7 +238,7 @@ class SweepWorker:
     def _serve(self) -> None:
         address = self._assignment.address
         try:
-            self._server = StateServer(address, self._store.find)
+            self._server = StateServer(address, self._store.key_of, self._store.find)
             self._orders.port = self._server.port
         except OSError as error:
             text = f"cannot listen on {address}: {error.strerror}"
@@ -338,7 +338,8 @@ class SweepWorker:
         match message:
             case SlotGranted():
                 self._granted.set()
-            case UnitTask(unit=unit):
+            case UnitTask(unit=unit, states_key=key):
+                self._store.key = key
                 with self._changed:
                     self._orders.assign(unit)
                     self._changed.notify_all()

@@ -45,7 +45,7 @@ class DiskFullError(ElasticError):
     """Raised if the node's disk does not accept a state."""
 
 
-def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) -> Frames:
+def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState, key: str) -> Frames:
     """Fetch a state from the first of `sources` (HOST:PORT) that provides it."""
     frames: Frames = ()
 
@@ -53,7 +53,7 @@ def fetch_frames(target: MemoryTarget, sources: Sequence[str], asked: AskState) 
         nonlocal frames
         frames = target.frames(asked.digest)
 
-    fetch_state(sources, asked, target, check)
+    fetch_state(sources, asked, key, target, check)
     return frames
 
 
@@ -61,6 +61,7 @@ class StateStore:
     """Cache of the states that this worker trained last, and access to all other states."""
 
     def __init__(self, job: JobId, folder: Path) -> None:
+        self.key = ""  # for requests of states; set with each unit
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # because the server runs in another thread
@@ -70,10 +71,12 @@ class StateStore:
 
     # --- requests of other workers
 
+    def key_of(self, job: JobId) -> str:
+        """Return the key for requests of states of `job`, or "" if this is another job."""
+        return self.key if job == self._job else ""
+
     def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
         """Return the bytes of a state's file, from memory or disk, for a peer; None if unknown."""
-        if request.job != self._job:
-            return None
         with self._lock:
             if (cached := self._cache.get(request.digest)) is not None:
                 return (cached[0], *cached[1])
@@ -97,7 +100,7 @@ class StateStore:
         )
         try:
             addresses = [source.address for source in sources]
-            return FoundState(fetch_frames(self._receive_buffer, addresses, asked))
+            return FoundState(fetch_frames(self._receive_buffer, addresses, asked, self.key))
         except (OnesError, MemoryError) as error:
             no_memory = f"no memory for the state: {error}"
             problem = error.message if isinstance(error, OnesError) else no_memory

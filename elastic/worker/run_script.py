@@ -137,7 +137,7 @@ def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0
     )
-    return from_frames(fetch_frames(MemoryTarget(), trial.sources, asked))
+    return from_frames(fetch_frames(MemoryTarget(), trial.sources, asked, trial.states_key))
 
 
 USAGE_ERROR = 2

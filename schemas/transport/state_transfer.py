@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
 import socket
 import threading
@@ -25,6 +26,7 @@ from schemas.host.state_files import (
     require_digest,
     split_frames,
 )
+from schemas.ids import JobId
 from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.sockets import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
@@ -150,9 +152,19 @@ class StateUnavailableError(OnesError):
     code = "state_unavailable"
 
 
+def mac_of(asked: AskState, key: str, address: str) -> str:
+    """Return the HMAC-SHA256 of a request to the server at `address`, in hexadecimal.
+
+    The address is included so that a false server cannot forward the request to another one.
+    """
+    fields = (address, asked.job, asked.trial, asked.version, asked.digest, asked.offset)
+    return hmac.digest(key.encode(), repr(fields).encode(), "sha256").hex()
+
+
 def fetch_state(
     sources: Sequence[str],
     asked: AskState,
+    key: str,
     target: Target,
     check: Callable[[], None],
     *,
@@ -161,9 +173,10 @@ def fetch_state(
 ) -> str:
     """Fetch a state's file from the first source that provides all of it, and return this source.
 
-    The sources are HOST:PORT, best first. The offset of `asked` is ignored. `check` raises an
-    `OnesError` if the bytes are not the state. A source is abandoned if a piece takes more than
-    `piece_s` seconds. `stopped` is called every quarter of a second. True ends the transfer.
+    The sources are HOST:PORT, best first. The offset and `mac` of `asked` are ignored. `key` is the
+    sweep's. `check` raises an `OnesError` if the bytes are not the state. A source is abandoned if
+    a piece takes more than `piece_s` seconds. `stopped` is called every quarter of a second. True
+    ends the transfer.
 
     Raises:
         StateUnavailableError: if no source provided the state.
@@ -172,7 +185,7 @@ def fetch_state(
     why = []
     for source in sources:
         try:
-            _fetch_from(source, asked, target, piece_s, stopped)
+            _fetch_from(source, _Request(asked, key, source), target, piece_s, stopped)
             check()
         except OnesError as error:
             why.append(f"{source}: {error.message}")
@@ -186,7 +199,7 @@ def fetch_state(
 
 
 def _fetch_from(
-    source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
+    source: str, request: _Request, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
     _require_listener(source)
     context = zmq.Context()
@@ -196,7 +209,6 @@ def _fetch_from(
     host, _, port = source.rpartition(":")
     host = host.strip("[]")
     dealer.ipv6 = has_only_ipv6(host)
-    request = _Request(asked)
     deadline = time.monotonic() + piece_s
     try:
         dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{source}")
@@ -242,8 +254,9 @@ def _require_listener(source: str) -> None:
 
 
 class _Request:
-    def __init__(self, asked: AskState) -> None:
+    def __init__(self, asked: AskState, key: str, source: str) -> None:
         self._asked = asked
+        self._key, self._source = key, source
         self.digest = asked.digest
         self.total: int | None = None
         self._next = 0
@@ -254,7 +267,8 @@ class _Request:
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
-            found.append(encode(replace(self._asked, offset=self._next)))
+            asked = replace(self._asked, offset=self._next)
+            found.append(encode(replace(asked, mac=mac_of(asked, self._key, self._source))))
             self._next += PIECE
         return found
 
@@ -307,14 +321,17 @@ class StateServer:
 
     A peer that requests more than it reads loses replies and must repeat these requests.
     `address` is a name, IPv4 or IPv6 address by which other nodes reach this host; port 0 means any
-    port. `find` is called in the server's thread. It checks the digest and returns the bytes.
+    port. `key` and `find` are called in the server's thread. `key` returns the key of a job; an
+    empty one means that all requests are refused. `find` checks the digest and returns the bytes.
 
     Raises:
         OSError: if this host has no such address, or the port is in use.
     """
 
-    def __init__(self, address: str, find: Find, port: int = 0) -> None:
-        self._find = find
+    def __init__(
+        self, address: str, key: Callable[[JobId], str], find: Find, port: int = 0
+    ) -> None:
+        self._key, self._find = key, find
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -329,6 +346,7 @@ class StateServer:
             self._socket.close()
             self._context.term()
             raise
+        self._names = (self.address, f"{address}:{self.port}")  # as others may call this server
         self._flood_guard = FloodGuard()
         self._flood_guard.add(self._socket, self._context)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -384,7 +402,7 @@ class StateServer:
         except OnesError:
             return
         try:
-            found = self._find(asked)
+            found = self._find(asked) if self._is_authentic(asked) else None
         except (OSError, ValueError, OverflowError):
             found = None
         total, parts = 0, list[Buffer]()
@@ -399,6 +417,11 @@ class StateServer:
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
         self._send([route, encode(piece), *parts])
+
+    def _is_authentic(self, asked: AskState) -> bool:
+        key, mac = self._key(asked.job), asked.mac.encode()
+        known = (mac_of(asked, key, name).encode() for name in self._names if key)
+        return any(hmac.compare_digest(mac, own) for own in known)
 
     def _send(self, frames: list[Buffer]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the peer is lost, or does not read

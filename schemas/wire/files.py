@@ -113,8 +113,8 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 class AskState(Message, tag="states.ask.1"):
     """Request the bytes of a state file from `offset` on.
 
-    The digest proves the right to read the state, because the controller sends it only to processes
-    that need the state.
+    `mac` proves the right to read the state. Its key is the sweep's key, which only agents and
+    workers of the sweep receive, see `schemas.transport.state_transfer.mac_of`.
     """
 
     job: JobId
@@ -122,6 +122,7 @@ class AskState(Message, tag="states.ask.1"):
     version: int
     digest: str  # SHA-256 of the state's frames, hexadecimal
     offset: Offset
+    mac: str = ""  # hexadecimal
 
 
 class StatePiece(Message, tag="states.piece.1"):

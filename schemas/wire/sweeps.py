@@ -61,6 +61,7 @@ class SweepDelta(Message, tag="agent.sweep_delta.1"):
     units: tuple[UnitOrder, ...]  # units of this node's workers
     wanted: tuple[WantedState, ...]
     journal: str = ""  # id of the journal that accepted the sweep; empty: older controller
+    states_key: str = ""  # for requests of the sweep's states; empty: nobody may request them
 
 
 class SweepDeltaAcked(Message, tag="agent.sweep_delta_acked.1"):
@@ -92,3 +93,4 @@ class UnitTask(Message, tag="worker.unit_task.1"):
     """Agent to sweep worker: the unit to train now. It is sent again when the worker greets."""
 
     unit: UnitOrder
+    states_key: str = ""  # as in `SweepDelta`

@@ -99,14 +99,14 @@ def _serve(end: Connection, folder: Path, in_memory: bool) -> None:  # noqa: FBT
         found = find_state(folder, asked.trial, asked.version, asked.digest)
         return None if found is None else [map_state(found)]
 
-    server = StateServer("127.0.0.1", find)
+    server = StateServer("127.0.0.1", lambda _: "key", find)
     end.send(server.address)
     end.recv()
     server.close()
 
 
 def _fetch(source: str, asked: AskState, target: MemoryTarget) -> object:
-    fetch_state([source], asked, target, lambda: None)
+    fetch_state([source], asked, "key", target, lambda: None)
     return target.frames(asked.digest)
 
 

@@ -15,6 +15,20 @@ TESTS: Final = re.findall(r"\| `(tests/\S+?\.py)(?:::(\w+))?` \|", PAGE)
 BOUNDS: Final = re.findall(r"\| (\d+) \| `([\w.]+)` \|", PAGE)
 
 
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def threats() -> list[tuple[str, list[str]]]:
+    """Each threat's interface, which is the section that it stands in, and its row."""
+    found = []
+    for section in PAGE.split("## Threats")[1].split("\n## ")[0].split("\n### ")[1:]:
+        interface, *lines = section.splitlines()
+        rows = [cells(line) for line in lines if line.startswith("| ")]
+        found += [(interface, row) for row in rows[1:]]
+    return found
+
+
 def bound(name: str) -> object:
     """What stands under a dotted name, in a module or in a value of one."""
     module, rest = name, list[str]()
@@ -37,7 +51,25 @@ def test_each_threat_cites_an_existing_test() -> None:
             missing.append(f"{path}::{name}")
 
     assert missing == []
-    assert len(TESTS) == PAGE.split("## Bounds")[0].count("\n| ") - 1
+    assert len(TESTS) == len(threats())
+
+
+def test_the_threat_model_is_the_summary_of_the_threats() -> None:
+    lines = PAGE.split("## Threat model")[1].split("## Threats")[0].splitlines()
+    heads, *rows = [cells(line) for line in lines if line.startswith("| ")]
+    model = {
+        (row[0], actor, asset)
+        for row in rows
+        for actor, told in zip(heads[1:], row[1:], strict=True)
+        for asset in told.split(", ")
+        if told != "-"
+    }
+
+    assert model == {
+        (interface, actor, asset)
+        for interface, (_, actors, asset, *_) in threats()
+        for actor in actors.split(", ")
+    }
 
 
 def test_each_documented_bound_equals_its_constant() -> None:

@@ -17,7 +17,13 @@ from schemas.wire.client import JobDetail, Ledger, LedgerUnit
 from tests.support.builders import job_spec
 from tests.support.schemas_examples import EXAMPLES
 
-SECRETS = {"digest", "snapshot", "sources", "token"}  # fields that give access to something
+SECRETS = {
+    "digest",
+    "snapshot",
+    "sources",
+    "token",
+    "states_key",
+}  # fields that give access to something
 OWNER = JobOwner("ada", "vision")
 READERS = {
     "its owner": (Identity("user", "ada"), True),
@@ -29,7 +35,7 @@ READERS = {
 }
 TRIAL = TrialSpec(
     sweep=JobId("sweep-1"), trial=3, values={}, functions={}, partitions=2, seed=0, epochs=4,
-    epochs_done=2, version=4, digest="d" * 64, sources=("10.0.0.7:4000",),
+    epochs_done=2, version=4, digest="d" * 64, sources=("10.0.0.7:4000",), states_key="k" * 64,
 )  # fmt: skip
 UNIT = LedgerUnit(
     trial=3, values_of=3, version=4, epoch=2, partition=1, digest="d" * 64, node=NodeId("n1"),
@@ -50,6 +56,7 @@ def test_digests_and_addresses_need_the_right_to_files(who: Identity, *, told: b
 
     trial = shown.spec.stated_trial
     assert trial is not None
+    assert trial.states_key == ""
     found = (shown.snapshot, trial.digest, trial.sources, page.snapshot, page.units[1].digest)
     assert found == ("s" * 64, "d" * 64, TRIAL.sources, "s" * 64, "d" * 64) if told else found == (
         "", "", (), "", "",
@@ -76,6 +83,7 @@ def test_each_field_of_a_reply_that_gives_access_is_known() -> None:
         "JobDetail.snapshot",
         "JobDetail.spec.trial.digest",
         "JobDetail.spec.trial.sources",
+        "JobDetail.spec.trial.states_key",  # to nobody
         "Ledger.snapshot",
         "Ledger.units.digest",
     }

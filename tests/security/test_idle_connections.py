@@ -111,7 +111,7 @@ async def test_the_oldest_idle_connections_are_closed_and_clients_stay(port: Por
 
 
 def test_the_port_of_states_closes_the_oldest_idle_connections_too() -> None:
-    server = StateServer("127.0.0.1", lambda _: None)
+    server = StateServer("127.0.0.1", lambda _: "", lambda _: None)
     try:
         idle = [opened(f"tcp://{server.address}") for _ in range(5 * MOST)]
         left = asyncio.run(still_open(idle))

@@ -266,5 +266,5 @@ def test_growth_of_memory_is_detected_once() -> None:
 
 
 def test_a_request_for_a_state_that_does_not_end_is_cut_off() -> None:
-    with contextlib.closing(StateServer("127.0.0.1", lambda _: None)) as server:
+    with contextlib.closing(StateServer("127.0.0.1", lambda _: "", lambda _: None)) as server:
         assert send_endless(f"tcp://{server.address}", 4000) > 8 * MIB

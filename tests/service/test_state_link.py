@@ -25,6 +25,7 @@ from schemas.transport.state_transfer import (
     StateServer,
     StateUnavailableError,
     fetch_state,
+    mac_of,
 )
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
@@ -33,6 +34,16 @@ DIGEST = hashlib.sha256(b"".join(FRAMES)).hexdigest()
 ASKED = AskState(job=JobId("sweep-1"), trial=3, version=12, digest=DIGEST, offset=0)
 SHORT_S = 1.0  # who hangs is waited for as long
 LIMIT_S = 60.0
+KEY = "a key of the sweep"
+
+
+def key_of(job: JobId) -> str:
+    """Keys of the jobs whose states a server has."""
+    return KEY if job == ASKED.job else ""
+
+
+def signed(asked: AskState, address: str, key: str = KEY) -> AskState:
+    return msgspec.structs.replace(asked, mac=mac_of(asked, key, address))
 
 
 class Sources:
@@ -42,7 +53,7 @@ class Sources:
         self._closing: list[Callable[[], None]] = []
 
     def of(self, find: Callable[[AskState], Parts | None]) -> str:
-        server = StateServer("127.0.0.1", find)
+        server = StateServer("127.0.0.1", key_of, find)
         self._closing.append(server.close)
         return server.address
 
@@ -97,7 +108,7 @@ def sources() -> Iterator[Sources]:
 
 
 def fetched(
-    *sources: str, asked: AskState = ASKED, piece_s: float = LIMIT_S
+    *sources: str, asked: AskState = ASKED, key: str = KEY, piece_s: float = LIMIT_S
 ) -> tuple[str, list[bytes]]:
     target = MemoryTarget()
     frames: list[bytes] = []
@@ -105,14 +116,14 @@ def fetched(
     def check() -> None:
         frames[:] = [bytes(frame) for frame in target.frames(asked.digest)]
 
-    return fetch_state(sources, asked, target, check, piece_s=piece_s), frames
+    return fetch_state(sources, asked, key, target, check, piece_s=piece_s), frames
 
 
 def test_a_state_is_fetched_into_memory_and_into_a_file(sources: Sources, tmp_path: Path) -> None:
     good, path = sources.good(), tmp_path / "state"
     target = FileTarget(path)
 
-    fetch_state([good], ASKED, target, lambda: None)
+    fetch_state([good], ASKED, KEY, target, lambda: None)
     target.close()
 
     assert fetched(good) == (good, FRAMES)
@@ -155,12 +166,12 @@ def test_a_source_that_dies_is_abandoned_at_once(sources: Sources) -> None:
             threading.Thread(target=dying.close).start()
         return known
 
-    dying = StateServer("127.0.0.1", find)
+    dying = StateServer("127.0.0.1", key_of, find)
     good = sources.good()
     target = MemoryTarget()
 
     source = fetch_state(
-        [dying.address, good], ASKED, target, lambda: None, piece_s=60.0
+        [dying.address, good], ASKED, KEY, target, lambda: None, piece_s=60.0
     )  # a limit that the test would not live to see
 
     assert source in {dying.address, good}
@@ -174,9 +185,11 @@ def test_a_fetch_ends_when_it_is_stopped_or_the_disk_is_full(sources: Sources) -
 
     silent, good = [sources.hanging(), sources.hanging()], [sources.good(), sources.good()]
     with pytest.raises(StateUnavailableError, match="not needed any more"):
-        fetch_state(silent, ASKED, MemoryTarget(), lambda: None, piece_s=60.0, stopped=lambda: True)
+        fetch_state(
+            silent, ASKED, KEY, MemoryTarget(), lambda: None, piece_s=60.0, stopped=lambda: True
+        )
     with pytest.raises(OSError, match="No space left"):
-        fetch_state(good, ASKED, Full(), lambda: None)
+        fetch_state(good, ASKED, KEY, Full(), lambda: None)
 
 
 def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) -> None:
@@ -188,9 +201,9 @@ def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) ->
             [b""],
             [b"\x00" * 100],
             [encode(StateRefused(digest="", reason=""))],
-            [encode(msgspec.structs.replace(ASKED, digest="../../etc"))],
-            [encode(msgspec.structs.replace(ASKED, offset=1 << 62))],
-            [b"", encode(ASKED)],
+            [encode(signed(msgspec.structs.replace(ASKED, digest="../../etc"), address))],
+            [encode(signed(msgspec.structs.replace(ASKED, offset=1 << 62), address))],
+            [b"", encode(signed(ASKED, address))],
         ):
             dealer.send_multipart(hostile)
         answers = [dealer.recv_multipart() for _ in range(3)]
@@ -203,6 +216,30 @@ def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) ->
         StatePiece(digest=DIGEST, offset=0, total=total),
     ]
     assert sum(map(len, answers[2][1:])) == PIECE
+
+
+def test_only_the_sweeps_key_opens_its_states(sources: Sources) -> None:
+    good, other = sources.good(), sources.good()
+    replace = msgspec.structs.replace
+    forged = [
+        ASKED,
+        replace(ASKED, mac="ü" * 64),
+        signed(ASKED, good, key="another key"),
+        signed(ASKED, other),
+        replace(signed(ASKED, good), offset=PIECE),
+        signed(replace(ASKED, job=JobId("other-1")), good, key=""),
+    ]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(f"tcp://{good}")
+        for one in forged:
+            dealer.send(encode(one))
+        answers = [FROM_STATES.decode(dealer.recv()) for _ in forged]
+
+    assert answers == [StateRefused(digest=DIGEST, reason="not available here")] * len(forged)
+    with pytest.raises(StateUnavailableError, match="not available here"):
+        fetched(good, key="another key")
+    assert fetched(good) == (good, FRAMES)
 
 
 def test_a_peer_with_an_oversized_request_is_dropped(sources: Sources) -> None:
@@ -219,7 +256,7 @@ def test_a_peer_with_an_oversized_request_is_dropped(sources: Sources) -> None:
 def test_a_state_is_fetched_over_ipv6_with_brackets_or_without() -> None:
     known = [header_of(FRAMES, DIGEST), *FRAMES]
     try:
-        server = StateServer("::1", lambda _: known)
+        server = StateServer("::1", key_of, lambda _: known)
     except OSError:
         pytest.skip("no IPv6 loopback here")
     try:
@@ -233,7 +270,7 @@ def test_a_state_is_fetched_over_ipv6_with_brackets_or_without() -> None:
 def test_a_taken_port_is_an_error_and_an_error_of_find_a_refusal(sources: Sources) -> None:
     taken = int(sources.good().rpartition(":")[2])
     with pytest.raises(OSError, match="in use"):
-        StateServer("127.0.0.1", lambda _: None, taken)
+        StateServer("127.0.0.1", key_of, lambda _: None, taken)
 
     def find(_: AskState) -> Parts:
         raise FileNotFoundError

@@ -67,6 +67,7 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 S0, S1 = slot_id(N1, 0), slot_id(N1, 1)
 T0, T1 = slot_id(N2, 0), slot_id(N2, 1)
 SNAPSHOT: Final = "5" * 64
+STATES_KEY: Final = "6" * 64  # of sweeps
 BATCH: Final = 64
 R = TypeVar("R")
 
@@ -82,8 +83,9 @@ def submission(
     name: str = "a", *, key: str = "", user: str = "ann", project: str = "", **spec: Any
 ) -> JobSubmitted:
     return JobSubmitted(
-        spec=job_spec(name, **spec), snapshot=SNAPSHOT, user=user, key=key, project=project
-    )
+        spec=job_spec(name, **spec), snapshot=SNAPSHOT, user=user, key=key, project=project,
+        states_key=STATES_KEY if "sweep" in spec else "",
+    )  # fmt: skip
 
 
 def cancelled(job: JobId, user: str = "ann") -> CancelRequested:

@@ -48,7 +48,7 @@ TRIAL: Final = TrialSpec(
     sweep=JobId("search-4"), trial=3, values={"lr": 0.1, "model": "resnet18"},
     functions={"input_fn": "data:load", "model_fn": "models:build", "train_fn": "models:train"},
     partitions=8, seed=7, epochs=9, epochs_done=3, version=24, digest="9f86d081" * 8,
-    sources=("10.0.0.7:29411", "10.0.0.8:29411"),
+    sources=("10.0.0.7:29411", "10.0.0.8:29411"), states_key="8f0c2d",
 )  # fmt: skip
 SPEC: Final = JobSpec(
     name="digits", script="train.py", batch_size=64, args=("--width", "64"),
@@ -256,6 +256,7 @@ _OF_AGENTS: Final = (
     sweeps.SweepDelta(
         job=JOB, term=TERM, revision=52, attempts=40, units=(UNIT,),
         wanted=(sweeps.WantedState(state=STATE, sources=(SOURCE,)),), journal="0123456789abcdef",
+        states_key="8f0c2d",
     ),
     sweeps.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
 )  # fmt: skip
@@ -377,7 +378,7 @@ _ON_A_NODE: Final = (
         store=STORE, source=RANK,
     ),
     worker.SlotGranted(),
-    sweeps.UnitTask(unit=UNIT),
+    sweeps.UnitTask(unit=UNIT, states_key="8f0c2d"),
     worker.Fork(folder="/run/ones/digits-7.v5.r1", held=False),
     worker.Held(folder="/run/ones/digits-7.v5.r1", pid=4711),
     worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group"),
@@ -389,7 +390,7 @@ _ON_A_NODE: Final = (
 )  # fmt: skip
 
 _OF_STATES: Final[tuple[Message, ...]] = (
-    files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
+    files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20, mac="8f0c2d"),
     files.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
     files.StateRefused(digest=DIGEST, reason="it is not here"),
 )

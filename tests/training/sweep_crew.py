@@ -393,7 +393,9 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
 
     def send(self, worker: SweepProcess, order: UnitOrder) -> None:
         """Send a unit again, as the agent does at each greeting."""
-        self._router.send_multipart([worker.route, encode(UnitTask(unit=order))])
+        self._router.send_multipart(
+            [worker.route, encode(UnitTask(unit=order, states_key="a key"))]
+        )
 
     def ended(self, order: UnitOrder) -> UnitEnded:
         report = self.outcome(order)

@@ -29,7 +29,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
         return
     job = accept(ctx, event.spec, event.snapshot, event.user, event.project)
     if (spec := event.spec.stated_sweep) is not None:
-        job.sweep = new_sweep(spec, event.spec.slots[1])
+        job.sweep = new_sweep(spec, event.spec.slots[1], event.states_key)
         state.sweeps[job.job] = None
         sweep_orders.carry_out(ctx, job, job.sweep, job.sweep.engine.begin(ctx.now))
     if key:

@@ -22,6 +22,7 @@ class JobSweep(msgspec.Struct, kw_only=True):
     """Data of a sweep in addition to the data that every job has."""
 
     engine: Sweep
+    states_key: str = ""  # see `SweepDelta`
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
     units: dict[WorkerId, PlacedUnit] = {}  # units in progress by worker
     newest_in_memory: dict[
@@ -75,8 +76,8 @@ class LeftSweep(msgspec.Struct, kw_only=True):
     journal: str = ""  # id of the journal in which the sweep was accepted
 
 
-def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
+def new_sweep(spec: SweepSpec, most: int, states_key: str = "") -> JobSweep:
     """Return a sweep that has not started. `most` is the largest number of slots for its job."""
     slots = most if spec.graduate_batch is not None else 0
     engine = Sweep(spec.search, spec.partitions, spec.keep, spec.order, graduate_slots=slots)
-    return JobSweep(engine=engine)
+    return JobSweep(engine=engine, states_key=states_key)

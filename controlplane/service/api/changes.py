@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -308,6 +309,7 @@ def _check_number(sweep: JobSweep, field: str, number: int) -> None:
         raise BadFieldError(what, f"give one of 0 to {count - 1}", field)
 
 
+STATES_KEY_BYTES: Final = 32
 MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
@@ -369,6 +371,7 @@ class ChangeRequests:
             user=who.name,
             key=request.key,
             project=_project(request.project, who),
+            states_key=secrets.token_hex(STATES_KEY_BYTES) if request.spec.stated_sweep else "",
         )
         known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
         if known and (self.commit_loop.stalled or known not in self._newest.jobs):

@@ -133,8 +133,10 @@ def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
         env = dict.fromkeys(env, HIDDEN)
     if not may(who, Action.ARGS, owner):
         args = (HIDDEN,) * len(args)
-    if trial is not None and not may(who, Action.FILES, owner):
-        trial = replace(trial, digest="", sources=())
+    if trial is not None:
+        trial = replace(trial, states_key="")
+        if not may(who, Action.FILES, owner):
+            trial = replace(trial, digest="", sources=())
     return replace(spec, env=env, args=args, trial=msgspec.UNSET if trial is None else trial)
 
 

@@ -74,7 +74,7 @@ def fetched_states(data: bytes) -> None:
     known: Known = {
         "digest": [digest], "offset": [0, 0, PIECE], "total": [len(content), len(content), 2**40, PIECE + 1],
     }  # fmt: skip
-    request, target = _Request(asked), MemoryTarget()
+    request, target = _Request(asked, "key", "node:1"), MemoryTarget()
     for _ in range(12):
         if not choices.left or request.over:
             break

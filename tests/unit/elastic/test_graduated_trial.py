@@ -54,7 +54,7 @@ def trial(sources: tuple[str, ...], digest: str, **changed: Any) -> TrialSpec:
     fields: dict[str, Any] = {
         "sweep": JobId("s-1"), "trial": 3, "values": {"lr": 0.1}, "functions": FUNCTIONS,
         "partitions": 2, "seed": 7, "epochs": 3, "epochs_done": 1, "version": 2, "digest": digest,
-        "sources": sources,
+        "sources": sources, "states_key": "a key",
     }  # fmt: skip
     return TrialSpec(**{**fields, **changed})
 
@@ -70,7 +70,7 @@ def test_a_graduated_trial_trains_to_its_last_epoch(tmp_path: Path) -> None:
 
     seen = sys.modules[user_functions.NAME].seen
     seen.clear()  # of the sweep's units
-    server = StateServer("127.0.0.1", find)
+    server = StateServer("127.0.0.1", lambda _: "a key", find)
     try:
         one = trial((server.address,), digest)
         train_graduated(assignment(one, tmp_path), one)
@@ -97,7 +97,7 @@ def test_a_model_without_an_optimizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_missing_state_is_named(tmp_path: Path) -> None:
-    server = StateServer("127.0.0.1", lambda _: None)
+    server = StateServer("127.0.0.1", lambda _: "a key", lambda _: None)
     try:
         one = trial((server.address,), "0" * 64)
         with pytest.raises(StateUnavailableError, match="state 2 of trial 3 is not available"):

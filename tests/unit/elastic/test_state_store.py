@@ -33,8 +33,8 @@ def result(text: bytes) -> UnitResult:
     return UnitResult(frames, digest(frames), {}, 1, {})
 
 
-def ask(version: int, left: UnitResult, job: str = JOB) -> AskState:
-    return AskState(job=JobId(job), trial=0, version=version, digest=left.digest, offset=0)
+def ask(version: int, left: UnitResult) -> AskState:
+    return AskState(job=JOB, trial=0, version=version, digest=left.digest, offset=0)
 
 
 def test_a_state_is_served_from_memory_and_disk(tmp_path: Path) -> None:
@@ -47,8 +47,16 @@ def test_a_state_is_served_from_memory_and_disk(tmp_path: Path) -> None:
         assert parts is not None
         frames = read_frames(b"".join(map(bytes, parts)), one.digest)
         assert [bytes(frame) for frame in frames] == one.frames
-    assert store.find(ask(1, one, "other-1")) is None
     assert store.find(ask(1, result(b"another"))) is None
+
+
+def test_requests_of_other_jobs_have_no_key(tmp_path: Path) -> None:
+    store = StateStore(JOB, tmp_path)
+    assert store.key_of(JOB) == ""
+
+    store.key = "a key"
+
+    assert (store.key_of(JOB), store.key_of(JobId("other-1"))) == ("a key", "")
 
 
 def test_memory_keeps_the_newest_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

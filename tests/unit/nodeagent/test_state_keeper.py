@@ -33,6 +33,7 @@ from tests.support.sizes import examples
 
 JOB = JobId("search-1")
 FRAMES = [b"header", b"x" * 100_000]
+KEY = "a key of the sweep"
 DIGEST = hashlib.sha256(b"".join(FRAMES)).hexdigest()
 
 
@@ -55,7 +56,7 @@ def delta(
 ) -> SweepDelta:
     return SweepDelta(
         job=JOB, term=Term(1), revision=revision, attempts=attempts, units=tuple(units),
-        wanted=wanted,
+        wanted=wanted, states_key=KEY,
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ class Node:
         self.folder = self.folders.states(JOB)
         self.heard: asyncio.Queue[StateCopied | StateNotCopied] = asyncio.Queue()
         self.keeper = StateKeeper(self.folders, self.heard.put_nowait)
-        self.server = serve_states(self.folders, "127.0.0.1", 0)
+        self.server = serve_states(self.folders, self.keeper.key, "127.0.0.1", 0)
 
     @property
     def address(self) -> str:
@@ -166,6 +167,7 @@ async def test_a_wanted_state_is_fetched_once_and_reported_for_each_delta(nodes:
         f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
     )
     there.has(3, 2)
+    there.keeper.keep(delta(want(3, 2)))
 
     for revision in (2, 3):
         here.keeper.keep(delta(want(3, 2, there.address), revision=revision))
@@ -203,6 +205,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
 ) -> None:
     here, there = nodes
     there.has(3, 2)
+    there.keeper.keep(delta(want(3, 2)))
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -228,14 +231,17 @@ async def test_data_of_a_forgotten_job_are_deleted_and_its_states_kept(nodes: No
     assert path.exists()
 
 
-async def test_a_state_is_served_only_for_its_digest(nodes: Nodes) -> None:
+async def test_a_state_is_served_only_for_its_digest_and_with_a_key(nodes: Nodes) -> None:
     here, _ = nodes
     here.has(3, 2)
 
     def got(job: str = JOB, digest: str = DIGEST) -> str:
         one = AskState(job=JobId(job), trial=3, version=2, digest=digest, offset=0)
-        return fetch_state([here.address], one, MemoryTarget(), lambda: None)
+        return fetch_state([here.address], one, KEY, MemoryTarget(), lambda: None)
 
+    with pytest.raises(StateUnavailableError, match="not available here"):
+        await asyncio.to_thread(got)  # the agent has no key of the sweep yet
+    here.keeper.keep(delta(want(3, 2)))
     assert await asyncio.to_thread(got) == here.address
     for job, digest in (("../states/search-1", DIGEST), ("other-1", DIGEST), (JOB, "00" * 32)):
         with pytest.raises(StateUnavailableError, match="not available here"):
@@ -244,10 +250,10 @@ async def test_a_state_is_served_only_for_its_digest(nodes: Nodes) -> None:
 
 def test_a_taken_port_does_not_stop_the_agent(tmp_path: Path) -> None:
     folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
-    first = serve_states(folders, "127.0.0.1", 0)
+    first = serve_states(folders, str, "127.0.0.1", 0)
     assert first is not None
 
-    assert serve_states(folders, "127.0.0.1", first.port) is None
+    assert serve_states(folders, str, "127.0.0.1", first.port) is None
     first.close()
 
 

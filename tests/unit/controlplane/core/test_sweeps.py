@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.core.desired_state import desired
+from controlplane.core.desired_state import desired, desired_sweep
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
 from schemas.sweeps import Asha, Parameter, RandomSearch, choice
 from schemas.wire.agent import UnitEnded
 from schemas.wire.feed import FeedEvent
-from tests.support.builders import cancelled, paused, resumed
+from tests.support.builders import STATES_KEY, cancelled, paused, resumed
 from tests.support.sweep_world import Hopper, SweepCluster, sweep_job
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -525,3 +525,18 @@ def test_a_graduate_asks_for_its_state_where_that_is_when_it_begins() -> None:
     trial = delta.spec.stated_trial
     assert trial is not None
     assert trial.sources[0].endswith(":8706")
+
+
+def test_only_nodes_receive_the_key_for_states_of_a_sweep() -> None:
+    cluster, name = running(slots=2, nodes=2, searcher=RandomSearch(1), graduate_batch=8)
+    state = cluster.controller.state
+    assert desired_sweep(state, cluster.job(name), cluster.sweep(name), N1).states_key == STATES_KEY
+
+    train(cluster, name)
+    (graduate,) = [one for one in state.jobs if one != name]
+    cluster.place({graduate: cluster.slots()[:1]})
+    delta = desired(state, cluster.job(graduate), N1)
+
+    assert delta.spec is not None
+    told, kept = delta.spec.stated_trial, cluster.job(graduate).spec.stated_trial
+    assert (told and told.states_key, kept and kept.states_key) == (STATES_KEY, "")

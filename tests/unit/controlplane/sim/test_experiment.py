@@ -75,7 +75,9 @@ def expected(cell: Cell) -> SimulationResult:
 
 
 def started(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.suffix != ".jsonl"}
+    """The cells whose processes have written their ids."""
+    files = (path for path in folder.iterdir() if path.suffix != ".jsonl")
+    return {path.name for path in files if path.stat().st_size}
 
 
 def test_a_grid_has_every_policy_in_every_scenario_with_every_seed() -> None:
