@@ -391,8 +391,9 @@ class StateServer:
             zmq.Again: if no request is waiting.
         """
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]
-        self._flood_guard.count_read(source, sizes, secured=False)
+        sizes = [len(frame) for frame in frames[1:]]
+        with contextlib.suppress(zmq.ZMQError):  # a peer with ZMTP 1.0 has no metadata
+            self._flood_guard.count_read(int(frames[-1].get(zmq.SRCFD)), sizes, secured=False)
         return [frame.bytes for frame in frames]
 
     def _answer(self, frames: list[bytes]) -> None:

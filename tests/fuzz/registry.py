@@ -34,6 +34,13 @@ TARGETS: Final[dict[str, Target]] = {
         2048,
         6,
     ),
+    "ports": Target(
+        "ports:ports",
+        ("schemas.transport.sockets", "schemas.transport.flood_guard",
+         "schemas.transport.connection_limits", "schemas.host.metrics_server", "nodeagent.connections"),
+        1024,
+        4,
+    ),
     "core_reports": Target("core:reports", CORE, 2048, 5),
     "core_sweeps": Target("core:sweeps", ("controlplane.core.handlers", "controlplane.sweeps"), 2048, 5),
     "archives": Target("archives:archives", ("schemas.host.archives", "nodeagent.job_folders"), 4096, 3),

@@ -242,6 +242,18 @@ def test_only_the_sweeps_key_opens_its_states(sources: Sources) -> None:
     assert fetched(good) == (good, FRAMES)
 
 
+def test_a_peer_with_the_first_protocol_of_zeromq_ends_no_server(sources: Sources) -> None:
+    address = sources.good()
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as wire:
+        wire.sendall(b"\x01\x00" + b"\x02\x00x")  # ZMTP 1.0: an empty name, and a message
+        wire.shutdown(socket.SHUT_WR)
+        while wire.recv(1000):
+            pass
+
+    assert fetched(address) == (address, FRAMES)
+
+
 def test_a_peer_with_an_oversized_request_is_dropped(sources: Sources) -> None:
     address = sources.good()
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
