@@ -3,6 +3,7 @@
 A real controller with simulated agents and CURVE.
 
 - submissions of several clients at once; lists are whole commands, from the shell to the last line, of which the median counts;
+- `floor_s`: a process that only receives the bytes of `ps -a` over an encrypted ZeroMQ connection, and prints them;
 - `resync`: the controller is killed, and all nodes come back;
 - `messaging` with so many nodes, as shipped: from an event to the delta that follows, frames to nodes that it does not concern,
   and what a node's connections take of the controller's memory.
@@ -41,6 +42,17 @@ LISTS: Final = {
 }
 
 
+CONTROL: Final = """
+import sys, zmq
+address, server, public, secret = (word.encode() for word in sys.argv[1:])
+dealer = zmq.Context().socket(zmq.DEALER)
+dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = server, public, secret
+dealer.connect(address)
+dealer.send(b"list")
+sys.stdout.buffer.write(dealer.recv())
+"""
+
+
 async def submit(home: Path, spec: JobSpec, snapshot: str, count: int) -> None:
     async with Client(home, timeout=60.0) as client:
         for _ in range(count):
@@ -52,13 +64,31 @@ def command_s(home: Path, words: tuple[str, ...]) -> float:
     took = []
     for _ in range(TIMES):
         began = time.monotonic()
-        subprocess.run(
-            [str(ONES), *words],
-            check=True,
-            env={**os.environ, "ONES_HOME": str(home)},
-            stdout=subprocess.DEVNULL,
-        )
+        _output(home, *words)
         took.append(time.monotonic() - began)
+    return statistics.median(took)
+
+
+def _output(home: Path, *words: str) -> bytes:
+    env = {**os.environ, "ONES_HOME": str(home)}
+    return subprocess.run([str(ONES), *words], check=True, env=env, stdout=subprocess.PIPE).stdout
+
+
+def floor_s(home: Path) -> float:
+    """Return the median seconds of `CONTROL` with the output of `ps -a`."""
+    output, took = _output(home, *LISTS["ps_s"]), []
+    (server, secret), (public, own_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.curve_server, router.curve_secretkey = True, secret
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        words = (f"tcp://127.0.0.1:{port}", *(key.decode() for key in (server, public, own_secret)))
+        for _ in range(TIMES):
+            began = time.monotonic()
+            command = [sys.executable, "-c", CONTROL, *words]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                router.send_multipart([router.recv_multipart()[0], output])
+                process.communicate()
+            took.append(time.monotonic() - began)
     return statistics.median(took)
 
 
@@ -80,6 +110,7 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
         figures = {"submissions_per_s": jobs / (time.monotonic() - began)}
         for name, words in report.counted("list", LISTS.items(), len(LISTS)):
             figures[name] = await asyncio.to_thread(command_s, fleet.home, words)
+        figures["floor_s"] = await asyncio.to_thread(floor_s, fleet.home)
     return figures
 
 
