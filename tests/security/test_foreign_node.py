@@ -17,7 +17,7 @@ from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.rights import speaks_for
 from schemas.codec import encode
 from schemas.errors import DeniedError
-from schemas.ids import JobId, NodeId, Rank, Version, worker_id
+from schemas.ids import JobId, NodeId, Rank, Version, slot_id, worker_id
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.wire.agent import AgentEvent, StepsReported, Telemetry, WorkerSeen
@@ -131,6 +131,37 @@ def test_a_node_speaks_for_the_workers_that_it_ran() -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "hello_names_it", "speaks"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_after_a_loss_of_the_journal_a_node_speaks_for_workers_of_its_hello(
+    *, lost: bool, hello_names_it: bool, speaks: bool
+) -> None:
+    controller = victim()
+    controller.state.loss_accepted = lost
+    unknown = worker_id(A, Version(5), Rank(0))
+    if hello_names_it:
+        controller.state.nodes[N2].foreign_workers = {slot_id(N2, 0): unknown}
+
+    assert speaks_for(OTHER, controller.job(A), 5, 0, state=controller.state) is speaks
+
+
+@pytest.mark.parametrize("beyond", [{"version": Version(2)}, {"group": Version(2)}], ids=str)
+def test_a_late_epoch_of_a_group_that_was_never_ordered_changes_nothing(
+    beyond: dict[str, Version],
+) -> None:
+    controller = victim()
+    before = msgspec.msgpack.encode(controller.job(A))
+    late = msgspec.structs.replace(
+        builders.epoch_end(A, 1, rank=Rank(3)), **beyond
+    )  # of a worker that is not known
+
+    controller.tell(N1, late)
+
+    assert msgspec.msgpack.encode(controller.job(A)) == before
 
 
 class Lines:

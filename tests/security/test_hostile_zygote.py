@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from nodeagent import cgroups, zygotes
 from nodeagent.errors import StartError
 from nodeagent.folders import FRAME
-from nodeagent.process_identity import signal_group, start_ticks
+from nodeagent.process_identity import runs, signal_group, start_ticks
 from nodeagent.zygotes import Peer, ZygoteConnection
 from schemas.codec import FROM_ZYGOTE, PROCESS_MARK
 from schemas.errors import MalformedMessageError
@@ -67,6 +68,7 @@ NOT_A_CHILD = "its zygote named process {}, which is not its child"
         (held(0), "its zygote does not follow the protocol"),
         (held(-1), "its zygote does not follow the protocol"),
         (held(2**31), "its zygote does not follow the protocol"),
+        ({**held(THIS), "folder": "other-1"}, "its zygote does not follow the protocol"),
         (held(THIS), NOT_A_CHILD.format(THIS)),
         (held(os.getppid()), NOT_A_CHILD.format(os.getppid())),
         (held(1), NOT_A_CHILD.format(1)),
@@ -78,6 +80,7 @@ NOT_A_CHILD = "its zygote named process {}, which is not its child"
         "held 0",
         "held -1",
         "held 2**31",
+        "held for a start that nobody asked for",
         "held itself",
         "held its parent",
         "held 1",
@@ -97,6 +100,29 @@ async def test_a_zygote_that_names_another_process_starts_and_moves_nothing(
     assert [(line["what"], line["peer"]) for line in logs if line["event"] == "audit"] == [
         ("message of a zygote", f"uid {os.getuid()}")
     ]
+
+
+@pytest.mark.slow
+def test_a_child_without_a_session_of_its_own_is_not_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zygotes, "LEADER_TIMEOUT_S", 0.0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        refused, moved = asyncio.run(start_with(held(child.pid)))
+        child.kill()
+
+    said = f"its zygote named process {child.pid}, which leads no session"
+    assert (refused.message, moved) == (said, [])
+
+
+@pytest.mark.slow
+def test_an_exited_process_that_nobody_waits_for_does_not_run() -> None:
+    with subprocess.Popen(["true"]) as child:
+        ticks = start_ticks(child.pid)
+        assert ticks is not None
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+        assert (start_ticks(child.pid), runs(child.pid, ticks)) == (ticks, False)
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(2**31), 2**31])

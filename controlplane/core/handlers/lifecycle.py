@@ -26,7 +26,7 @@ from controlplane.core.model.job_phases import (
     Starting,
     WithGroup,
 )
-from controlplane.core.model.node import Node
+from controlplane.core.model.node import MAX_STRIKES, Node
 from controlplane.core.model.sweep import JobSweep, LeftSweep
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from controlplane.core.state import LeftJob, State, pause_before
@@ -193,7 +193,8 @@ def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool
 
     The cause may be the node or the script. If the job also fails on a second node, the cause is
     the script, and the failure on the first node is forgotten. A node is no longer used after
-    `MAX_STRIKES` jobs in a row have failed on it.
+    `MAX_STRIKES` jobs in a row have failed on it. If others have jobs, failures of one user do not
+    suffice, so that no user's scripts can take a node from them.
 
     Returns False if the script is to blame: the library refused it, the job also failed on another
     node, or it failed `MAX_BLAMES` times here. Also returns False if there is no other node, for
@@ -229,6 +230,11 @@ def clear_strikes(ctx: HandlerContext, names: Iterable[NodeId]) -> None:
 
 def _set_strikes(ctx: HandlerContext, node: Node, strikes: dict[JobId, str]) -> None:
     was, node.strikes = node.is_suspected, strikes
+    jobs, known = ctx.state.jobs, node.strikers
+    node.strikers = {job: jobs[job].user if job in jobs else known.get(job, "") for job in strikes}
+    users = {*node.strikers.values()}
+    shared = len(users) > 1 or all(jobs[name].user in users for name in ctx.state.active)
+    node.is_suspected = len(strikes) >= MAX_STRIKES and shared
     if node.is_suspected is was:
         return
     ctx.state.slot_index.touch_node(node.node)

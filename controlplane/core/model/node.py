@@ -90,6 +90,8 @@ class Node(msgspec.Struct, kw_only=True):
     drain: Drain | None = None  # None: not draining
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
     strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their errors
+    strikers: dict[JobId, str] = {}  # users of these jobs
+    is_suspected: bool = False  # True: the node may be the cause of these failures
     run_id: str = ""  # id of the agent's run folder, which buffers the output of workers
 
     def committed_of(self, boot: BootId) -> int:
@@ -100,11 +102,6 @@ class Node(msgspec.Struct, kw_only=True):
     def usable(self) -> bool:
         """True if new workers may be ordered on the node."""
         return self.phase is NodePhase.UP and not (self.problems or self.drain or self.is_suspected)
-
-    @property
-    def is_suspected(self) -> bool:
-        """True if so many jobs failed here before training that the node may be the cause."""
-        return len(self.strikes) >= MAX_STRIKES
 
     @property
     def suspicion(self) -> str:

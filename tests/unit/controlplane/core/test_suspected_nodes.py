@@ -64,6 +64,12 @@ SUSPECTED: Final[dict[str, Story]] = {
         },
         UNDRAIN, {"first": news("node.healthy", N1), "usable": {S0: True, T0: True}},
     ],
+    "failures of one user take no node from others": [
+        lambda: told(cluster_of(n1=1, n2=1), submit("b", user="bob")),
+        *(step for at in (2, 3, 4, 5) for step in (submit("a"), *fails(JobId(f"a-{at}")))),
+        {"usable": {S0: True, T0: True}, suspicion: ""},
+        *fails(JobId("b-1")), {"usable": {S0: False, T0: True}},
+    ],
     "a job that trains on a node clears it": [
         lambda: fallen(2), submit("b"), place({B3: S0}), started(B3), ready(B3), formed(B3), {strikes: {}},
     ],
