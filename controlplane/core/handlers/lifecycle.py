@@ -92,6 +92,7 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
         attempts=sweep.engine.state.attempts,
         wanted={node: delta.wanted for node, delta in last.items()},
         journal=job.journal,
+        states_key=sweep.states_key,
     )
     while len(state.left_sweeps) > MAX_ENDED_SWEEPS:
         del state.left_sweeps[next(iter(state.left_sweeps))]
@@ -111,6 +112,7 @@ def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
             delta = SweepDelta(
                 job=name, term=ctx.state.term, revision=left.revision,
                 attempts=left.attempts, units=(), wanted=left.wanted[node], journal=left.journal,
+                states_key=left.states_key,
             )  # fmt: skip
             deltas.append(SendSweepDelta(node, delta))
     ctx.out[:] = [*deltas, *ctx.out]

@@ -74,6 +74,7 @@ class LeftSweep(msgspec.Struct, kw_only=True):
     attempts: int  # number of ordered units
     wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
     journal: str = ""  # id of the journal in which the sweep was accepted
+    states_key: str = ""  # see `SweepDelta`
 
 
 def new_sweep(spec: SweepSpec, most: int, states_key: str = "") -> JobSweep:
