@@ -177,6 +177,7 @@ def _environment(jobs: Jobs, account: Account | None) -> dict[str, str]:
         if any(fnmatchcase(key, name) for name in names) and not is_reserved(key)
     }
     environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
+    environ["PYTHONHASHSEED"] = "0"  # the same order of sets in all workers of a group
     # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers

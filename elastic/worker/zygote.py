@@ -1,10 +1,11 @@
 """Zygote: a process that has torch imported, forks workers, and reaps them.
 
 A node has one zygote for each interpreter. The zygote starts no thread, uses no device and never
-runs a backward pass, because forked processes would inherit a broken copy of each. It outlives the
-agent that started it, and a new agent connects to it. When a worker exits, the zygote writes the
-exit status into the worker's folder. If a worker fails before its script starts, the zygote reports
-a failed start and writes no exit status.
+runs a backward pass, because forked processes would inherit a broken copy of each. A worker whose
+job sets variables that Python or torch read when they start becomes a fresh interpreter. The zygote
+outlives the agent that started it, and a new agent connects to it. When a worker exits, the zygote
+writes the exit status into the worker's folder. If a worker fails before its script starts, the
+zygote reports a failed start and writes no exit status.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -34,7 +36,7 @@ from setproctitle import setproctitle
 from elastic.gc_free_import import gc_free_import
 from elastic.worker import run_script
 from elastic.worker.run_script import LossyOutput
-from schemas.codec import TO_ZYGOTE, encode
+from schemas.codec import ASSIGNMENT, TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.wire import Message
 from schemas.wire.worker import (
@@ -55,6 +57,11 @@ with gc_free_import():
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
 CHECK_INTERVAL_S: Final = 1.0  # interval between checks of the socket's file
+AT_START: Final = (  # patterns of variables that Python and libraries read when they start
+    "PYTHON*", "TORCH*", "PYTORCH*", "TZ", "LANG", "LANGUAGE", "LC_*", "LD_*", "MALLOC_*",
+    "GLIBC_*", "OPENBLAS_*", "MKL_*", "KMP_*", "GOMP_*", "OMP_*", "ATEN_*", "DNNL_*", "ONEDNN_*",
+)  # fmt: skip
+FOLLOWED: Final = frozenset({"OMP_NUM_THREADS"})  # variable that also acts after the start
 GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
 MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pipe
 
@@ -298,8 +305,16 @@ def _listen_at(path: Path) -> socket.socket:
 def main() -> None:
     """Run the zygote. A forked child leaves the loop and becomes a worker."""
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True)
-    path = parser.parse_args().socket
+    purpose = parser.add_mutually_exclusive_group(required=True)
+    purpose.add_argument("--socket", type=Path)
+    purpose.add_argument(
+        "--worker", type=Path, help="folder of a worker, which this process becomes"
+    )
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        _replace_streams(sys.stdout.encoding if "PYTHONIOENCODING" in os.environ else "utf-8")
+        _exit_worker(run_script.prepare_worker(arguments.worker)(), arguments.worker)
+    path = arguments.socket
     setproctitle(f"{ZYGOTE_TITLE} {path}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
@@ -310,6 +325,7 @@ def main() -> None:
     try:
         _await_start(worker_start.gate)
         _become_worker(folder)
+        _start_afresh_if_needed(folder)
         run = run_script.prepare_worker(folder)
     except BaseException as error:  # noqa: BLE001 - no line of the script has run
         _report_start_failure(worker_start.line, error)
@@ -335,17 +351,36 @@ def _become_worker(folder: Path) -> None:
         os.dup2(source, target)
     os.close(log)
     os.close(null)
+    _replace_streams("utf-8")
+    mark = ProcessMark(pid=os.getpid(), started_ticks=_ticks(os.getpid()))
+    _write(folder / "process", mark)
+
+
+def _replace_streams(encoding: str) -> None:
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
             io.BufferedWriter(LossyOutput(descriptor)),
-            encoding="utf-8",
+            encoding=encoding,
             errors="backslashreplace",
             line_buffering=True,
         )
         for descriptor in (1, 2)
     )
-    mark = ProcessMark(pid=os.getpid(), started_ticks=_ticks(os.getpid()))
-    _write(folder / "process", mark)
+
+
+def _start_afresh_if_needed(folder: Path) -> None:
+    """Replace this process by a fresh interpreter if its job sets variables that act at the start.
+
+    The process keeps its number, session, user and control group. For the zygote, the script has
+    started.
+    """
+    assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+    names = assignment.spec.env.keys() - FOLLOWED
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in AT_START):
+        return
+    os.chdir(assignment.workdir)  # relative paths of PYTHONPATH begin there
+    command = [sys.executable, "-P", "-m", "elastic.worker.zygote", "--worker", str(folder)]
+    os.execve(sys.executable, command, {**os.environ, **assignment.env})  # noqa: S606 - no shell
 
 
 def _report_start_failure(line: int, error: BaseException) -> NoReturn:

@@ -8,8 +8,9 @@ import errno
 import json
 import os
 import select
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -80,15 +81,19 @@ async def connected(path: Path) -> ZygoteConnection:
 
 
 @contextlib.asynccontextmanager
-async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
+async def node(
+    home: Path, script: str, *, full: str = "", env: Mapping[str, str] | None = None
+) -> AsyncIterator[Node]:
     """Start a zygote; `full` is the file for which its disk has no room."""
     folders = NodeFolders(home / "r", home / "w", home / "c")
     folders.make()
     work = folders.job(A)
     work.mkdir()
     given = assignment(run(A))
-    spec = msgspec.structs.replace(given.spec, record_samples=True)
-    given = msgspec.structs.replace(given, workdir=str(work), spec=spec, user="alice")
+    spec = msgspec.structs.replace(given.spec, record_samples=True, env=dict(env or {}))
+    given = msgspec.structs.replace(
+        given, workdir=str(work), spec=spec, user="alice", env=dict(env or {})
+    )
     (work / given.spec.script).write_text(script)
     folder = folders.worker(WorkerId(f"{A}.v1.r0"))
     folder.write_assignment(given)
@@ -185,6 +190,49 @@ async def test_an_error_of_the_script_is_reported(
 
     told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
     assert [(report.error, report.refused) for report in told] == [(error, refused)]
+
+
+HASH: Final = int(  # of "abc" with the seed 7
+    subprocess.run(
+        [sys.executable, "-c", "print(hash('abc'))"],
+        env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True,
+    ).stdout
+)  # fmt: skip
+STARTUP: Final = """
+import faulthandler, os, sys, time, mylib, torch
+from torch._logging._internal import log_state
+print([
+    mylib.NAME, hash("abc"), time.tzname[1], "error::ResourceWarning" in sys.warnoptions,
+    faulthandler.is_enabled(), sys.flags.optimize, sys.stdout.encoding, bool(log_state.log_qname_to_level),
+    os.environ["HF_HOME"], torch.get_num_threads(), __name__,
+])
+raise SystemExit(3)
+"""
+
+
+async def test_variables_that_act_when_python_starts_act_in_workers(tmp_path: Path) -> None:
+    env = {
+        "PYTHONPATH": "src", "PYTHONHASHSEED": "7", "TZ": "America/New_York", "PYTHONFAULTHANDLER": "1",
+        "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONOPTIMIZE": "1", "PYTHONIOENCODING": "ascii",
+        "TORCH_LOGS": "+dynamo", "HF_HOME": "/models", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    async with node(tmp_path, STARTUP, env=env) as here:
+        (here.work / "src").mkdir()
+        (here.work / "src" / "mylib.py").write_text("NAME = 'mylib'")
+        said, status = await here.fork(), await here.ended()
+        mark = here.folder.mark()
+
+    found = ["mylib", HASH, "EDT", True, True, 1, "ascii", True, "/models", 1, "__main__"]
+    assert (said, status.code, mark is not None) == ("", 3, True)
+    assert (here.folder.path / "log").read_text().splitlines()[0] == f"{found}"
+
+
+async def test_other_variables_cost_no_new_interpreter(tmp_path: Path) -> None:
+    script = "import sys; print('elastic.worker.zygote' in sys.orig_argv)"
+    async with node(tmp_path, script, env={"HF_HOME": "/models", "OMP_NUM_THREADS": "1"}) as here:
+        assert (await here.fork(), (await here.ended()).code) == ("", 0)
+
+    assert (here.folder.path / "log").read_text() == "False\n"
 
 
 async def test_a_missing_script_is_the_jobs_fault(tmp_path: Path) -> None:
