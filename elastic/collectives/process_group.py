@@ -10,7 +10,12 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.backend_protocol import Backend, Operation, first_line
+from elastic.collectives.backend_protocol import (
+    OPERATION_TIMEOUT,
+    Backend,
+    Operation,
+    first_line,
+)
 from elastic.collectives.backends import GlooBackend
 from elastic.collectives.rendezvous_store import GroupStore
 from elastic.training_errors import BrokenGroupError, CancelledError
@@ -112,6 +117,23 @@ class ProcessGroup:
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
         """Start to receive a host tensor from rank `source`; see `GlooBackend.receive`."""
         return self._require_backends().transfers.receive(tensor, source)
+
+    def send_bytes(self, data: bytes, to: int) -> None:
+        """Send `data`, of any length, to rank `to`. Call this in a helper thread: it blocks."""
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        self.send(as_byte_row(length), to).wait(OPERATION_TIMEOUT)
+        if data:
+            row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self.send(row, to).wait(OPERATION_TIMEOUT)
+
+    def receive_bytes(self, source: int) -> bytes:
+        """Return what rank `source` sends with `send_bytes`. Call this in a helper thread."""
+        length = torch.empty(1, dtype=torch.int64)
+        self.receive(as_byte_row(length), source).wait(OPERATION_TIMEOUT)
+        row = torch.empty(int(length), dtype=torch.uint8)
+        if row.numel():
+            self.receive(row, source).wait(OPERATION_TIMEOUT)
+        return as_bytes(row)
 
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
         """Stop the group's operations on the device in a second thread, so that the device is free.

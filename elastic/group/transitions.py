@@ -264,9 +264,8 @@ class GroupTransitions:
                 senders=len(former),
                 first=step + 1,
                 steps=pending.transfer_steps,
+                metadata=training.metadata() if membership.rank == 0 else None,
             )
-            if membership.rank == 0:
-                training.transfer.post_metadata(training.metadata())
             self._check_at = last + CHECK_AFTER
             self._retired = old
         elif membership.group is not old:

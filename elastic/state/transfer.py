@@ -4,19 +4,20 @@ A broadcast of the whole state to all ranks is possible, too, but training waits
 
 Between two steps, all members with the full state have the same state. They share the work.
 Each member sends its part during the next step's forward and backward passes, which do not change
-the state. Small tensors and other state are sent as metadata through the group's store. Transfers
-use sockets, so device tensors are first copied to the host, on a separate stream. On the CPU
-nothing is copied.
+the state. Before its first portion, rank 0 sends small tensors and other state as metadata.
+Transfers use sockets, so device tensors are first copied to the host, on a separate stream. On the
+CPU nothing is copied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -153,9 +154,6 @@ class Receiving:
                 stands_for.copy_(travelled)
 
 
-METADATA_KEY: Final = "metadata"  # key in the group's store
-
-
 @dataclass(kw_only=True, eq=False)
 class StateTransfer:
     """Facts that both sides know: the group, the steps, and the portion of each step.
@@ -193,6 +191,7 @@ class OutgoingState(StateTransfer):
     """Transfer from a member that has the full state."""
 
     newcomers: Sequence[int]  # ranks of the newcomers
+    metadata: Mapping[str, Any] | None = None  # of rank 0; it must not change afterwards
 
     def __post_init__(self) -> None:
         """Plan the transfer, and copy the buffers, because forward passes change them."""
@@ -200,10 +199,6 @@ class OutgoingState(StateTransfer):
         self._released: threading.Event | None = None  # set when sent tensors may change again
         self._plan()
         self._buffers = [buffer.clone() for buffer in self.state.buffers()]
-
-    def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Post the metadata, which must not change afterwards. Only rank 0 does this."""
-        self.group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
         """Start to send this member's part of the portion of `step` to every newcomer."""
@@ -223,6 +218,8 @@ class OutgoingState(StateTransfer):
 
         def send() -> None:
             try:
+                if place == 0 and self.metadata is not None:
+                    self._send_metadata(self.metadata)
                 copies = staging.to_host(chunks, marks)
                 if group.device.type != "cpu":
                     released.set()  # only the copies are sent, so the originals may change
@@ -233,6 +230,18 @@ class OutgoingState(StateTransfer):
                 released.set()
 
         Background(send, "send")  # an error is ignored: the next reduction detects a lost newcomer
+
+    def _send_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Send the metadata to all newcomers. If it cannot be encoded, send nothing, and raise."""
+        encoded = b""  # newcomers must not wait for an encoding that failed
+        try:
+            encoded = encode_metadata(metadata)
+        except Exception as error:
+            sys.stderr.write(f"[ones] the state cannot be sent to newcomers: {error!r}\n")
+            raise
+        finally:
+            for to in self.newcomers:
+                self.group.send_bytes(encoded, to)
 
     def await_sent(self, cancelled: threading.Event) -> None:
         """Wait until the portion of this step is sent, before the optimizer changes the portion."""
@@ -249,10 +258,13 @@ class IncomingState(StateTransfer):
         super().__post_init__()
         self._receiving: Receiving  # set before the metadata is complete
         self._received = 0  # the portion of this step was the last one put in place
-        self._metadata = Background(self._take_metadata, METADATA_KEY)
+        self._metadata = Background(self._take_metadata, "metadata")
 
     def _take_metadata(self) -> dict[str, Any]:
-        metadata = decode_metadata(self.group.store.fetch(METADATA_KEY))
+        encoded = self.group.receive_bytes(0)
+        if not encoded:
+            raise BrokenGroupError("rank 0 could not encode its state")
+        metadata = decode_metadata(encoded)
         with self._staging.on_training_stream():
             self.state.adopt(metadata["structure"], self.group.device)
             self._plan()

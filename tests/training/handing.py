@@ -12,6 +12,7 @@ from torch import nn
 from elastic.state.portions import encode_metadata
 from elastic.state.state_tensors import TensorState
 from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
+from elastic.training_errors import BrokenGroupError
 from tests.training.peers import CPU, RendezvousInfo
 
 
@@ -105,9 +106,8 @@ def hand_over(
     }  # fmt: skip
     transfer: OutgoingState | IncomingState
     if full:
-        transfer = OutgoingState(**common, newcomers=newcomers)
-        if meeting.rank == 0:
-            transfer.post_metadata({"structure": state.structure(CPU)})
+        metadata = {"structure": state.structure(CPU)} if meeting.rank == 0 else None
+        transfer = OutgoingState(**common, newcomers=newcomers, metadata=metadata)
     else:
         transfer = IncomingState(**common)
     for step in range(1, steps + 1):
@@ -118,6 +118,29 @@ def hand_over(
             transfer.take_portion(step, cancel, lambda _: None)
         group.all_reduce(torch.ones(1), cancel)
     return written(state)
+
+
+def hand_metadata_over(meeting: RendezvousInfo, numbers: int) -> str | list[float]:
+    """Return tracked state of so many numbers as a newcomer receives it, or why it does not."""
+    group, cancel, received = meeting.group(), threading.Event(), list[dict[str, Any]]()
+    state = zoo(momentum, 1)
+    common: dict[str, Any] = {"group": group, "state": state, "senders": 1, "first": 1, "steps": 1}
+    said: str | list[float] = ""
+    if meeting.rank == 0:
+        tracked = torch.arange(float(numbers)) if numbers else threading.Event()
+        whole = {"structure": state.structure(CPU), "tracked": {"ema": tracked}}
+        outgoing = OutgoingState(**common, newcomers=[1], metadata=whole)
+        outgoing.begin_portion(1)
+        outgoing.await_sent(cancel)
+    else:
+        try:
+            IncomingState(**common).take_portion(1, cancel, received.append)
+        except BrokenGroupError as error:
+            said = error.message
+        else:
+            said = received[0]["tracked"]["ema"][-2:].tolist()
+    group.all_reduce(torch.ones(1), cancel)
+    return said
 
 
 def give_all(

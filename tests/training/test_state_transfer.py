@@ -16,7 +16,16 @@ from elastic.collectives.process_group import as_byte_row
 from elastic.state.portions import byte_share, decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import TensorState
 from elastic.training_errors import ElasticError
-from tests.training.handing import MAKERS, adam, give_all, hand_over, momentum, written, zoo
+from tests.training.handing import (
+    MAKERS,
+    adam,
+    give_all,
+    hand_metadata_over,
+    hand_over,
+    momentum,
+    written,
+    zoo,
+)
 from tests.training.peers import CPU, each
 
 
@@ -78,6 +87,20 @@ def test_every_bit_arrives(name: str, members: int, newcomers: int, steps: int) 
     states = each(hand_over, members + newcomers, name, members, steps)
 
     assert states == [states[0]] * (members + newcomers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numbers", "arrives"),
+    [
+        (3 << 20, [float((3 << 20) - 2), float((3 << 20) - 1)]),  # 12 MiB
+        (0, "the state did not arrive: rank 0 could not encode its state"),
+    ],
+)
+def test_metadata_of_any_size_arrives_or_the_newcomer_fails_at_once(
+    numbers: int, arrives: object
+) -> None:
+    assert each(hand_metadata_over, 2, numbers) == ["", arrives]
 
 
 @pytest.mark.slow
