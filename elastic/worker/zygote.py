@@ -61,7 +61,9 @@ AT_START: Final = (  # patterns of variables that Python and libraries read when
     "PYTHON*", "TORCH*", "PYTORCH*", "TZ", "LANG", "LANGUAGE", "LC_*", "LD_*", "MALLOC_*",
     "GLIBC_*", "OPENBLAS_*", "MKL_*", "KMP_*", "GOMP_*", "OMP_*", "ATEN_*", "DNNL_*", "ONEDNN_*",
 )  # fmt: skip
-FOLLOWED: Final = frozenset({"OMP_NUM_THREADS"})  # variable that also acts after the start
+ALSO_LATER: Final = frozenset({  # variables that also act after the start; lines are never buffered
+    "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_HOME",
+})  # fmt: skip
 GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
 MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pipe
 
@@ -375,7 +377,7 @@ def _start_afresh_if_needed(folder: Path) -> None:
     started.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-    names = assignment.spec.env.keys() - FOLLOWED
+    names = assignment.spec.env.keys() - ALSO_LATER
     if not any(fnmatchcase(name, pattern) for name in names for pattern in AT_START):
         return
     os.chdir(assignment.workdir)  # relative paths of PYTHONPATH begin there

@@ -227,9 +227,14 @@ async def test_variables_that_act_when_python_starts_act_in_workers(tmp_path: Pa
     assert (here.folder.path / "log").read_text().splitlines()[0] == f"{found}"
 
 
+LATER: Final = {
+    "HF_HOME": "/models", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_HOME": "/models",
+}  # fmt: skip
+
+
 async def test_other_variables_cost_no_new_interpreter(tmp_path: Path) -> None:
     script = "import sys; print('elastic.worker.zygote' in sys.orig_argv)"
-    async with node(tmp_path, script, env={"HF_HOME": "/models", "OMP_NUM_THREADS": "1"}) as here:
+    async with node(tmp_path, script, env=LATER) as here:
         assert (await here.fork(), (await here.ended()).code) == ("", 0)
 
     assert (here.folder.path / "log").read_text() == "False\n"
