@@ -54,6 +54,7 @@ def test_a_zygote_gets_listed_variables_only(
     said = (tmp_path / "said").read_text().splitlines()
     kept = sorted(line for line in said if line.endswith("=DETAIL"))
     assert kept == ["HF_HOME=DETAIL", "NCCL_DEBUG=DETAIL"]
+    assert "PYTHONHASHSEED=0" in said  # sets have the same order in all workers of a group
 
 
 SAYS = """#!/bin/bash
