@@ -18,6 +18,7 @@ Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a process; 0 and below
 Seconds = NewType("Seconds", float)
 Samples = NewType("Samples", int)
 LAST: Final = Seconds(253_402_300_799.0)  # end of the year 9999, which is the limit of datetime
+Time = Annotated[float, msgspec.Meta(ge=0.0, le=LAST)]  # seconds since the epoch
 
 
 def slot_id(node: NodeId, index: int) -> SlotId:

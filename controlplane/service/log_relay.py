@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 
 from controlplane.core.history import Process
 from controlplane.core.model.job import Job
@@ -59,6 +60,7 @@ from schemas.wire.feed import (
 )
 from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 
+log = structlog.get_logger("relay")
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MAX_CREDIT_BYTES: Final = 2 << 20  # per stream: bytes an agent may send beyond the stored ones
 MIN_CREDIT_BYTES: Final = 256 << 10  # the same for a job above its rate
@@ -328,6 +330,10 @@ class LogRelay:
         except OSError as error:
             what = f"the output cannot be read: {error.strerror}"
             self._send_error(incoming, UnavailableError(what))
+        except Exception:
+            log.exception("request failed", peer=str(incoming.identity))
+            what = "the request failed because of an error in the controller"
+            self._send_error(incoming, UnavailableError(what, "see the controller's log"))
         else:
             self.followers.send(*incoming.frames[:-1], reply)
         finally:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from schemas.ids import JobId, NodeId, Rank, Seconds, Version
+from schemas.ids import JobId, NodeId, Rank, Seconds, Time, Version
 from schemas.wire import Message
 
 Detail = dict[str, str | int | float | bool | None]
@@ -89,7 +89,7 @@ class ReadLog(Message, tag="logs.read.1"):
     cursor: Position = 0  # position in the job's store; 0 is the start
     max_bytes: int = 262_144
     wait_s: float = 0.0
-    since: float = 0.0  # seconds since the epoch; output stored earlier is skipped
+    since: Time = 0.0  # output stored earlier is skipped
 
 
 class LogPiece(Message, tag="logs.piece.1"):

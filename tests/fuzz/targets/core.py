@@ -45,11 +45,11 @@ def reports(data: bytes) -> None:
         match choices.below(12):
             case 0 if len(machine.controller.state.jobs) < 3:
                 machine.a_job_is_placed(_slots(choices) or [SLOTS[0]])
-            case 1:
+            case 1 if machine.controller.names:
                 machine.a_job_is_moved(which, _slots(choices), late=choices.flag())
-            case 2:
+            case 2 if machine.controller.names:
                 machine.a_user_intervenes(which, choices.pick(("pause", "resume", "cancel")))
-            case 3 | 4:
+            case 3 | 4 if machine.controller.names:
                 machine.all_goes_well_for_a_moment(which, choices.pick((1, 2, 3, 5, 20)))
             case 5:
                 how = choices.pick(("lost", "greets", "forgets"))

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.codec import CODECS, MAX_BYTES, REQUEST, Codec, encode, tag_of
+from schemas.codec import CODECS, MAX_BYTES, READ_LOG, REQUEST, Codec, encode, tag_of
 from schemas.errors import MalformedMessageError, OnesError, TooLargeError
 from schemas.wire import Message
 from schemas.wire.agent import Heartbeat
 from schemas.wire.client import CancelJob, GetSearch, PutSnapshot
+from schemas.wire.feed import ReadLog
 from tests.support.schemas_examples import EXAMPLES, JOB, kinds_on_the_wire
 from tests.support.schemas_golden import (
     CONVERSATIONS,
@@ -314,6 +315,12 @@ def test_a_message_of_the_largest_size_passes_and_one_byte_more_is_too_large() -
 def test_garbage_beyond_the_bound_is_too_large_before_it_is_read(codec: Codec[Any]) -> None:
     with pytest.raises(TooLargeError):
         codec.decode(b"\x91" * (MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize("since", [float("inf"), float("-inf"), float("nan"), -1.0, 1e12])
+def test_a_time_outside_the_calendar_is_malformed(since: float) -> None:
+    with pytest.raises(MalformedMessageError, match="since"):
+        READ_LOG.decode(encode(ReadLog(job=JOB, since=since)))
 
 
 def test_errors_of_the_codec_are_errors_of_the_project_with_stable_codes() -> None:

@@ -165,6 +165,23 @@ async def test_a_waiting_follower_is_refused_with_the_reason(
     assert sent == [encode(refusal)]
 
 
+async def test_a_request_that_meets_an_unexpected_error_is_answered(tmp_path: Path) -> None:
+    sent: list[bytes] = []
+    made = relay(ended_on_two_nodes(), LogStore(tmp_path, 1 << 30))
+    made.followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
+    made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+    keys = {b"k": Identity("user", "ann")}
+
+    await made._answer(
+        Incoming((b"f", b""), keys[b"k"], b"k", keys), ReadLog(job=A, since=math.inf)
+    )
+
+    assert sent == [encode(Failed(
+        code="unavailable", message="the request failed because of an error in the controller",
+        hint="see the controller's log",
+    ))]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"version": -1}, {"rank": -1}, {"offset": -1}, {"offset": 2**60}, {"version": 2**60}],
