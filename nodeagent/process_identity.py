@@ -7,12 +7,23 @@ import os
 import select
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 from typing import Final
 
-SETPRIV: Final = "/usr/bin/setpriv"
-POLL_INTERVAL_S: Final = 0.002
+KILLER: Final = """
+import os, sys
+uid, own = int(sys.argv[1]), int(sys.argv[2])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+try:
+    os.setresuid(own, uid, own)
+except OSError:  # not a uid of this user namespace
+    os.setresuid(uid, uid, uid)
+os.kill(-1, 9)
+"""
+KILLER_UIDS: Final = 0xFF000000  # first of 2**23 uids that no account has
+KILLER_TIMEOUT_S: Final = 10.0
 MAX_ROUNDS: Final = 1000  # rounds of kills, because processes may fork between them
 
 
@@ -49,12 +60,9 @@ def is_child(pid: int, parent: int) -> bool:
     return _stat(pid)[1:2] == [str(parent)]
 
 
-def leads_session(pid: int, limit_s: float) -> bool:
-    """Return whether a process leads a session, after waiting for that up to `limit_s` seconds."""
-    deadline = time.monotonic() + limit_s
+def leads_session(pid: int) -> bool:
+    """Return whether a process leads a session."""
     with contextlib.suppress(ProcessLookupError):
-        while os.getsid(pid) != pid and time.monotonic() < deadline:
-            time.sleep(POLL_INTERVAL_S)
         return os.getsid(pid) == pid
     return False
 
@@ -97,12 +105,16 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 def end_all_of(uid: int) -> None:
     """Kill every process of a uid that belongs to one job, including new processes.
 
-    A process with the uid sends the signal to all others at once, which no fork can escape.
+    A process with that effective uid sends the signal to all others at once, which no fork can
+    escape. Its real and saved uid are others, so that they cannot stop or kill it first (kill(2)).
     """
+    own = KILLER_UIDS + uid % 2**23
     for _ in range(MAX_ROUNDS):
-        user = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-        command = [SETPRIV, *user, "--", "/bin/sh", "-c", "kill -KILL -1"]
-        subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+        command = [sys.executable, "-I", "-S", "-c", KILLER, str(uid), str(own)]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603
+                command, capture_output=True, check=False, timeout=KILLER_TIMEOUT_S
+            )
         found = [pid for pid in _pids() if belongs_to(pid, uid) and not _is_dead(pid)]
         if not found:
             return

@@ -75,6 +75,7 @@ RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file ev
 FORK_TIMEOUT_S: Final = 60.0
 LEADER_TIMEOUT_S: Final = 5.0  # from a fork to the new session of the child
 PROBE_S: Final = 0.05
+SESSION_PROBE_S: Final = 0.002
 MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
 _AUDIT: Final = Audit()
 PEER: Final = struct.Struct("iII")  # pid, uid and gid of the peer, see unix(7)
@@ -289,6 +290,9 @@ class ZygoteConnection:
 
     async def _let_go(self, start: _Start, held: Held) -> None:
         try:
+            deadline = time.monotonic() + LEADER_TIMEOUT_S
+            while not leads_session(held.pid) and time.monotonic() < deadline:
+                await asyncio.sleep(SESSION_PROBE_S)  # not in a thread, of which there are few
             start.process = await asyncio.to_thread(self._check, held.pid, start.enter)
         except StartError as error:
             self._refuse(start, error)
@@ -313,7 +317,7 @@ class ZygoteConnection:
             own = is_child(pid, self._peer.pid) and belongs_to(pid, self._peer.uid) is True
             if ticks is None or not own or has_exited(pidfd):
                 raise other
-            if not leads_session(pid, LEADER_TIMEOUT_S):
+            if not leads_session(pid):
                 raise StartError(f"its zygote named process {pid}, which leads no session")
             if enter is not None:
                 enter(pid)

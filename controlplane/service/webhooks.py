@@ -195,12 +195,12 @@ class Webhooks:
                 "type": event.event,
                 "timestamp": event.time,
                 "data": {
+                    **event.detail,  # metrics of a sweep have any name
                     "seq": event.seq,
                     "job": event.job,
                     "node": event.node,
                     "user": owner.user if owner else None,
                     "project": owner.project if owner else None,
-                    **event.detail,
                 },
             }
         )

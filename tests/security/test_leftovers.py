@@ -89,7 +89,21 @@ while time.time() < until:
 """
 
 
-@pytest.mark.parametrize("code", [DEAD_LEADER, CHAIN], ids=["dead first thread", "chain of forks"])
+STOPPER = """
+import os, signal
+while True:
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [DEAD_LEADER, CHAIN, STOPPER],
+    ids=["dead first thread", "chain of forks", "stops all others"],
+)
 def test_no_process_of_a_user_survives(code: str) -> None:
     reader, writer = os.pipe()  # held open by each of the processes
     child = as_user(UID, f"import os\nos.write({writer}, b'!')\n{code}", held=writer)

@@ -26,6 +26,7 @@ from schemas.errors import SettingsError
 from schemas.host.settings import convert
 from schemas.ids import JobId
 from tests.support import builders
+from tests.support.schemas_examples import EXAMPLES
 from tests.support.service import LiveService, until
 from tests.support.webhook_receiver import Receiver
 
@@ -106,6 +107,16 @@ async def test_an_end_is_sent_with_its_owner_and_a_signature(site: Site) -> None
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{headers['body']}"
     expected = hmac.digest(b"between us", signed.encode(), hashlib.sha256)
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
+
+
+async def test_a_metric_cannot_replace_the_owner_of_an_event(site: Site) -> None:
+    made = site.webhooks(Webhook(name="a", url=site.receiver.url))
+    example: Any = EXAMPLES["feed.event.1"]
+    event = msgspec.structs.replace(example, detail={"user": 0.5, "seq": 0.5})
+
+    data = json.loads(made._body(event))["data"]
+
+    assert (data["seq"], data["user"]) == (event.seq, None)
 
 
 def test_a_secret_in_base64_is_decoded(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def blame_node(ctx: HandlerContext, job: Job, name: NodeId, reason: str) -> bool
     if blamed.get(name, 0) >= MAX_BLAMES:
         return False
     blamed[name] = blamed.get(name, 0) + 1
-    _set_strikes(ctx, node, {**node.strikes, job.job: reason})
+    _set_strikes(ctx, node, {**node.strikes, job.job: job.user})
     job.attempts.next_start_at = Seconds(ctx.now + pause_before(blamed[name]))
     doubt = f"before training on node {name}, which may be the cause: tries another one"
     withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, f"{reason}; {doubt}, not counted")
@@ -232,9 +232,7 @@ def clear_strikes(ctx: HandlerContext, names: Iterable[NodeId]) -> None:
 
 def _set_strikes(ctx: HandlerContext, node: Node, strikes: dict[JobId, str]) -> None:
     was, node.strikes = node.is_suspected, strikes
-    jobs, known = ctx.state.jobs, node.strikers
-    node.strikers = {job: jobs[job].user if job in jobs else known.get(job, "") for job in strikes}
-    users = {*node.strikers.values()}
+    jobs, users = ctx.state.jobs, {*strikes.values()}
     shared = len(users) > 1 or all(jobs[name].user in users for name in ctx.state.active)
     node.is_suspected = len(strikes) >= MAX_STRIKES and shared
     if node.is_suspected is was:

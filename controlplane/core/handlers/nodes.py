@@ -68,7 +68,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         if node.boot != event.boot:
             former = {**node.former_boots, node.boot: node.committed}
             node.boot, node.committed = event.boot, former.pop(event.boot, 0)
-            node.strikes, node.strikers, node.is_suspected = {}, {}, False
+            node.strikes, node.is_suspected = {}, False
             node.former_boots = dict(list(former.items())[-FORMER_BOOTS:])
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")

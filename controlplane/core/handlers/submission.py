@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from controlplane.core.commands import Accept
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
@@ -13,6 +15,8 @@ from controlplane.core.model.job_phases import JobTrigger
 from controlplane.core.model.sweep import JobSweep, new_sweep
 from controlplane.sweeps.orders import Order
 from schemas.wire.feed import Detail
+
+MAX_CHANGE_KEYS: Final = 1000  # of the latest changes of a sweep
 
 
 def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
@@ -72,6 +76,8 @@ def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) 
     carry_out(ctx, job, sweep, _orders(ctx, sweep, event, number))
     if key:
         sweep.keys[key] = number
+        while len(sweep.keys) > MAX_CHANGE_KEYS:
+            del sweep.keys[next(iter(sweep.keys))]
     _announce(ctx, job, event, number)
 
 

@@ -89,8 +89,7 @@ class Node(msgspec.Struct, kw_only=True):
     ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
-    strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their errors
-    strikers: dict[JobId, str] = {}  # users of these jobs
+    strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their users
     is_suspected: bool = False  # True: the node may be the cause of these failures
     run_id: str = ""  # id of the agent's run folder, which buffers the output of workers
 
@@ -105,12 +104,11 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def suspicion(self) -> str:
-        """Why the node is suspected, for users; empty if it is not."""
+        """Why the node is suspected, for all users; empty if it is not."""
         if not self.is_suspected:
             return ""
-        last, jobs = next(reversed(self.strikes.values())), ", ".join(self.strikes)
         remedy = f"repair it, then `ones node undrain {self.node}`"
-        return f"jobs failed here before training: {jobs}; the last with: {last}; {remedy}"
+        return f"jobs failed here before training: {', '.join(self.strikes)}; {remedy}"
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:

@@ -58,8 +58,8 @@ SUSPECTED: Final[dict[str, Story]] = {
         {
             "usable": {S0: False, T0: True},
             suspicion: (
-                "jobs failed here before training: a-1, a-2, a-3; the last with: "
-                f"{CUDA} (train.py:1) (exit code 1); repair it, then `ones node undrain n1`"
+                "jobs failed here before training: a-1, a-2, a-3; "
+                "repair it, then `ones node undrain n1`"
             ),
         },
         UNDRAIN, {"first": news("node.healthy", N1), "usable": {S0: True, T0: True}},

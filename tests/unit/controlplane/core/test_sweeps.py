@@ -7,6 +7,7 @@ import pytest
 
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.core.desired_state import desired, desired_sweep
+from controlplane.core.handlers import submission
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
@@ -525,6 +526,16 @@ def test_a_graduate_asks_for_its_state_where_that_is_when_it_begins() -> None:
     trial = delta.spec.stated_trial
     assert trial is not None
     assert trial.sources[0].endswith(":8706")
+
+
+def test_keys_of_old_changes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "MAX_CHANGE_KEYS", 2)
+    cluster, name = running()
+
+    for key in ("first", "second", "second", "third"):
+        cluster.controller.take(change(name, "pause", 0, key=key))
+
+    assert list(cluster.sweep(name).keys) == ["ann/second", "ann/third"]
 
 
 def test_only_nodes_receive_the_key_for_states_of_a_sweep() -> None:
