@@ -11,10 +11,12 @@ passes.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple, overload
 
 import msgspec
 import torch
@@ -126,6 +128,72 @@ class DealtStep(msgspec.Struct, frozen=True):
     workers: tuple[WorkerId, ...]  # by rank, in the group in which the step started
 
 
+MAX_LISTED: Final = 1 << 18  # ids; the order of a larger set is computed for the steps only
+_CHUNK: Final = 4096  # ids that are computed at once, in about a millisecond
+_ROUNDS: Final = 8
+_LOW_32: Final = (1 << 32) - 1
+_FACTORS: Final = (0x9E3779B1, 0x85EBCA6B)  # odd numbers whose products mix all bits
+
+
+class LargeOrder(Sequence[int]):
+    """Pseudo-random permutation of range(size), of which any part costs time for that part only.
+
+    It is a Feistel network over the next larger power of 4. Numbers beyond `size` are permuted
+    again until they are below it ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, 2002).
+    """
+
+    def __init__(self, seed: int, size: int) -> None:
+        self._size = size
+        self._half = ((size - 1).bit_length() + 1) // 2  # bits of each half
+        digest = hashlib.blake2b(f"{seed}".encode(), digest_size=4 * _ROUNDS).digest()
+        self._keys = struct.unpack(f">{_ROUNDS}I", digest)
+        self._chunk: tuple[int, list[int]] = (0, [])  # position of the first id, and ids
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        """Return the id at a position, or the ids of a slice with step 1."""
+        if isinstance(at, int):
+            return self[at : at + 1][0]
+        start, stop, _ = at.indices(self._size)
+        first, ids = self._chunk
+        if not first <= start <= stop <= first + len(ids):
+            first = start
+            ids = self._ids(start, max(stop, min(start + _CHUNK, self._size)))
+            self._chunk = first, ids
+        return ids[start - first : stop - first]
+
+    def _ids(self, start: int, stop: int) -> list[int]:
+        found = self._permuted(torch.arange(start, stop))
+        while len(beyond := (found >= self._size).nonzero()):
+            found[beyond] = self._permuted(found[beyond])
+        return found.tolist()
+
+    def _permuted(self, numbers: torch.Tensor) -> torch.Tensor:
+        mask = (1 << self._half) - 1
+        left, right = numbers >> self._half, numbers & mask
+        for key in self._keys:
+            mixed = right ^ key
+            for factor in _FACTORS:
+                mixed = (mixed & _LOW_32) * factor & _LOW_32
+                mixed = mixed ^ (mixed >> 15)
+            left, right = right, left ^ (mixed & mask)
+        return left << self._half | right
+
+
+@lru_cache(maxsize=2)  # records of lost members need the order of a step again
+def _listed_order(seed: int, size: int) -> Sequence[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(size, generator=generator).tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class SampleStream:
     """Stream of the sample ids of a job.
@@ -150,8 +218,9 @@ class SampleStream:
         """Return all ids of `epoch` (1-based), shape (size,), each exactly once."""
         if not self.shuffled:
             return range(self.size)
-        generator = torch.Generator().manual_seed(self.epoch_seed(epoch))
-        return torch.randperm(self.size, generator=generator).tolist()
+        if self.size > MAX_LISTED:
+            return LargeOrder(self.epoch_seed(epoch), self.size)
+        return _listed_order(self.epoch_seed(epoch), self.size)
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of the random numbers for the data of `epoch` (1-based), below 2^63."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.reporting import SampleRecords
 from elastic.sample_stream import (
+    LargeOrder,
     SampleStream,
     Schedule,
     ScheduleRow,
@@ -95,6 +97,28 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
     assert orders[0] == orders[1] == [4, 5, 3, 0, 7, 1, 6, 2]
     assert len({tuple(order) for order in orders}) == 3
+
+
+@given(st.integers(0, 2**62), st.integers(1, 5000), st.integers(1, 9000), st.integers(0, 5000))
+def test_a_large_order_has_every_sample_once_in_any_parts(
+    seed: int, size: int, part: int, at: int
+) -> None:
+    order = LargeOrder(seed, size)
+    whole = [order[start : start + part] for start in range(0, size, part)]
+
+    ids = [sample for each in whole for sample in each]
+    assert sorted(ids) == list(range(size))
+    assert (order[at : at + 3], order[size - 1]) == (ids[at : at + 3], ids[-1])
+
+
+def test_a_large_order_mixes_all_samples() -> None:
+    orders = [LargeOrder(seed, 10**12)[at : at + 1000] for seed in (1, 2) for at in (0, 10**9)]
+    shares = [sum(sample >= 10**12 // 2 for sample in each) for each in orders]
+    rises = [sum(a < b for a, b in pairwise(each)) for each in orders]
+
+    assert all(450 < share < 550 for share in shares + rises)
+    assert len({sample for each in orders for sample in each}) == 4000
+    assert SampleStream(7, 10**12).order(2)[5:7] == SampleStream(7, 10**12).order(2)[:9][5:7]
 
 
 def test_unshuffled_data_keep_their_order() -> None:
