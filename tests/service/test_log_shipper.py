@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from controlplane.service.log_relay import MAX_CREDIT_BYTES, LogRelay
 from controlplane.service.log_store import LogStore
 from nodeagent import logs
 from nodeagent.folders import WorkerFolder
-from nodeagent.logs import CHUNK, HOLD_S, LogShipper
+from nodeagent.logs import CHUNK, HOLD_S, LogShipper, OutputFile
 from schemas.codec import FROM_SHIPPER, TO_SHIPPER
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.jobs import JobSpec
@@ -194,6 +195,29 @@ async def test_a_file_without_end_is_bounded_before_any_controller_answers(tmp_p
 
     note = b"\n[ones: output beyond 1000 bytes of a worker is not kept]\n"
     assert site.stored(A) == lines(1008)[:1000] + note
+
+
+async def test_a_log_that_is_truncated_all_the_time_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "GAP_S", 1e9)
+    mark, marks = OutputFile._mark_gap, list[int]()
+
+    def mark_and_cut(self: OutputFile, sent: int, what: str) -> None:
+        mark(self, sent, what)
+        marks.append(sent)
+        os.truncate(hostile, 0)
+
+    monkeypatch.setattr(OutputFile, "_mark_gap", mark_and_cut)
+    async with shipping(tmp_path) as site:
+        hostile = site.worker(A, b"one\n").stream(LOG)
+        await until(lambda: site.stored(A) == b"one\n")
+        os.truncate(hostile, 0)
+        await until(lambda: marks)
+        site.worker(B, b"said\n")
+        await until(lambda: site.stored(B) == b"said\n")
+
+    assert marks == [4]
 
 
 async def test_a_growing_half_line_is_shipped_after_a_while(tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from nodeagent.folders import WorkerFolder
-from nodeagent.logs import SLACK, OutputFile
+from nodeagent.logs import GAP_S, SLACK, OutputFile
 from nodeagent.process_identity import start_ticks
 from schemas.codec import encode
 from schemas.wire.feed import LOG, SAMPLES
@@ -98,13 +100,10 @@ def test_a_deleted_file_is_read_to_its_end(folder: WorkerFolder, of: Files) -> N
 
 @contextmanager
 def writing(folder: WorkerFolder) -> Iterator[None]:
-    """A worker that has its log open."""
-    code = "import signal, sys; open(sys.argv[1], 'a'); f = open(sys.argv[1], 'a'); print(flush=True); signal.pause()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, folder.stream(LOG)], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
+    """A worker whose stdout is its log."""
+    with folder.stream(LOG).open("a") as output:
+        code = "import signal; signal.pause()"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=output)
     marked(folder, child.pid)
     try:
         yield
@@ -122,6 +121,34 @@ def test_the_next_agent_reads_a_deleted_file_through_its_worker(
         folder.stream(LOG).unlink()
 
         assert read(of(folder), 4) == "two\n"
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """Count the calls that an action makes, of Python and of C functions."""
+    counted = Counter[str]()
+    gc.disable()  # finalizers would be counted, too
+    sys.setprofile(lambda _frame, event, _arg: counted.update([event]))
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return counted["call"] + counted["c_call"]
+
+
+@pytest.mark.parametrize("name", [LOG, SAMPLES])
+def test_looking_for_a_missing_file_costs_the_same_for_any_number_of_open_descriptors(
+    folder: WorkerFolder, of: Files, name: str
+) -> None:
+    marked(folder, os.getpid())
+    file = of(folder, name)
+    assert file.bound(0, 1000) == 0
+    few = calls_of(lambda: file.bound(0, 1000))
+    with ExitStack() as opened:
+        for _ in range(300):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+        assert calls_of(lambda: file.bound(0, 1000)) < few + 100
 
 
 @pytest.mark.parametrize(("sent", "exists"), [(0, True), (4, True), (4, False)])
@@ -156,6 +183,41 @@ def test_a_truncated_log_continues_after_a_gap(folder: WorkerFolder, of: Files) 
     assert read(file, 8) == note + "3\n"
     write(folder, "four\n")
     assert read(file, 8 + len(note) + 2) == "four\n"
+
+
+def test_a_log_that_is_deleted_and_truncated_continues_after_a_gap(
+    folder: WorkerFolder, of: Files
+) -> None:
+    file = of(folder)
+    with folder.stream(LOG).open("a") as worker:
+        worker.write("one\ntwo\n")
+        worker.flush()
+        assert read(file, 0) == "one\ntwo\n"
+        folder.stream(LOG).unlink()
+        worker.truncate(0)
+
+        assert read(file, 8) == gap("output", 8, "cut")
+
+
+def test_a_log_that_is_truncated_all_the_time_has_one_gap_per_interval(
+    folder: WorkerFolder, of: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, "one\n")
+    file, mark, marks = of(folder), OutputFile._mark_gap, list[float]()
+    assert read(file, 0) == "one\n"
+    os.truncate(folder.stream(LOG), 0)
+
+    def mark_and_cut(self: OutputFile, sent: int, what: str) -> None:
+        mark(self, sent, what)
+        marks.append(now)
+        os.truncate(folder.stream(LOG), 0)
+
+    monkeypatch.setattr(OutputFile, "_mark_gap", mark_and_cut)
+    for now in (0.0, 0.1, GAP_S - 0.1, GAP_S, GAP_S + 0.1):
+        with suppress(BlockingIOError):
+            assert file.size(4, now=now) == 4
+
+    assert marks == [0.0, GAP_S]
 
 
 def beyond(most: int) -> str:
