@@ -61,10 +61,25 @@ def refuse_options(trainer: ElasticMixin) -> None:
             "include_num_input_tokens_seen",
             "leave it out: a worker sees the tokens of its own share only",
         ),
+        *(
+            (overridden, f"an own {name}", "weight the losses: an epoch has every sample once")
+            for name, overridden in _own_loading(trainer).items()
+        ),
     ):
         refuse_inexact(option, remedy, found=found)
     if isinstance(made.model, nn.DataParallel):
         raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
+
+
+def _own_loading(trainer: ElasticMixin) -> dict[str, bool]:
+    """Return which methods that choose the samples differ from those of transformers."""
+    loader: Any = super(ElasticMixin, trainer).get_train_dataloader
+    kind: Any = type(trainer)
+    return {
+        "get_train_dataloader": loader.__func__ is not Trainer.get_train_dataloader
+        or kind.get_train_dataloader is not ElasticMixin.get_train_dataloader,
+        "_get_train_sampler": kind._get_train_sampler is not Trainer._get_train_sampler,  # noqa: SLF001
+    }
 
 
 STEPS = "steps"  # value of eval_strategy and save_strategy

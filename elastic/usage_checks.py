@@ -89,6 +89,11 @@ def refuse_sharded(model: nn.Module) -> None:
     """Refuse models that torch distributes: a worker needs the whole model to reduce gradients."""
     others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for part in model.modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            problem = (
+                "the model has a SyncBatchNorm, which would not synchronise in the job's group"
+            )
+            raise UsageError(problem, "use BatchNorm, of each worker's share, or GroupNorm")
         found = others & {kind.__name__ for kind in type(part).__mro__}
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
             problem = f"build_model() returned a model that {min(found or {'DTensor'})} distributes"

@@ -113,7 +113,7 @@ def _searcher(table: Any, path: Path) -> Any:
     kind = table.get("type")
     if kind is None:
         raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
-    if kind not in BY_TYPE:
+    if not isinstance(kind, str) or kind not in BY_TYPE:
         problem = f"{path}: {field}.type: unknown searcher {kind!r}"
         raise SettingsError(problem, nearest(str(kind), BY_TYPE), f"{field}.type")
     rest = {key: value for key, value in table.items() if key != "type"}

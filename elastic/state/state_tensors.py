@@ -51,6 +51,10 @@ class TensorState:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
         return list(found.values())
 
+    def outside(self) -> list[torch.Tensor]:
+        """Return the parameters that only optimizers have."""
+        return self.parameters()[len(list(self.model.parameters())) :]
+
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that require gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from elastic.state.random_state import random_state, restore_random_state, seed_
 from elastic.state.state_tensors import TensorState, load_optimizer_states, optimizer_states
 from elastic.state.tracked_states import TrackedStates, copy_to_host
 from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
-from elastic.training_errors import CancelledError, UsageError
+from elastic.training_errors import CancelledError, CheckpointError, UsageError
 from schemas.jobs import StopRule
 from schemas.wire.worker import Assignment
 
@@ -298,7 +299,11 @@ class TrainingState:
     def checkpoint(self) -> dict[str, Any]:
         """Return all state including tensors, copied to the host."""
         tensors = self.tensors()
-        states = {"model": tensors.model.state_dict(), **optimizer_states(tensors.named)}
+        states = {
+            "model": tensors.model.state_dict(),
+            "outside": tensors.outside(),
+            **optimizer_states(tensors.named),
+        }
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
@@ -307,8 +312,7 @@ class TrainingState:
         If an object is not tracked yet, its state is loaded when `track` is called with the object.
         """
         tensors = self.tensors()
-        tensors.model.load_state_dict(content["model"])
-        load_optimizer_states(tensors.named, content)
+        self._load_tensors(content)
         self._resumed_groups = tensors.hyperparameters()
         self._loaded = content
         cursor = content.get("cursor", 0)
@@ -332,16 +336,28 @@ class TrainingState:
         if content is None:
             return False
         tensors, loaded = self.tensors(), content["model"]
+        pairs = [(value, loaded[name]) for name, value in tensors.model.state_dict().items()]
+        pairs += zip(tensors.outside(), content.get("outside", ()), strict=True)
         if all(
-            not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), loaded[name])
-            for name, value in tensors.model.state_dict().items()
+            not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), before)
+            for value, before in pairs
         ):
             return False
         groups = tensors.hyperparameters()
-        tensors.model.load_state_dict(loaded)
-        load_optimizer_states(tensors.named, content)
+        self._load_tensors(content)
         tensors.load_hyperparameters(groups)
         return True
+
+    def _load_tensors(self, content: Mapping[str, Any]) -> None:
+        tensors, outside = self.tensors(), content.get("outside", ())
+        if len(outside) != len(tensors.outside()):
+            had, has = len(outside), len(tensors.outside())
+            problem = f"the checkpoint has {had} parameters outside of the model, the script {has}"
+            raise CheckpointError(problem, "resume with the optimizers that the job began with")
+        tensors.model.load_state_dict(content["model"])
+        for parameter, value in zip(tensors.outside(), outside, strict=True):
+            parameter.data.copy_(value)
+        load_optimizer_states(tensors.named, content)
 
 
 def _is_transferable(state: Any) -> bool:

@@ -26,6 +26,7 @@ from elastic.state.random_state import (
 from elastic.state.training_state import TrainingState
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
+from elastic.usage_checks import dataset_size
 
 
 class StreamReader(Dataset[Any]):
@@ -290,9 +291,13 @@ def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, A
         problem = "the training loader has its own batch sampler, or none"
         hint = "use DataLoader(data, batch_size=..., shuffle=True)"
         raise UsageError(problem, hint, "batch_size")
-    streams = isinstance(loader.dataset, IterableDataset)
-    if not streams and type(loader.sampler) is not RandomSampler:
-        problem = f"the training loader has a {type(loader.sampler).__name__}"
+    streams, sampler = isinstance(loader.dataset, IterableDataset), loader.sampler
+    partial = isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != dataset_size(loader.dataset)
+    )
+    if not streams and (type(sampler) is not RandomSampler or partial):
+        draws = " that draws with replacement, or not all samples" if partial else ""
+        problem = f"the training loader has a {type(sampler).__name__}{draws}"
         remedy = "use shuffle=True: an epoch has every sample once, shuffled by the job's seed"
         raise UsageError(problem, remedy, "shuffle")
     options: dict[str, Any] = {

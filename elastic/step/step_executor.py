@@ -58,6 +58,8 @@ class StepExecutor:
         self.outcome = StepOutcome.COMMITTED  # outcome of the running step
         self._skip_steps = False
         self._reduced = False
+        self._reductions = 0  # number of backward passes whose gradients were reduced
+        self._stepped_at: dict[int, int] = {}  # reductions at the last step, by id of the optimizer
         self._items: float | None = None  # items that the current batch's losses are averaged over
         self._step_items: dict[tuple[int, int], float] = {}  # by micro-batch and place
         self._passes = 0  # passes of the running step so far
@@ -271,6 +273,7 @@ class StepExecutor:
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; return the factor for the learning rates."""
         self._stepped = True
+        self._check_reduced(optimizer)
         factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns
         if turns is not None and self.micro_batch is not None:
@@ -284,9 +287,21 @@ class StepExecutor:
             turns.save_copy(optimizer)
         return factor
 
+    def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step on gradients that no backward pass has summed over the workers."""
+        if self._stepped_at.get(id(optimizer), 0) == self._reductions:
+            self.refuse(
+                f"an optimizer ({type(optimizer).__name__}) steps on gradients that are not summed "
+                "over the workers",
+                "compute them by loss.backward() instead of torch.autograd.grad(), and step once "
+                "after it instead of in a hook",
+            )
+        self._stepped_at[id(optimizer)] = self._reductions
+
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         membership = self._membership
         self._reduced = True
+        self._reductions += 1
         terms = self._transitions.before_reduction(micro_batch.step) if place == 0 else NO_TERMS
         earlier = [items for (_, at), items in self._step_items.items() if at == place]
         contribution = Contribution(

@@ -48,6 +48,22 @@ SECOND = (
 )
 
 
+OUTSIDE_OF_BACKWARD = """\
+        parameters = list(model.parameters())
+        loss = nn.functional.mse_loss(model(x), y)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.grad = gradient
+        optimizer.step()
+"""
+STEP_IN_HOOK = """\
+        if not agent.step:
+            last = list(model.parameters())[0]
+            last.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+"""
+
+
 WEIGHTS = "1.0 + 2.0 * (x[:, :1] > 0.3)"  # of the samples: as if they had so many tokens
 WEIGHED = f"""\
         weights = {WEIGHTS}
@@ -81,6 +97,16 @@ REFUSED = {
         PLAIN,
         STEP.replace("(model(x), y)", '(model(x), y, reduction="sum")'),
         r"the loss is a sum over the batch; divide it by len\(inputs\)",
+    ),
+    "gradients of torch.autograd.grad": (
+        PLAIN,
+        OUTSIDE_OF_BACKWARD,
+        r"an optimizer \(SGD\) steps on gradients that are not summed",
+    ),
+    "a step in a hook of the gradients": (
+        PLAIN,
+        STEP_IN_HOOK,
+        r"an optimizer \(SGD\) steps on gradients that are not summed",
     ),
     "a second optimizer": (PLAIN, SECOND, r"an optimizer \(SGD\) steps in the loop"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,6 +153,35 @@ def test_a_checkpoint_has_all_optimizers_by_name(agent: ScalingAgent) -> None:
         loaded(different, other)
         with pytest.raises(CheckpointError, match=text):
             different._training.load_checkpoint(several)
+
+
+def test_parameters_outside_of_the_model_are_saved_and_restored() -> None:
+    temperatures = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+
+    def build(model: Pair, *, outside: int) -> torch.optim.Optimizer:
+        given = [*model.parameters(), *temperatures[outside:]]
+        return torch.optim.SGD(given, lr=0.1, momentum=0.9)
+
+    agents = [ScalingAgent.from_env() for _ in range(3)]
+    for agent, outside in zip(agents, (0, 0, 1), strict=True):
+        loaded(agent, partial(build, outside=outside))
+    with torch.no_grad():
+        temperatures[0].fill_(0.25)
+    kept = agents[0]._training.checkpoint()
+    with torch.no_grad():
+        temperatures[0].fill_(1.0)  # as a script begins anew
+
+    agents[1]._training.load_checkpoint(kept)
+
+    assert [one.item() for one in temperatures] == [0.25, 1.0, 1.0]
+    with torch.no_grad():
+        temperatures[0].fill_(1.0)
+    assert agents[1]._training.restore_loaded()  # set by the script after load
+    assert temperatures[0].item() == 0.25
+    with pytest.raises(
+        CheckpointError, match="has 3 parameters outside of the model, the script 2"
+    ):
+        agents[2]._training.load_checkpoint(kept)
 
 
 def take(optimizers: Iterable[torch.optim.Optimizer], model: Pair, x: torch.Tensor) -> None:

@@ -341,6 +341,17 @@ def test_objects_tracked_before_load_are_restored(agent: ScalingAgent) -> None:
     assert int(counted.n_averaged) == 0
 
 
+def test_a_model_with_synchronised_batch_normalisation_is_refused(agent: ScalingAgent) -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(UsageError, match="has a SyncBatchNorm, which would not synchronise"):
+        agent.load(
+            lambda: model,
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            TensorDataset(torch.ones(4, 1)),
+            batch_size=2,
+        )
+
+
 def test_a_negative_weight_is_refused(agent: ScalingAgent) -> None:
     batches = iter(loaded(agent)[2])
     next(agent.epochs(1))

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, WeightedRandomSampler
+from transformers import Trainer, TrainingArguments
 
+from elastic.training_errors import UsageError
+from elastic.transformers import ElasticMixin, ElasticTrainer
 from tests.training.frameworks.jobs import (
     BATCH,
     EPOCHS,
@@ -292,6 +296,36 @@ def test_inexact_arguments_are_refused_with_a_remedy(
 ) -> None:
     with job(tmp_path, text(**arguments), epochs=1) as made:
         assert said in dies_of(made, BATCH)
+
+
+class OwnSampler(Trainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return WeightedRandomSampler([1.0, 0.0], 2)
+
+
+class OwnLoader(Trainer):
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, sampler=WeightedRandomSampler([1.0, 0.0], 2))
+
+
+class LateLoader(ElasticTrainer):
+    get_train_dataloader = OwnLoader.get_train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (type("Sampled", (ElasticMixin, OwnSampler), {}), "_get_train_sampler"),
+        (type("Loaded", (ElasticMixin, OwnLoader), {}), "get_train_dataloader"),
+        (LateLoader, "get_train_dataloader"),
+    ],
+)
+def test_own_choices_of_samples_are_refused(kind: Any, method: str, tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+    with pytest.raises(
+        UsageError, match=f"an own {method} cannot be kept exact; weight the losses"
+    ):
+        kind(model=torch.nn.Linear(1, 1), args=args, train_dataset=[1, 2])
 
 
 BEFORE = """

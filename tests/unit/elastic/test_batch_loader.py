@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from elastic.step.batch_loader import to_device
+from elastic.step.batch_loader import loader_options, to_device
+from elastic.training_errors import UsageError
 
 THERE = torch.device("meta")
 X = torch.zeros(2)
@@ -74,3 +76,17 @@ def test_a_batch_on_the_host_is_unchanged() -> None:
     batch = Encoding(x=X)
 
     assert to_device(batch, torch.device("cpu")) is batch
+
+
+def test_a_loader_that_draws_samples_otherwise_is_refused() -> None:
+    data: Any = TensorDataset(torch.arange(8))
+    samplers = [
+        RandomSampler(data, replacement=True),
+        RandomSampler(data, num_samples=4),
+        SequentialSampler(data),
+    ]
+    for sampler in samplers:
+        with pytest.raises(UsageError, match=f"the training loader has a {type(sampler).__name__}"):
+            loader_options(DataLoader(data, 2, sampler=sampler), torch.device("cpu"))
+
+    assert loader_options(DataLoader(data, 2, shuffle=True), torch.device("cpu"))
