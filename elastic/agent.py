@@ -9,6 +9,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,6 +114,7 @@ class ScalingAgent:
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
+        self._dataset_size: Callable[[], int]  # set by `load`
         self._parameters = 0
         self._resumed_epoch = 0
 
@@ -258,7 +260,8 @@ class ScalingAgent:
             raise UsageError("load() was called twice", hint)
         version = self._assignment.version if self._assignment else None
         fault_points.reach("load", rank=self.rank, version=version)
-        size = dataset_size(train_set)
+        self._dataset_size = partial(dataset_size, train_set)
+        size = self._dataset_size()
         self._reporter.log_override("seed", self._seed.follow(), self._seed.value)
         model, built = build(build_model, build_optimizer, self._place_model)
         tensors = TensorState(model, optimizers_by_name(built, model))
@@ -498,6 +501,7 @@ class ScalingAgent:
         self._join()
         while not training.why_done:
             self._executor.check_trained()
+            self._executor.check_size(self._dataset_size())
             training.epoch_open = True
             training.losses.take()
             training.begin_timing()

@@ -87,6 +87,12 @@ class StepExecutor:
             problem = "the trained parameters changed after load()"
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
+    def check_size(self, size: int) -> None:
+        """Check at the start of an epoch that the data set still has the samples of `load`."""
+        if size != (before := self._training.stream.size):
+            problem = f"the data set has {size} samples, and had {before} at load()"
+            self._refuse_under_cluster(problem, "give it all samples before load(), or a stop rule")
+
     def check_tracked(self) -> None:
         """Check at the start of training that all tracked state can be transferred."""
         try:

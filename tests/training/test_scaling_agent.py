@@ -352,6 +352,28 @@ def test_a_model_with_synchronised_batch_normalisation_is_refused(agent: Scaling
         )
 
 
+def test_a_data_set_that_grows_is_refused_in_the_next_epoch() -> None:
+    class Growing(TensorDataset):
+        def __len__(self) -> int:
+            return size
+
+    size = 4
+    agent = ScalingAgent(assignment(run(A)), None)
+    agent.load(
+        lambda: nn.Linear(1, 1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        Growing(torch.ones(8, 1)),
+        batch_size=2,
+    )
+    epochs = agent.epochs(3)
+    next(epochs)
+    size = 8
+
+    with pytest.raises(UsageError, match=r"the data set has 8 samples, and had 4 at load\(\)"):
+        next(epochs)
+    agent._reducer.close()  # type: ignore[union-attr]
+
+
 def test_a_negative_weight_is_refused(agent: ScalingAgent) -> None:
     batches = iter(loaded(agent)[2])
     next(agent.epochs(1))
