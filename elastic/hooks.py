@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -251,16 +252,27 @@ class BackwardListener(Protocol):
 
 _listeners: list[BackwardListener] = []
 _depth = 0
+_thread = 0  # thread that trains; backward passes of others are not the training's
 _original: Any = None
 
 
 def listen(listener: BackwardListener) -> None:
-    """Notify `listener` of every outermost backward pass, after the listeners added before."""
+    """Notify `listener` of every outermost backward pass of the thread that trains.
+
+    Listeners are notified in the order in which they were added.
+    """
     global _original  # noqa: PLW0603 - one engine in a process
     _listeners.append(listener)
+    train_here()
     if _original is None:
         _original = torch.autograd.backward
         torch.autograd.backward = _backward
+
+
+def train_here() -> None:
+    """Declare that the calling thread trains."""
+    global _thread  # noqa: PLW0603
+    _thread = threading.get_ident()
 
 
 def unlisten(listener: BackwardListener) -> None:
@@ -277,6 +289,9 @@ def warm_up(device: torch.device) -> None:
 
 def _backward(tensors: Any, *args: Any, **options: Any) -> None:
     global _depth  # noqa: PLW0603
+    if threading.get_ident() != _thread:  # of the script, or of the engine within a pass
+        _original(tensors, *args, **options)
+        return
     if _depth == 0:
         gradient = args[0] if args else options.get("grad_tensors")
         _note_loss(tensors, by_itself=gradient is None)

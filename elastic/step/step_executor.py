@@ -18,6 +18,7 @@ import torch
 from elastic import fault_points
 from elastic.group.membership import Membership
 from elastic.group.transitions import NO_TERMS, GroupTransitions
+from elastic.hooks import train_here
 from elastic.reporting import SampleRecords
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedRows
@@ -105,6 +106,7 @@ class StepExecutor:
     def begin(self, micro_batch: MicroBatch) -> None:
         """Prepare for `micro_batch`, which the script gets next."""
         self.micro_batch, self.outcome = micro_batch, StepOutcome.COMMITTED
+        train_here()
         if self.carried is not None:
             self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers

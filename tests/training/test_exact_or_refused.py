@@ -150,9 +150,26 @@ class PassedOver(Alone):
         self.optimizer.step()
 
 
+BESIDE = (
+    """\
+        if not agent.step:
+            import threading
+            other, runs = nn.Linear(64, 64), threading.Event()
+            def train_another():
+                while True:
+                    other(torch.randn(64, 64)).square().mean().backward()
+                    runs.set()
+            threading.Thread(target=train_another, daemon=True).start()
+            runs.wait()
+"""
+    + STEP
+)
+
+
 EXACT: dict[str, tuple[str, int, list[Any], type[Alone]]] = {
     "a closure, evaluated in every pass": (CLOSURE, 4, [(12,), (7, 5), 1], Alone),
     "a loss over tokens of the global batch": (WEIGHED, 5, [(12,), (4, 8), (3, 3, 6), 1], Weighed),
+    "a thread of the script that trains another model": (BESIDE, 1000, [(6, 6), 1], Alone),
     "a batch that one worker skips": (PASSED_OVER, 1000, [(6, 6), 1], PassedOver),
 }
 
