@@ -168,6 +168,7 @@ class Agent:
             most=lambda: self._settings.jobs.disk_bytes,
             running=lambda: self._reconciler.jobs,
             stop=self._manager.end_large,
+            is_own=self._accounts.is_own,
         )
 
     def _health_changed(self, problems: tuple[str, ...]) -> None:

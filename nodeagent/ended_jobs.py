@@ -23,7 +23,15 @@ from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders, zygote_outputs
 from nodeagent.health import CLEAR_FACTOR, free_bytes
 from nodeagent.job_folders import MARK
-from nodeagent.owned_files import bytes_below, owner_of, read_small, remove_tree, write_private
+from nodeagent.owned_files import (
+    SHARED_FOLDERS,
+    bytes_below,
+    bytes_of,
+    owner_of,
+    read_small,
+    remove_tree,
+    write_private,
+)
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
 from schemas.host.files import AgedFile, expired_files
@@ -392,7 +400,9 @@ class DiskLimits:
     """Watch that stops running jobs if their files in one folder of the node exceed a limit.
 
     The limit is `most` bytes, or half of the file system if `most` is 0. The files are measured,
-    so a job may exceed the limit for some seconds.
+    so a job may exceed the limit for some seconds. If `is_own` is true for the uid of a job, all
+    files of that uid in `SHARED_FOLDERS` count, together with the job's folders on the same file
+    system. On a file system without jobs' folders, the limit is at most half of it.
     """
 
     def __init__(
@@ -401,11 +411,14 @@ class DiskLimits:
         most: Callable[[], int],
         running: Callable[[], Iterable[JobId]],
         stop: Callable[[JobId, int], None],
+        is_own: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._folders = folders
         self._most = most
         self._running = running
         self._stop = stop
+        self._is_own = is_own
+        self._own = [one.resolve() for one in (folders.run, folders.work, folders.checkpoints)]
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -420,15 +433,28 @@ class DiskLimits:
     def exceeded(self, job: JobId) -> int:
         """Return the limit that the files of a job exceed, or 0 if they exceed none."""
         folders = self._folders
-        for root, paths in (
+        owner = owner_of(folders.job(job))
+        uid = owner.uid if owner is not None and self._is_own(owner.uid) else None
+        shared = _by_device(SHARED_FOLDERS if uid is not None else ())
+        places: list[tuple[Path, tuple[Path, ...]]] = [
             (folders.work, (folders.job(job), folders.states(job))),
             (folders.checkpoints, (folders.checkpoints / job,)),
-        ):
+        ]
+        known = _by_device(root for root, _ in places)
+        places += [(found[0], ()) for device, found in shared.items() if device not in known]
+        for root, paths in places:
             with contextlib.suppress(OSError):
                 status = os.statvfs(root)
-                limit = self._most() or status.f_blocks * status.f_frsize // 2
+                half = status.f_blocks * status.f_frsize // 2
+                limit = self._most() or half
+                if not paths:
+                    limit = min(limit, half)
                 used = (status.f_blocks - status.f_bfree) * status.f_frsize
-                if used > limit and sum(map(bytes_below, paths)) > limit:
+                total = sum(map(bytes_below, paths)) if used > limit else 0
+                if uid is not None and used > limit >= total:
+                    beside = shared.get(root.stat().st_dev, ())
+                    total += bytes_of(uid, beside, limit - total, self._own)
+                if total > limit:
                     return limit
         return self._zygotes_exceed(job)
 
@@ -440,3 +466,12 @@ class DiskLimits:
             sizes = (path.stat().st_size for path in zygote_outputs(self._folders, owner.uid))
             return MAX_ZYGOTE_OUTPUT if sum(sizes) > MAX_ZYGOTE_OUTPUT else 0
         return 0
+
+
+def _by_device(folders: Iterable[Path]) -> dict[int, list[Path]]:
+    """Return the existing folders by their file system."""
+    found: dict[int, list[Path]] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.setdefault(folder.stat().st_dev, []).append(folder)
+    return found

@@ -7,6 +7,7 @@ import hashlib
 import os
 import struct
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,6 +100,13 @@ class WorkerFolder:
         """True if the folder and its assignment still exist."""
         return (self.path / "assignment").exists()
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the assignment was written, or 0 if that is unknown."""
+        with contextlib.suppress(OSError):
+            return max(0.0, time.time() - (self.path / "assignment").stat().st_mtime)
+        return 0.0
+
     def assignment(self) -> Assignment | None:
         """Return the assignment, or None if it was never written completely."""
         with contextlib.suppress(OSError, OnesError):
@@ -139,12 +147,15 @@ class WorkerFolder:
             return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
 
-    def reports(self, position: int) -> tuple[list[ScriptReport], int]:
+    def reports(self, position: int, most: int = READ_BYTES) -> tuple[list[ScriptReport], int]:
         """Return the next complete reports from a position in the file, and the new position.
 
-        A call reads a limited number of bytes. If the position does not change, no more reports are
-        left to read. A report above the size limit is skipped and logged.
+        A call reads a limited number of bytes and at most `most` reports. If `most` is above 0 and
+        the position does not change, no more reports are left to read. A report above the size
+        limit is skipped and logged.
         """
+        if most < 1:
+            return [], position
         try:
             with acting_as(self.owner):
                 descriptor = open_regular(self.own / "reports")
@@ -158,7 +169,7 @@ class WorkerFolder:
             return [], position
         found: list[ScriptReport] = []
         start = 0
-        while start + FRAME.size <= len(data):
+        while len(found) < most and start + FRAME.size <= len(data):
             (length,) = FRAME.unpack_from(data, start)
             end = start + FRAME.size + length
             if length > MAX_BYTES:  # the controller would refuse the report

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +25,7 @@ SHARED_OBJECTS: Final = {  # options of ipcrm, and columns of /proc/sysvipc
 }
 OBJECTS_AT_ONCE: Final = 500
 MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
+MAX_SEARCH_S: Final = 60  # of the files of one user
 
 
 class Owner(NamedTuple):
@@ -196,3 +197,27 @@ def _bytes_by_find(folder: Path) -> int:
     command = ["find", str(folder), "!", "-type", "d", "-printf", "%b\\n"]  # blocks of 512 bytes
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return 512 * sum(map(int, found.stdout.split()))
+
+
+def bytes_of(uid: int, folders: Iterable[Path], most: int, skipped: Iterable[Path] = ()) -> int:
+    """Return the disk space of a user's files and folders below `folders`.
+
+    Links and other file systems are not entered, nor folders in `skipped`, which have to be
+    resolved. The search ends early if the sum exceeds `most`, or after `MAX_SEARCH_S`.
+    """
+    if not (where := sorted({str(folder.resolve()) for folder in folders})):
+        return 0
+    omit = [word for path in skipped for word in ("-path", str(path), "-prune", "-o")]
+    search = ["find", *where, "-xdev", *omit, "-uid", str(uid), "-printf", "%b\\n"]
+    total = 0
+    with subprocess.Popen(  # noqa: S603
+        ["timeout", str(MAX_SEARCH_S), *search],  # noqa: S607
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as found:
+        for blocks in found.stdout or ():
+            total += 512 * int(blocks)
+            if total > most:
+                found.terminate()
+                break
+    return total

@@ -105,7 +105,7 @@ class ReportRead(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """A worker's process has exited, and all of its reports were read."""
+    """A worker's process has exited, and its reports were read, except those beyond its rate."""
 
     worker: WorkerId
     code: int | None

@@ -9,7 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,7 @@ from nodeagent.zygotes import ZygotePool
 from schemas.ids import JobId, Rank, WorkerId, index_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
+from schemas.wire.agent import ScriptReport
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
 log = structlog.get_logger("worker_manager")
@@ -63,6 +64,8 @@ EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's e
 EXIT_FILE_POLL_S: Final = 0.01
 REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries at once
 MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
+REPORTS_AT_ONCE: Final = 10_000  # of one worker; also after its exit
+REPORTS_PER_S: Final = 100.0  # of one worker, on average
 
 
 Claim = Callable[[JobId, str, str], None]  # job, user, journal
@@ -75,9 +78,44 @@ class _Watched:
     pid: int = 0
     pidfd: int | None = None
     position: int = 0  # in the report file
+    read: int = 0  # reports before this position
+    allowance: float = field(default_factory=lambda: float(REPORTS_AT_ONCE))  # reports
+    earned_at: float = field(default_factory=time.monotonic)  # last increase of the allowance
+    exited: bool = False
     fenced: bool = False  # stopped because the controller did not reply
     disk_limit: int | None = None  # killed because the job's files exceeded this number of bytes
     uid: int | None = None  # user of the worker; None: the agent's
+
+    def next_reports(self) -> list[ScriptReport]:
+        """Read the next reports, as far as the allowance permits.
+
+        The allowance grows until the worker exits, and is cut to `REPORTS_AT_ONCE` whenever all
+        reports have been read. So reports that waited for the agent or the controller are read at
+        once, if the worker wrote them at the permitted rate.
+        """
+        self._earn()
+        reports, self.position = self.folder.reports(self.position, int(self.allowance))
+        if not reports:
+            self.allowance = min(self.allowance, REPORTS_AT_ONCE)
+        self.allowance -= len(reports)
+        self.read += len(reports)
+        return reports
+
+    def rewind(self) -> None:
+        """Let the reports that were read be read again."""
+        self.position, self.allowance, self.read = 0, self.allowance + self.read, 0
+
+    def end(self) -> None:
+        """Fix the allowance for the last reports, after the worker's exit."""
+        self._earn()
+        self.exited = True
+        self.allowance = max(self.allowance, REPORTS_AT_ONCE)
+
+    def _earn(self) -> None:
+        now = time.monotonic()
+        if not self.exited:
+            self.allowance += (now - self.earned_at) * REPORTS_PER_S
+        self.earned_at = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +217,7 @@ class WorkerManager:
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = self._watch_folder(folder, assignment.job)
+            watched.earned_at -= folder.age_s
             runs = mark is not None and start_ticks(mark.pid) == mark.started_ticks
             self._groups.adopt(folder.worker, assignment.job, pid if runs else None)
             if mark is not None:
@@ -189,12 +228,14 @@ class WorkerManager:
         self._spawn(self._end_unused())
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Emit the new reports of a worker as events. Do nothing while `may_read` is False."""
+        """Emit the new reports of a worker as events, at a limited rate.
+
+        Do nothing while `may_read` is False.
+        """
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return
-        reports, watched.position = watched.folder.reports(watched.position)
-        for report in reports:
+        for report in watched.next_reports():
             self._on_event(ReportRead(worker, report))
 
     def read_all_reports(self) -> None:
@@ -205,7 +246,7 @@ class WorkerManager:
     def report_again(self) -> None:
         """Emit all reports once more, because the controller lost some of them."""
         for worker, watched in self._watched.items():
-            watched.position = 0
+            watched.rewind()
             self._spawn(self._report_again(worker, watched))
 
     async def _report_again(self, worker: WorkerId, watched: _Watched) -> None:
@@ -410,7 +451,10 @@ class WorkerManager:
                     with contextlib.suppress(OSError):
                         os.kill(left_behind, signal.SIGKILL)
         exceeded = await asyncio.to_thread(self._groups.release, worker)
+        watched.end()
         await self._read_last_reports(worker, watched)
+        if watched.allowance < 1:
+            log.warning("worker wrote too many reports, the last are not read", worker=worker)
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,20 @@ import pytest
 from nodeagent import workers as manager_module
 from nodeagent.connections import SnapshotFetcher
 from nodeagent.errors import NodeStartError, StartError
-from nodeagent.folders import NodeFolders
+from nodeagent.folders import FRAME, NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler import Adopted, Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.reconciler import (
+    Adopted,
+    Ended,
+    Event,
+    ReportedAgain,
+    ReportRead,
+    Started,
+    StartFailed,
+    StartWorker,
+    Terminate,
+)
 from nodeagent.settings import AgentSettings
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
@@ -31,8 +42,8 @@ from schemas.nodes import SlotSpec
 from schemas.transport.sockets import Socket
 from schemas.wire.agent import GroupDelta
 from schemas.wire.feed import GetSnapshot, SnapshotPiece
-from schemas.wire.worker import Forked, ProcessMark
-from tests.support.builders import N1, A, assignment, node_spec, run
+from schemas.wire.worker import ExitStatus, Forked, ProcessMark
+from tests.support.builders import N1, A, assignment, epoch_end, node_spec, run
 
 FIRST = WorkerId(f"{A}.v1.r0")
 
@@ -116,6 +127,13 @@ class Node:
         )
         if start:
             self.manager.perform(StartWorker(FIRST, 0, delta or run(A)))
+
+    def report(self, *epochs: int) -> None:
+        """Append reports to the file of the first worker."""
+        with (self.folders.worker(FIRST).own / "reports").open("ab") as file:
+            for epoch in epochs:
+                data = encode(epoch_end(A, epoch))
+                file.write(FRAME.pack(len(data)) + data)
 
     async def next(self) -> object:
         return await asyncio.wait_for(self.events.get(), 60.0)
@@ -260,3 +278,67 @@ async def test_a_worker_whose_folder_is_deleted_is_killed(node: Node) -> None:
 
     assert await node.next() == Ended(FIRST, code=None, signal=None, unseen=True)
     assert zygote.child.wait() == -signal.SIGKILL
+
+
+# --- rate of reports
+
+
+def read(*epochs: int) -> list[Event]:
+    return [ReportRead(FIRST, epoch_end(A, epoch)) for epoch in epochs]
+
+
+@pytest.mark.slow
+async def test_reports_beyond_the_rate_of_a_worker_are_read_later_and_few_after_its_exit(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "REPORTS_AT_ONCE", 3)
+    monkeypatch.setattr(manager_module, "REPORTS_PER_S", 0.0)
+    zygote = Forking()
+    node.begin(zygote)
+    assert isinstance(await node.next(), Started)
+
+    node.report(1, 2, 3, 4, 5)
+    for _ in range(3):
+        node.manager.read_all_reports()
+    assert [await node.next() for _ in range(node.events.qsize())] == read(1, 2, 3)
+
+    monkeypatch.setattr(manager_module, "REPORTS_PER_S", 1e9)
+    node.manager.read_reports(FIRST)
+    node.manager.read_reports(FIRST)  # finds none
+    monkeypatch.setattr(manager_module, "REPORTS_PER_S", 0.0)
+    assert [await node.next() for _ in range(node.events.qsize())] == read(4, 5)
+
+    node.report(6, 7, 8, 9, 10)
+    zygote.child.kill()
+
+    ended = Ended(FIRST, code=None, signal=None, unseen=True)
+    assert [await node.next() for _ in range(4)] == [*read(6, 7, 8), ended]
+    node.manager.read_all_reports()
+    assert node.events.empty()
+    node.manager.report_again()
+    again = [*read(*range(1, 9)), ReportedAgain(FIRST)]
+    assert [await node.next() for _ in again] == again
+    assert node.events.empty()
+
+
+async def test_reports_that_a_worker_wrote_at_its_rate_without_an_agent_are_all_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "REPORTS_AT_ONCE", 3)
+    monkeypatch.setattr(manager_module, "REPORTS_PER_S", 1.0)
+    begun, folder = assignment(run(A)), node.folders.worker(FIRST)
+    folder.write_assignment(begun)
+    os.utime(folder.path / "assignment", (0.0, 0.0))
+    status = ExitStatus(code=0, signal=None, at=1.0, max_rss_bytes=2, cpu_s=3.0)
+    (folder.own / "exit").write_bytes(encode(status))
+    node.report(*range(1, 9))
+    node.begin(Zygote(), start=False)
+
+    node.manager.adopt()
+
+    expected = [
+        Adopted(FIRST, begun, None, None),
+        *read(*range(1, 9)),
+        Ended(FIRST, 0, None, unseen=False),
+    ]
+    assert [await node.next() for _ in expected] == expected

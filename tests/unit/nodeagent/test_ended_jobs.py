@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from nodeagent import ended_jobs
 from nodeagent.ended_jobs import (
     MARKS,
     MIN_AGE_FOR_SIZE_S,
@@ -24,7 +25,7 @@ from nodeagent.ended_jobs import (
 from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
-from nodeagent.owned_files import bytes_below, remove_tree
+from nodeagent.owned_files import Owner, bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from schemas.ids import JobId
 from tests.support.file_trees import tree
@@ -303,6 +304,34 @@ def test_without_a_setting_a_job_may_use_half_of_the_file_system(
     limits = DiskLimits(folders, lambda: 0, list, lambda *_: None)
 
     assert limits.exceeded(DONE) == 3 * 4096 // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "uids", "exceeded"),
+    [
+        ("shared/open", [os.getuid()], 1 << 20),
+        ("shared/open", [], 0),
+        ("shared/work/b-2", [os.getuid()], 0),
+        ("elsewhere", [os.getuid()], 0),
+    ],
+)
+def test_files_of_a_jobs_uid_in_folders_of_all_users_count_for_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, uids: list[int], exceeded: int
+) -> None:
+    shared, job, uid = tmp_path / "shared", JobId("a-1"), os.getuid()
+    folders = NodeFolders(tmp_path / "run", shared / "work", tmp_path / "checkpoints")
+    folders.make()
+    tree(folders.job(job), {"small": "x"})
+    monkeypatch.setattr(ended_jobs, "SHARED_FOLDERS", (shared, tmp_path / "missing"))
+    monkeypatch.setattr(ended_jobs, "owner_of", lambda _: Owner(uid, uid))
+    limits = DiskLimits(folders, lambda: 1 << 20, list, lambda *_: None, uids.__contains__)
+    assert limits.exceeded(job) == 0
+
+    tree(tmp_path / name, {"large": "x" * (2 << 20)})
+    (shared / "link").symlink_to(tmp_path)
+
+    assert limits.exceeded(job) == exceeded
 
 
 # --- all folders of a node

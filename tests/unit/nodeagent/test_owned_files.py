@@ -18,6 +18,7 @@ from nodeagent.owned_files import (
     Owner,
     acting_as,
     bytes_below,
+    bytes_of,
     make_folder,
     owner_of,
     read_small,
@@ -179,6 +180,19 @@ def test_deeply_nested_folders_are_measured_and_deleted(tmp_path: Path) -> None:
     assert bytes_below(doomed) == (doomed / "file").stat().st_blocks * 512
     remove_tree(doomed)
     assert not doomed.exists()
+
+
+@pytest.mark.slow
+def test_files_of_one_user_are_measured_at_any_depth_and_up_to_a_limit(tmp_path: Path) -> None:
+    for name in ("top", "skipped/file", "below/file", "below/other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    (tmp_path / "below" / "link").symlink_to(tmp_path / "skipped")
+    me, skipped = os.getuid(), [tmp_path / "skipped"]
+
+    assert 3 << 20 <= bytes_of(me, [tmp_path], 1 << 40, skipped) < 4 << 20
+    assert 1 << 20 <= bytes_of(me, [tmp_path], 1 << 19, skipped) < 3 << 20
+    assert (bytes_of(STRANGER.uid, [tmp_path], 1 << 40), bytes_of(me, [], 1 << 40)) == (0, 0)
 
 
 # --- rights
