@@ -109,7 +109,7 @@ def checksum(number: int, at: float, body: bytes) -> int:
 
 
 # SQLite's error message about a damaged file is not always valid text.
-UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
+UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError, MemoryError)  # the last: a damaged length
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
 JOURNAL_ID: Final = "journal"  # random; a restored copy gets a new one
@@ -247,7 +247,7 @@ class RowChecks:
         """True if a row of `job_records` is intact. A damaged row is reported."""
         good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
-            self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
+            self.damaged(job, _record_name(job, name, at))
         return good
 
     def is_intact_ended_job(self, row: Sequence[Any], crc: int) -> bool:
@@ -277,8 +277,13 @@ class RowChecks:
         select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in RECORD_TABLES)  # noqa: S608
         for job, name, at, body, crc in self._database.execute(select):
             if not self.is_intact_record(job, name, at, body, crc):
-                what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
-                yield f"{what}: wrong checksum"
+                yield f"{_record_name(job, name, at)}: wrong checksum"
         for *row, crc in self._database.execute(f"SELECT {FIELDS}, crc FROM ended_jobs"):  # noqa: S608
             if not self.is_intact_ended_job(row, crc):
                 yield f"ended job {row[1]}: wrong checksum"
+
+
+def _record_name(job: str, name: str, at: Any) -> str:
+    """Return the name of a record, whose columns may be damaged, for messages."""
+    number = at >> POSITION_BITS if isinstance(at, int) else "unknown"
+    return f"{name} of {job}, record of input {number}"
