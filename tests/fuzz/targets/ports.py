@@ -180,7 +180,10 @@ async def _say_with_a_key(site: Site, choices: Choices) -> None:
     port = choices.pick(tuple(KEYED))
     body = hostile_bytes(choices, KEYED[port][2].tags, KNOWN)
     before = [choices.take(choices.below(8)) for _ in range(choices.below(4))]
-    site.keyed[port].send(*before, body)
+    socket = site.keyed[port]
+    socket.send(*before, body)
+    while KEYED[port][1] == "DEALER" and await socket._socket.poll(0):
+        await socket.receive()  # unread answers would fill the memory of this process
 
 
 async def _say_raw(site: Site, choices: Choices) -> None:
