@@ -68,7 +68,7 @@ MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFIL
 MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
 MAX_SILENT: Final = 4096  # connections of a port without a handshake
 MAX_CUTS: Final = 500  # such connections that are cut without returning to the loop
-SILENT_SHARE: Final = 8  # a port may use RLIMIT_NOFILE / 8 for connections without a handshake
+SILENT_SHARE: Final = 16  # one in so many descriptors, for each port
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
