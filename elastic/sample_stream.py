@@ -136,7 +136,7 @@ _FACTORS: Final = (0x9E3779B1, 0x85EBCA6B)  # odd numbers whose products mix all
 
 
 class LargeOrder(Sequence[int]):
-    """Pseudo-random permutation of range(size), of which any part costs time for that part only.
+    """Pseudo-random permutation of range(size). The cost of a slice depends on its length only.
 
     It is a Feistel network over the next larger power of 4. Numbers beyond `size` are permuted
     again until they are below it ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite

@@ -343,7 +343,9 @@ class Agent:
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
         """Process a worker's message, which is telemetry or a hint to read the report file."""
         if isinstance(message, StepsReported):
-            self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
+            known = self._reconciler.workers.get(worker)
+            steps = msgspec.structs.replace(message, journal=known.journal if known else "")
+            self._ports.publish(encode(Telemetry(node=self._node, steps=steps)))
             return
         self._manager.read_reports(worker)
         if isinstance(message, WorkerHello):

@@ -92,7 +92,7 @@ class StepExecutor:
         """Check at the start of an epoch that the data set still has the samples of `load`."""
         if size != (before := self._training.stream.size):
             problem = f"the data set has {size} samples, and had {before} at load()"
-            self._refuse_under_cluster(problem, "give it all samples before load(), or a stop rule")
+            self._refuse_under_cluster(problem, "give it all samples before load()")
 
     def check_tracked(self) -> None:
         """Check at the start of training that all tracked state can be transferred."""
@@ -296,11 +296,11 @@ class StepExecutor:
         return factor
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a step on gradients that no backward pass has summed over the workers."""
+        """Refuse a step if no backward pass was reduced since the optimizer's last step."""
         if self._stepped_at.get(id(optimizer), 0) == self._reductions:
             self.refuse(
                 f"an optimizer ({type(optimizer).__name__}) steps on gradients that are not summed "
-                "over the workers",
+                "over the workers, or a second time on the same ones",
                 "compute them by loss.backward() instead of torch.autograd.grad(), and step once "
                 "after it instead of in a hook",
             )

@@ -61,7 +61,7 @@ AT_START: Final = (  # patterns of variables that Python and libraries read when
     "PYTHON*", "TORCH*", "PYTORCH*", "TZ", "LANG", "LANGUAGE", "LC_*", "LD_*", "MALLOC_*",
     "GLIBC_*", "OPENBLAS_*", "MKL_*", "KMP_*", "GOMP_*", "OMP_*", "ATEN_*", "DNNL_*", "ONEDNN_*",
 )  # fmt: skip
-ALSO_LATER: Final = frozenset({  # variables that also act after the start; lines are never buffered
+ALSO_LATER: Final = frozenset({  # variables that also act later, or have no effect on workers
     "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_HOME",
 })  # fmt: skip
 GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
