@@ -242,13 +242,17 @@ class NodeSessions:
 
     def _receive_steps(self, incoming: Incoming, steps: StepsReported) -> None:
         job = self._state.jobs.get(steps.job)
-        if job is None or job.ended or job.journal != steps.journal:
+        if job is None or job.ended:
             return
-        if steps.group > job.version or not speaks_for(
+        worker = worker_id(steps.job, steps.version, steps.rank)
+        why = ""
+        if job.journal != steps.journal:
+            why = f"{worker} belongs to an earlier job of this name"
+        elif steps.group > job.version or not speaks_for(
             incoming.identity, job, steps.version, steps.rank
         ):
-            worker = worker_id(steps.job, steps.version, steps.rank)
             why = f"{worker} of group {steps.group} is not on this node"
+        if why:
             self.audit.refused("telemetry", why, peer=str(incoming.identity))
             return
         self.on_steps(steps)

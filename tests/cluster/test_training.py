@@ -46,6 +46,16 @@ async def test_jobs_of_one_folder_may_start_at_the_same_moment(cluster: Cluster)
 
 
 @pytest.mark.slow
+def test_a_job_shows_its_speed_before_its_first_epoch_ends(cluster: Cluster) -> None:
+    job = cluster.submit(env={"PAUSE_S": "2", "OMP_NUM_THREADS": "1"})
+
+    shown = cluster.until(job, lambda shown: shown["samples_per_s"] > 0)
+    assert cluster.ones("cancel", job).code == 0
+
+    assert shown["epochs"] == []
+
+
+@pytest.mark.slow
 def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
     job = cluster.submit(env={"PAUSE_S": "0.01", "OMP_NUM_THREADS": "1"})
 

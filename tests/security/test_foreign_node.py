@@ -216,8 +216,8 @@ class Records:
         return self._controller.history_of(job).processes
 
 
-def steps(group: int = 1, rank: int = 0) -> StepsReported:
-    named = {"job": A, "version": 1, "rank": rank, "group": group, "journal": ""}
+def steps(group: int = 1, rank: int = 0, journal: str = "") -> StepsReported:
+    named = {"job": A, "version": 1, "rank": rank, "group": group, "journal": journal}
     return msgspec.structs.replace(EXAMPLES["worker.steps.3"], **named)  # type: ignore[type-var]
 
 
@@ -228,6 +228,12 @@ def steps(group: int = 1, rank: int = 0) -> StepsReported:
         (OTHER, N2, steps(), ["telemetry: a-1.v1.r0 of group 1 is not on this node"]),
         (OTHER, N1, steps(), ["message: key of node:n2 used for node 'n1'"]),
         (THIS, N1, steps(rank=1), ["telemetry: a-1.v1.r1 of group 1 is not on this node"]),
+        (
+            THIS,
+            N1,
+            steps(journal="cafe"),
+            ["telemetry: a-1.v1.r0 belongs to an earlier job of this name"],
+        ),
         (THIS, N1, steps(10**6), ["telemetry: a-1.v1.r0 of group 1000000 is not on this node"]),
     ],
 )
