@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic import fault_points
-from elastic.collectives.backends import slot_device
+from elastic.collectives.backends import slot_device, use_local_rank
+from elastic.group.launched_group import LaunchedGroup, launched_group
 from elastic.group.membership import Membership
 from elastic.group.order_listener import OrderListener
 from elastic.group.transitions import GroupTransitions
@@ -37,6 +38,7 @@ from elastic.sample_stream import (
     SampleStream,
     ScheduleRow,
     progress_of,
+    split,
 )
 from elastic.state import checkpoints
 from elastic.state.carried_state import LINE, CarriedRows, CarriedState
@@ -84,14 +86,25 @@ class ScalingAgent:
         assignment: assignment of this worker. If it is None, the worker trains alone and the script
             decides everything.
         folder: folder of the worker's files; None without an assignment.
+        launched: group of the launcher that started this process without a cluster, if any.
     """
 
-    def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
+    def __init__(
+        self,
+        assignment: Assignment | None,
+        folder: Path | None,
+        launched: LaunchedGroup | None = None,
+    ) -> None:
         self._folder = folder
         self._assignment = assignment
+        self._launched = launched
         self._joined = False
-        training = self._training = initial_training_state(assignment)
-        membership = self._membership = Membership.begin(assignment, slot_device())
+        if launched is not None:
+            use_local_rank(launched.local_rank)
+        training = self._training = initial_training_state(
+            assignment, launched.rank if launched else 0
+        )
+        membership = self._membership = Membership.begin(assignment, slot_device(), launched)
         self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
         self._last_warning = ""  # warning about the loss of the previous epoch
         report = self._reporter.report
@@ -122,6 +135,9 @@ class ScalingAgent:
     def from_env(cls, seed: int | None = None) -> ScalingAgent:
         """Create the agent of this process and seed all random generators.
 
+        Without a cluster, the worker trains in the group that torchrun, srun or mpirun started, or
+        alone.
+
         The job file's seed overrides `seed`, and `seed` overrides a seed that the script passed to
         `torch.manual_seed` before this call or before `load`. The default is 0. If the seed of
         `torch.manual_seed` is used, generators that the script seeded keep their state.
@@ -137,7 +153,8 @@ class ScalingAgent:
         if folder is not None:
             _require_own_process(folder)
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-        agent = cls(assignment, folder)
+        launched = launched_group(os.environ) if assignment is None else None
+        agent = cls(assignment, folder, launched)
         agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
         return agent
 
@@ -155,7 +172,7 @@ class ScalingAgent:
 
     @property
     def is_managed(self) -> bool:
-        """True if a cluster started this worker; otherwise it always trains alone."""
+        """True if a cluster started this worker; otherwise its group never changes."""
         return self._assignment is not None
 
     @property
@@ -304,7 +321,8 @@ class ScalingAgent:
         rules = [choose_lr_scaling(optimizer, scaling) for optimizer in tensors.optimizers]
         base_batch, training = batch_size, self._training
         if self._assignment is None:
-            training.schedule.announce([ScheduleRow(1, (batch_size,), 0)])
+            shares = tuple(split(batch_size, self.world_size))
+            training.schedule.announce([ScheduleRow(1, shares, self.rank)])
         else:
             group = self._assignment.group
             base_batch = group.base_batch or group.global_batch
@@ -432,6 +450,11 @@ class ScalingAgent:
         self._joined = True
         if assignment is None or connection is None or self._folder is None:
             self._executor.check_tracked()
+            if self._launched is not None:
+                depth = self._membership.prefetched_steps
+                group = self._launched.connect(self.device, depth)
+                self._transitions.join_launched(group)
+                training.begin_timing()
             return
         self._epochs.open(Path(assignment.checkpoints))
         atexit.register(checkpoints.drain_checkpoints)  # if the script leaves its loop early

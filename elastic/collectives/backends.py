@@ -104,15 +104,23 @@ def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
     _makers[kind] = make
 
 
+_local_rank = [0]  # index of the device among those that are visible
+
+
+def use_local_rank(rank: int) -> None:
+    """Choose the device of a process that sees the devices of all processes on its host."""
+    _local_rank[:] = [rank % max(1, torch.accelerator.device_count())]
+
+
 def slot_device() -> torch.device:
-    """Return the device of this worker's slot: the first visible accelerator, or the CPU.
+    """Return the device of this worker's slot, or the CPU. A cluster shows it only this device.
 
     The index is always set, because `cuda` and `cuda:0` are not equal.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:
         return CPU
-    return torch.device(found.type, 0)
+    return torch.device(found.type, *_local_rank)
 
 
 def use_device(device: torch.device) -> None:

@@ -12,8 +12,9 @@ from typing import Final
 
 from elastic.training_errors import OutOfStepError
 
-DIGEST_BYTES: Final = 4  # length of a state's checksum; the square of each byte is reduced too
-FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
+DIGEST_BYTES: Final = 4  # length of a checksum
+DIGEST_WORDS: Final = 4 * DIGEST_BYTES  # half bytes and their squares: exact up to 74,000 ranks
+FIXED_WORDS: Final = 4 + 2 * DIGEST_WORDS + 4
 STEP_MODULUS: Final = 1024  # step numbers are sent modulo this, so that float sums are exact
 
 
@@ -24,7 +25,8 @@ class ControlWords:
     samples: int = 0
     ready: bool = False  # vote for the pending group
     seconds: float = 0.0  # duration of this rank's last step
-    digest: bytes = bytes(DIGEST_BYTES)
+    digest: bytes = bytes(DIGEST_BYTES)  # checksum of the tensors, in some steps
+    rates: bytes = bytes(DIGEST_BYTES)  # checksum of hyperparameters and of the optimizers' steps
     step: int = 0  # step of this rank
     ends: bool = False  # this rank has finished the epoch and has no step
     skipped: bool = False  # the script skipped the batch
@@ -32,13 +34,12 @@ class ControlWords:
 
     def encode(self) -> list[float]:
         """Return the words as FIXED_WORDS - 1 numbers; the reduction puts the loss sum first."""
-        parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
             float(self.ready),
             self.seconds,
-            *parts,
-            *(part * part for part in parts),
+            *_digest_words(self.digest),
+            *_digest_words(self.rates),
             float(self.step % STEP_MODULUS),
             float(self.ends),
             float(self.skipped),
@@ -54,7 +55,8 @@ class AgreedWords:
     samples: int
     ready: int  # ranks that voted for the pending group
     seconds: float  # mean over ranks
-    same: bool  # all digests are equal
+    same: bool  # all checksums of tensors are equal
+    same_rates: bool  # all checksums of hyperparameters are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that have finished the epoch
     skipped: int  # ranks with a script that skipped the batch
@@ -76,19 +78,31 @@ class AgreedWords:
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks get the same bits."""
-    parts = numbers[4 : 4 + DIGEST_BYTES]
-    squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
-    step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]
-    same = all(ranks * square == part * part for part, square in zip(parts, squares, strict=True))
+    rates, end = 4 + DIGEST_WORDS, 4 + 2 * DIGEST_WORDS
+    step, ends, skipped, items = numbers[end:FIXED_WORDS]
     return AgreedWords(
         loss_sum=numbers[0],
         samples=round(numbers[1]),
         ready=round(numbers[2]),
         seconds=numbers[3] / ranks,
-        same=same,
+        same=_are_equal(numbers[4:rates], ranks),
+        same_rates=_are_equal(numbers[rates:end], ranks),
         step=step / ranks,
         ends=round(ends),
         skipped=round(skipped),
         items=items,
         used=tuple(count > 0 for count in numbers[FIXED_WORDS:]),
     )
+
+
+def _digest_words(digest: bytes) -> list[float]:
+    """Return the half bytes of a checksum, followed by their squares."""
+    parts = [float(half) for byte in digest for half in divmod(byte, 16)]
+    return [*parts, *(part * part for part in parts)]
+
+
+def _are_equal(words: Sequence[float], ranks: int) -> bool:
+    """Return whether all ranks' checksums are equal, by the sums of their `_digest_words`."""
+    middle = len(words) // 2
+    pairs = zip(words[:middle], words[middle:], strict=True)
+    return all(ranks * square == part * part for part, square in pairs)

@@ -13,6 +13,7 @@ from elastic import fault_points
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import BackgroundBuild, build_process_group
+from elastic.group.launched_group import LaunchedGroup
 from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.ids import WorkerId, worker_id
 from schemas.wire.worker import Assignment, GroupOrder
@@ -36,12 +37,20 @@ class Membership:
     has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
-    def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
-        """Return the initial membership. Without an assignment the worker always trains alone."""
+    def begin(
+        cls,
+        assignment: Assignment | None,
+        device: torch.device,
+        launched: LaunchedGroup | None = None,
+    ) -> Membership:
+        """Return the initial membership.
+
+        Without an assignment the worker trains alone, or in the group of its launcher.
+        """
         if assignment is None:
-            own_id = WorkerId("")
-            group = ProcessGroup(0, 0, 1, device)
-            return cls(own_id, 0, "127.0.0.1", device, (own_id,), group)
+            rank, workers = (launched.rank, launched.workers) if launched else (0, (WorkerId(""),))
+            group = ProcessGroup(0, rank, 1, device)
+            return cls(WorkerId(""), 0, "127.0.0.1", device, workers, group)
         rank = assignment.rank
         members = assignment.group.members
         return cls(
@@ -52,6 +61,11 @@ class Membership:
             workers=tuple(member.worker for member in members),
             group=ProcessGroup(0, rank, 1, device),  # placeholder until the worker joins
         )
+
+    @property
+    def may_have_peers(self) -> bool:
+        """True if this worker is in a group, or a cluster can enlarge its group."""
+        return bool(self.own_id) or len(self.workers) > 1
 
     @property
     def rank(self) -> int:

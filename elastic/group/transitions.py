@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -31,7 +32,7 @@ from elastic.state.epoch_reports import EpochReports
 from elastic.state.portions import transfer_steps
 from elastic.state.training_state import TrainingState
 from elastic.state.transfer import IncomingState, OutgoingState
-from elastic.training_errors import BrokenGroupError, CancelledError
+from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 from schemas.wire.agent import (
     JOIN,
     PREPARE,
@@ -50,6 +51,17 @@ TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer over sockets during tr
 JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
 CHECK_AFTER: Final = 2  # steps from a transfer or recovery to the comparison of states
 CHECK_EVERY: Final = 256  # steps between comparisons, which detect workers that diverge
+FORGIVEN_STEPS: Final = 1024  # steps after which a repaired difference is forgotten
+MAX_NAMED: Final = 3  # differences that a message names
+RATES_REMEDY: Final = (
+    "set rates by a scheduler of torch, or from agent.step or agent.progress: a counter of the "
+    "script starts at 0 in a worker that joins; decide whether to step by the gradients, which "
+    "are equal on all ranks after backward()"
+)
+STATES_REMEDY: Final = (
+    "forward passes and steps may change only what agent.load and agent.track keep, by numbers "
+    "that are equal on all ranks: no random numbers, counters or objects of the script's own"
+)
 LINGER_S: Final = 0.1  # a leaver keeps its sockets open so long, for peers that still read
 
 
@@ -63,12 +75,22 @@ class JoinPlan(msgspec.Struct, frozen=True):
     seed: int  # seed of the order of samples
 
 
+class Mismatch(Enum):
+    """Reason to send rank 0's state to all workers."""
+
+    NONE = auto()
+    SKIPPED = auto()  # a script skipped a batch, with its clipping and its schedulers
+    RATES = auto()  # other hyperparameters, or an optimizer that stepped on some ranks only
+    STATES = auto()  # other parameters, buffers or optimizer state
+
+
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
     """Content that the transitions add to a reduction."""
 
     ready: bool = False  # vote for the pending group
-    compare_checksums: bool = False  # reduce checksums of the states; same value on every rank
+    compare_checksums: bool = False  # compare all states; same value on every rank
+    compare_rates: bool = False  # compare hyperparameters; same value on every rank
 
 
 NO_TERMS: Final = ReductionTerms()
@@ -111,7 +133,9 @@ class GroupTransitions:
         self._report = report
         # Step numbers alone decide when checksums are compared, so all workers agree.
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
-        self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
+        self._compare_from = 0  # first step in which hyperparameters are compared
+        self._mismatch = Mismatch.NONE  # if the states differ, rank 0 has to broadcast its state
+        self._repaired_at: int | None = None  # step before which this worker's state was replaced
         self._retired: ProcessGroup | None = None  # previous group, until states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch; sets the rates
         self._lost_members = False  # records for lost members have to be written
@@ -143,6 +167,11 @@ class GroupTransitions:
                 self._start(order, group)
             else:
                 self._join_at_boundary(order, group, plan)
+
+    def join_launched(self, group: ProcessGroup) -> None:
+        """Join the fixed group of a launcher; every rank takes the state of rank 0."""
+        self._membership.group = group
+        self._take_rank_0_state()
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
         """Start together with all other ranks; every rank takes the state of rank 0."""
@@ -198,7 +227,7 @@ class GroupTransitions:
             steps=plan.transfer_steps,
         )
         last = plan.position.step + plan.transfer_steps
-        self._check_at = last + CHECK_AFTER
+        self._check_at, self._compare_from = last + CHECK_AFTER, first + 1
         self._new_batch = (last + 1, sum(plan.new))
 
     # --- between two steps
@@ -212,7 +241,7 @@ class GroupTransitions:
             self._write_for_lost()
         step = self._training.position.step
         try:
-            if self._mismatch:
+            if self._mismatch is not Mismatch.NONE:
                 self._resynchronise()
             pending = self._listener.pending
             if pending is not None and pending.boundary == step:
@@ -229,13 +258,30 @@ class GroupTransitions:
         return discard_prefetched
 
     def _resynchronise(self) -> None:
-        """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
-        self._mismatch = False
-        if self._membership.rank == 0:
-            sys.stderr.write(
-                "[ones] workers have different states: sending rank 0's state to all\n"
-            )
+        """Send rank 0's state to all, because the states differ; all workers wait.
+
+        A worker whose state differed says so. If that happens again soon, its script cannot be
+        trained in a group, and the worker refuses to go on.
+        """
+        found, self._mismatch = self._mismatch, Mismatch.NONE
+        membership, training = self._membership, self._training
+        own = training.tensors().sample().copy()
         self._take_rank_0_state()
+        step = training.position.step
+        self._check_at = max(self._check_at, step + CHECK_AFTER)
+        if membership.rank == 0 or found is Mismatch.SKIPPED:
+            return
+        apart = own.differences(training.tensors().sample())
+        if not apart:
+            return
+        named = "; ".join(apart[:MAX_NAMED] + ["..."] * (len(apart) > MAX_NAMED))
+        problem = f"rank {membership.rank} had another state than rank 0: {named}"
+        last, self._repaired_at = self._repaired_at, step
+        if last is None or step - last > FORGIVEN_STEPS or training.rates_may_differ:
+            sys.stderr.write(f"[ones] {problem}; it has rank 0's state now\n")
+            return
+        again = f"{problem}, {step - last} steps after it was given rank 0's state"
+        raise UsageError(again, RATES_REMEDY if found is Mismatch.RATES else STATES_REMEDY)
 
     def _switch(self, pending: PendingGroup) -> None:
         """Switch to the pending group after its boundary; start to send newcomers the state."""
@@ -266,7 +312,7 @@ class GroupTransitions:
                 steps=pending.transfer_steps,
                 metadata=training.metadata() if membership.rank == 0 else None,
             )
-            self._check_at = last + CHECK_AFTER
+            self._check_at, self._compare_from = last + CHECK_AFTER, step + 2
             self._retired = old
         elif membership.group is not old:
             old.retire()
@@ -306,10 +352,11 @@ class GroupTransitions:
     def before_reduction(self, step: int) -> ReductionTerms:
         """Return the terms that the transitions add to the reduction of step `step`."""
         listener, training = self._listener, self._training
-        regular = training.rates_may_differ or step % CHECK_EVERY == 0
+        regular = training.transfer is None and step % CHECK_EVERY == 0
         return ReductionTerms(
             ready=listener.pending is not None and listener.vote_ready(),
-            compare_checksums=step == self._check_at or (training.transfer is None and regular),
+            compare_checksums=step == self._check_at or regular,
+            compare_rates=step >= self._compare_from,
         )
 
     def after_reduction(
@@ -320,8 +367,12 @@ class GroupTransitions:
         A newcomer then waits for this step's portion of the state, because the optimizer needs it.
         """
         self._report_full_pause()
-        if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
-            self._mismatch = True
+        if agreed.skipped > 0:
+            self._mismatch = Mismatch.SKIPPED
+        elif terms.compare_rates and not agreed.same_rates:
+            self._mismatch = Mismatch.RATES
+        elif terms.compare_checksums and not agreed.same:
+            self._mismatch = Mismatch.STATES
         self._records.write()
         if terms.ready:
             self._agree(micro_batch, agreed)
@@ -391,8 +442,11 @@ class GroupTransitions:
         """Continue in the group that the controller forms of the survivors, or leave.
 
         `error` revealed the loss; it is None if the controller cancelled the waits. `roll_back`
-        restores the state of the last finished step, and is called first.
+        restores the state of the last finished step, and is called first. Without a controller,
+        `error` is raised.
         """
+        if not self._membership.own_id:  # nobody can form another group
+            raise error or CancelledError
         self._switch_cost = None
         for group in (self._membership.group, self._retired):
             if group is not None:
@@ -401,7 +455,8 @@ class GroupTransitions:
             roll_back()
         recovered = self._join_survivors(error)
         self._training.transfer, self._new_batch = None, None
-        self._mismatch, self._check_at = False, recovered.step + CHECK_AFTER
+        self._mismatch = Mismatch.NONE
+        self._check_at = self._compare_from = recovered.step + CHECK_AFTER
         self._retire_former()
         self._lost_members = self._discard_prefetched = True
         return recovered

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,37 @@ from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
 DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
+ROUNDING: Final = 1e-4  # relative difference that devices of other kinds can cause
+
+
+class StateSample(NamedTuple):
+    """Sample of a worker's state, by which differences between workers are found and named."""
+
+    numbers: dict[str, Any]  # hyperparameters
+    tensors: dict[str, torch.Tensor]  # part of each tensor, in one dimension
+
+    def copy(self) -> StateSample:
+        """Return a copy that later steps do not change."""
+        return StateSample(
+            self.numbers, {name: part.clone() for name, part in self.tensors.items()}
+        )
+
+    def differences(self, other: StateSample) -> list[str]:
+        """Return what differs from `other` by more than rounding, hyperparameters first."""
+        found = [
+            f"{name} {value} instead of {other.numbers[name]}"
+            for name, value in self.numbers.items()
+            if name in other.numbers and value != other.numbers[name]
+        ]
+        for name, part in self.tensors.items():
+            same = other.tensors.get(name)
+            if same is None or same.shape != part.shape or not part.numel():
+                continue
+            ours, theirs = part.double(), same.double()
+            apart = float((ours - theirs).abs().max())
+            if not apart <= ROUNDING * float(theirs.abs().max()):
+                found.append(f"{name} by {apart:.3g}")
+        return found
 
 
 class TensorState:
@@ -80,6 +111,12 @@ class TensorState:
         """Return the model's buffers; like `units`, they can be overwritten safely."""
         return [buffer.data for buffer in self.model.buffers()]
 
+    def limited_embeddings(self) -> list[nn.Module]:
+        """Return the embeddings with `max_norm`, whose weights forward passes change."""
+        kinds = nn.Embedding | nn.EmbeddingBag
+        modules = [module for module in self.model.modules() if isinstance(module, kinds)]
+        return [module for module in modules if module.max_norm is not None]
+
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
         """Return the optimizer state of each parameter, in the order of `parameters`.
 
@@ -131,21 +168,53 @@ class TensorState:
         for group, values in zip(self.groups, groups, strict=True):
             group.update(values)
 
+    def sample(self) -> StateSample:
+        """Return a sample of the state, which differs if states differ in more than a few places.
+
+        A scheduler, or the script, can set hyperparameters that differ by rank.
+        """
+        return StateSample(self._numbers(), self._sampled())
+
     def digest(self) -> bytes:
-        """Return a checksum of a sample of the state; equal states have equal checksums."""
+        """Return a checksum of a sample of the tensors; equal states have equal checksums."""
         hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
         picked: dict[torch.dtype, list[torch.Tensor]] = {}
-        for unit in self.units(self.parameters()[0].device):
-            for tensor in unit:
-                flat = tensor.reshape(-1)
-                stride = max(1, flat.numel() // DIGEST_SAMPLES)
-                picked.setdefault(tensor.dtype, []).append(flat[::stride])
+        for part in self._sampled().values():
+            picked.setdefault(part.dtype, []).append(part)
         for dtype in sorted(picked, key=str):
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
-        rates = [float(group["lr"]) for group in self.groups]
-        hashed.update(repr(rates).encode())  # a scheduler can set rates that differ by rank
         return hashed.digest()
+
+    def rates_digest(self, stepped: Sequence[bool]) -> bytes:
+        """Return a checksum of all hyperparameters on the host, and of who `stepped`."""
+        text = repr((self._numbers(), *stepped))
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return the hyperparameters that are on the host, by name."""
+        found: dict[str, Any] = {}
+        for index, group in enumerate(self.groups):
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                    found[f"{key} of group {index}"] = value.tolist()
+                elif isinstance(value, bool | int | float | str | tuple):
+                    found[f"{key} of group {index}"] = value
+        return found
+
+    def _sampled(self) -> dict[str, torch.Tensor]:
+        """Return up to `DIGEST_SAMPLES` numbers of each tensor, in one dimension, by name."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        named = {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()}
+        device = self.parameters()[0].device
+        for index, parameter in enumerate(self.parameters()):
+            name = names.get(id(parameter), f"parameter {index}")
+            named[name] = parameter.data
+            for key, value in sorted(self._optimizer_state(parameter).items()):
+                if _travels(value, device):
+                    named[f"{key} of {name}"] = value
+        flat = {name: tensor.detach().reshape(-1) for name, tensor in named.items()}
+        return {name: row[:: max(1, row.numel() // DIGEST_SAMPLES)] for name, row in flat.items()}
 
     def _optimizer_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's optimizer state, with keys `index:name` for several optimizers."""

@@ -205,8 +205,8 @@ class TrainingState:
 
     @property
     def rates_may_differ(self) -> bool:
-        """True if the last learning rate may follow from metrics that differ between workers."""
-        return self.position.epoch_step == 0 and self._tracked.follow_metrics
+        """True if learning rates may follow from metrics that differ between workers."""
+        return self._tracked.follow_metrics
 
     def snapshot(self) -> dict[str, Any]:
         """Return copies of schedulers, scalers and rates, with which a step can be rolled back."""
@@ -368,10 +368,13 @@ def _is_transferable(state: Any) -> bool:
     return True
 
 
-def initial_training_state(assignment: Assignment | None) -> TrainingState:
-    """Return the initial state of a worker; without an assignment, `load` sets the batch."""
+def initial_training_state(assignment: Assignment | None, rank: int = 0) -> TrainingState:
+    """Return the initial state of a worker; without an assignment, `load` sets the batch.
+
+    `rank` is the rank without an assignment.
+    """
     if assignment is None:
-        return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
+        return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=rank)
     shares = tuple(member.local_batch for member in assignment.group.members)
     return TrainingState(
         Schedule(ScheduleRow(1, shares, assignment.rank)),

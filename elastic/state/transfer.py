@@ -4,7 +4,8 @@ A broadcast of the whole state to all ranks is possible, too, but training waits
 
 Between two steps, all members with the full state have the same state. They share the work.
 Each member sends its part during the next step's forward and backward passes, which do not change
-the state. Before its first portion, rank 0 sends small tensors and other state as metadata.
+the state, except the buffers, which rank 0 broadcasts in each step. Before its first portion, rank
+0 sends small tensors and other state as metadata.
 Transfers use sockets, so device tensors are first copied to the host, on a separate stream. On the
 CPU nothing is copied.
 """
@@ -113,13 +114,10 @@ class Receiving:
         group: ProcessGroup,
         tensors: Sequence[torch.Tensor],
         members: int,
-        buffers: Sequence[torch.Tensor],
     ) -> None:
         device, direct = group.device, group.device.type == "cpu"
-        pairs, of_first = list(contiguous_pairs(tensors)), list(contiguous_pairs(buffers))
+        pairs = self._pairs = list(contiguous_pairs(tensors))
         parts = [byte_share([to for to, _ in pairs], member, members) for member in range(members)]
-        parts[0] += byte_share([to for to, _ in of_first], 0, 1)
-        self._pairs = pairs + of_first
 
         def landing(piece: torch.Tensor) -> torch.Tensor:
             return piece if direct else _host_buffer(piece.numel(), piece.dtype, device)
@@ -172,7 +170,6 @@ class StateTransfer:
         """Set up the parts that both sides use."""
         self._staging = HostStaging(self.group.device)
         self._order: list[list[int]] = []  # parameters of each portion
-        self._buffers: list[torch.Tensor] = []  # sent with the first portion, by rank 0
 
     def is_over(self, step: int) -> bool:
         """True if nothing is transferred in `step` (1-based) or later."""
@@ -194,20 +191,18 @@ class OutgoingState(StateTransfer):
     metadata: Mapping[str, Any] | None = None  # of rank 0; it must not change afterwards
 
     def __post_init__(self) -> None:
-        """Plan the transfer, and copy the buffers, because forward passes change them."""
+        """Plan the transfer."""
         super().__post_init__()
         self._released: threading.Event | None = None  # set when sent tensors may change again
         self._plan()
-        self._buffers = [buffer.clone() for buffer in self.state.buffers()]
 
     def begin_portion(self, step: int) -> None:
         """Start to send this member's part of the portion of `step` to every newcomer."""
         group, staging, place = self.group, self._staging, step - self.first
         held = [travelling for travelling, _ in contiguous_pairs(self._portion(place))]
+        if self.state.limited_embeddings():  # this step's forward pass changes them
+            held = [tensor.clone() for tensor in held]
         mine = byte_share(held, group.rank, self.senders)
-        if place == 0 and group.rank == 0:
-            buffers = [travelling for travelling, _ in contiguous_pairs(self._buffers)]
-            mine += byte_share(buffers, 0, 1)
         chunks, small = large_and_small(mine)
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if small:
@@ -268,8 +263,7 @@ class IncomingState(StateTransfer):
         with self._staging.on_training_stream():
             self.state.adopt(metadata["structure"], self.group.device)
             self._plan()
-            self._buffers = [torch.empty_like(buffer) for buffer in self.state.buffers()]
-            self._receive_portion(0, self._buffers)
+            self._receive_portion(0)
         return metadata
 
     def begin_portion(self, step: int) -> None:
@@ -277,8 +271,8 @@ class IncomingState(StateTransfer):
         if step > self.first:
             self._receive_portion(step - self.first)
 
-    def _receive_portion(self, place: int, buffers: Sequence[torch.Tensor] = ()) -> None:
-        self._receiving = Receiving(self.group, self._portion(place), self.senders, buffers)
+    def _receive_portion(self, place: int) -> None:
+        self._receiving = Receiving(self.group, self._portion(place), self.senders)
 
     def take_portion(
         self,
@@ -298,8 +292,6 @@ class IncomingState(StateTransfer):
         _arrived(self._receiving.arrival, cancelled)
         self._receiving.put_in_place()
         if step == self.first:
-            for buffer, arrived in zip(self.state.buffers(), self._buffers, strict=True):
-                buffer.copy_(arrived)
             take_metadata(metadata)
         finish_device_work(self.group.device)  # because a script may train on its own stream
 

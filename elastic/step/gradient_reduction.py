@@ -247,6 +247,9 @@ class Contribution:
     skipped: bool = False  # the script skipped the batch
     terms: ReductionTerms = NO_TERMS
     has_full_state: bool = False  # if True, the checksum of the state is included
+    stepped: Sequence[
+        bool
+    ] = ()  # per optimizer: True if it stepped since the last step's reduction
 
     @property
     def counts(self) -> bool:
@@ -322,7 +325,7 @@ class StepReduction:
         if group.size == 1:
             return self._finish_alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and contribution.measures_noise
-        words = self._words(contribution, seconds)
+        words = self._words(contribution, seconds, group.size)
         bucket, gradients, tail = self._pack(contribution, words, loss_sum)
         micro_batch = contribution.micro_batch
         if measured and micro_batch.first:  # otherwise only the earlier passes are measured
@@ -352,15 +355,17 @@ class StepReduction:
         self._lap = now, min(took, 2 * before) if before else took
         return self._lap[1]
 
-    def _words(self, contribution: Contribution, seconds: float) -> ControlWords:
+    def _words(self, contribution: Contribution, seconds: float, ranks: int) -> ControlWords:
         micro_batch, terms = contribution.micro_batch, contribution.terms
-        compares = terms.compare_checksums and contribution.has_full_state
-        earlier = 0 if micro_batch.first else self._samples
+        compares = terms.compare_checksums and contribution.has_full_state and ranks > 1
+        rates = terms.compare_rates and ranks > 1
+        earlier, tensors = 0 if micro_batch.first else self._samples, self._training.tensors()
         return ControlWords(
             earlier + micro_batch.count,
             terms.ready,
             seconds,
-            self._training.tensors().digest() if compares else bytes(DIGEST_BYTES),
+            tensors.digest() if compares else bytes(DIGEST_BYTES),
+            tensors.rates_digest(contribution.stepped) if rates else bytes(DIGEST_BYTES),
             step=micro_batch.step,
             skipped=contribution.skipped,
             items=contribution.step_items,
@@ -388,7 +393,7 @@ class StepReduction:
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> AgreedWords:
         """Finish a step without peers; gradients of a single pass stay in place."""
-        micro_batch, words = contribution.micro_batch, self._words(contribution, seconds)
+        micro_batch, words = contribution.micro_batch, self._words(contribution, seconds, 1)
         if self._reducer.active:
             _, gradients, tail = self._pack(contribution, words, None)
             if contribution.measures_noise:

@@ -23,6 +23,7 @@ from elastic.reporting import SampleRecords
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedRows
 from elastic.state.training_state import TrainingState
+from elastic.step.forward_state import ForwardState
 from elastic.step.gradient_reduction import SPARSE, Contribution, Reducer, StepReduction
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
@@ -50,8 +51,9 @@ class StepExecutor:
         self.cancelled = transitions.cancelled  # event that cancels waits for peers
         self._training = training
         self._records = records
-        self._reducer: Reducer  # set with the next two by `set_reducer`
+        self._reducer: Reducer  # set with the next three by `set_reducer`
         self._reduction: StepReduction
+        self._forward_state: ForwardState
         self._turns: OptimizerTurns | None = None  # None with a single optimizer
         self.carried: CarriedRows | None = None  # None: no carried state
         self.micro_batch: MicroBatch | None = None  # micro-batch that the script works on
@@ -61,6 +63,7 @@ class StepExecutor:
         self._reduced = False
         self._reductions = 0  # number of backward passes whose gradients were reduced
         self._stepped_at: dict[int, int] = {}  # reductions at the last step, by id of the optimizer
+        self._step_began_at = 0  # number of reductions before the last step's first
         self._items: float | None = None  # items that the current batch's losses are averaged over
         self._step_items: dict[tuple[int, int], float] = {}  # by micro-batch and place
         self._passes = 0  # passes of the running step so far
@@ -77,6 +80,7 @@ class StepExecutor:
         """Set the reducer, the number of prefetched steps, and the turns of several optimizers."""
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self.cancelled)
+        self._forward_state = ForwardState(self._training.tensors())
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
@@ -238,7 +242,7 @@ class StepExecutor:
             self._refuse_under_cluster(problem, remedy)
 
     def _refuse_under_cluster(self, problem: str, remedy: str) -> None:
-        self._raise_or_warn(bool(self._membership.own_id), "a cluster", problem, remedy)
+        self._raise_or_warn(self._membership.may_have_peers, "a cluster", problem, remedy)
 
     def _refuse_in_group(self, problem: str, remedy: str) -> None:
         self._raise_or_warn(self._membership.group.size > 1, "a group of workers", problem, remedy)
@@ -309,7 +313,11 @@ class StepExecutor:
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         membership = self._membership
         self._reduced = True
-        self._reductions += 1
+        before, self._reductions = self._reductions, self._reductions + 1
+        last, optimizers = self._step_began_at, self._training.tensors().optimizers
+        stepped = [self._stepped_at.get(id(each), 0) > last for each in optimizers]
+        if place == 0:
+            self._step_began_at = before
         terms = self._transitions.before_reduction(micro_batch.step) if place == 0 else NO_TERMS
         earlier = [items for (_, at), items in self._step_items.items() if at == place]
         contribution = Contribution(
@@ -320,8 +328,12 @@ class StepExecutor:
             skipped=skipped,
             terms=terms,
             has_full_state=membership.has_full_state,
+            stepped=stepped,
         )
+        batches = micro_batch.row.local_batches
+        source = next((rank for rank, batch in enumerate(batches) if batch), 0)
         try:
+            self._forward_state.exchange(membership.group, source, self.cancelled)
             agreed = self._reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._reducer.discard()
@@ -336,6 +348,8 @@ class StepExecutor:
                 skipped = agreed.skipped > 0
                 self.carried.exchange(membership.group, self.cancelled, skipped=skipped)
             self._transitions.after_reduction(micro_batch, terms, agreed)
+            if not contribution.has_full_state:
+                self._forward_state.limit_arrived()
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._recover(micro_batch, error)
 
@@ -343,6 +357,7 @@ class StepExecutor:
         """Recover from a broken group. Adopt the step if peers finished it, or else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
+        self._forward_state.forget()
         if micro_batch.step <= recovered.step:
             self.outcome = StepOutcome.ADOPTED
             if self._turns is not None:

@@ -12,6 +12,7 @@ from torch import nn
 from elastic.state.portions import encode_metadata
 from elastic.state.state_tensors import TensorState
 from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
+from elastic.step.forward_state import ForwardState
 from elastic.training_errors import BrokenGroupError
 from tests.training.peers import CPU, RendezvousInfo
 
@@ -110,8 +111,10 @@ def hand_over(
         transfer = OutgoingState(**common, newcomers=newcomers, metadata=metadata)
     else:
         transfer = IncomingState(**common)
+    forward_state = ForwardState(state)
     for step in range(1, steps + 1):
         transfer.begin_portion(step)
+        forward_state.exchange(group, 0, cancel)
         if isinstance(transfer, OutgoingState):
             transfer.await_sent(cancel)
         else:

@@ -246,7 +246,7 @@ def test_a_damaged_state_is_noticed_and_sent_again(tmp_path: Path) -> None:
         job.through((12,), (6, 6), 1)
 
         every_sample_once(job)
-        assert "sending rank 0's state" in job.said()
+        assert "rank 1 had another state than rank 0: 0.weight by" in job.said()
 
 
 LOSSES = [

@@ -42,7 +42,7 @@ def test_all_ranks_read_the_same_from_the_sum() -> None:
 
     assert len(ControlWords().encode()) == FIXED_WORDS - 1
     assert told == AgreedWords(
-        loss_sum=1.5, samples=5, ready=1, seconds=4.0 / 3, same=True, step=3.0, ends=1, skipped=1,
+        loss_sum=1.5, samples=5, ready=1, seconds=4.0 / 3, same=True, same_rates=True, step=3.0, ends=1, skipped=1,
         items=79.5, used=(True, False, True),
     )  # fmt: skip
 
@@ -54,19 +54,28 @@ def test_control_words_ignore_the_order_of_ranks(tails: list[ControlWords]) -> N
     )
 
 
-@given(DIGESTS, st.integers(2, 64))
-def test_equal_checksums_agree(digest: bytes, ranks: int) -> None:
-    assert summed([ControlWords(digest=digest)] * ranks, torch.float32).same
+RANKS = st.integers(2, 64) | st.just(3000)
 
 
-@given(DIGESTS, st.integers(2, 64), st.data())
-def test_one_different_byte_is_noticed(digest: bytes, ranks: int, data: st.DataObject) -> None:
+@given(DIGESTS, DIGESTS, RANKS)
+def test_equal_checksums_agree(digest: bytes, rates: bytes, ranks: int) -> None:
+    agreed = summed([ControlWords(digest=digest, rates=rates)] * ranks, torch.float32)
+
+    assert (agreed.same, agreed.same_rates) == (True, True)
+
+
+@given(DIGESTS, RANKS, st.data())
+def test_one_different_bit_is_noticed(digest: bytes, ranks: int, data: st.DataObject) -> None:
     place, rank = data.draw(st.integers(0, DIGEST_BYTES - 1)), data.draw(st.integers(0, ranks - 1))
     other = bytearray(digest)
     other[place] ^= 1 << data.draw(st.integers(0, 7))
     digests = [bytes(other) if r == rank else digest for r in range(ranks)]
 
-    assert not summed([ControlWords(digest=d) for d in digests], torch.float32).same
+    tensors = summed([ControlWords(digest=d) for d in digests], torch.float32)
+    rates = summed([ControlWords(rates=d) for d in digests], torch.float32)
+
+    assert (tensors.same, tensors.same_rates) == (False, True)
+    assert (rates.same, rates.same_rates) == (True, False)
 
 
 @given(st.integers(0, 10**12), st.floats(0, 1000), st.floats(1e6, 1e12), st.integers(1, 500))

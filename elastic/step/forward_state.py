@@ -1,0 +1,127 @@
+"""State that forward passes change: buffers, and rows of embeddings with `max_norm`.
+
+Each worker's forward passes see its own samples only, so this state would drift apart. Before the
+gradients of a step are reduced, the group agrees on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elastic.collectives.process_group import ProcessGroup
+from elastic.state.state_tensors import TensorState
+
+
+class ForwardState:
+    """State of a model that its forward passes change."""
+
+    def __init__(self, tensors: TensorState) -> None:
+        self._tensors = tensors
+        self._buffers = _FlatCopy([])
+        self._limited = [_LimitedRows(module) for module in tensors.limited_embeddings()]
+
+    def exchange(self, group: ProcessGroup, source: int, cancelled: threading.Event) -> None:
+        """Give all ranks the buffers of rank `source`, and limit the rows that any rank used.
+
+        DistributedDataParallel also broadcasts the buffers in each step. The result for the rows is
+        that of one process on the global batch.
+        """
+        used = torch.cat([rows.used for rows in self._limited]) if self._limited else None
+        if group.size > 1:
+            if used is not None:
+                group.all_reduce(used, cancelled)
+            if buffers := self._tensors.buffers():
+                self._broadcast(buffers, group, source, cancelled)
+        if used is not None:
+            parts = used.split_with_sizes([rows.used.numel() for rows in self._limited])
+            for rows, part in zip(self._limited, parts, strict=True):
+                rows.limit(part)
+
+    def limit_arrived(self) -> None:
+        """Limit the rows of the last exchange in a state that arrived from another worker."""
+        for rows in self._limited:
+            rows.limit_again()
+
+    def forget(self) -> None:
+        """Forget the rows that this worker used, because its state was replaced."""
+        for rows in self._limited:
+            rows.used.zero_()
+
+    def _broadcast(
+        self,
+        buffers: list[torch.Tensor],
+        group: ProcessGroup,
+        source: int,
+        cancelled: threading.Event,
+    ) -> None:
+        copy, self._buffers = self._buffers, _FlatCopy([])  # a cancelled broadcast may still write
+        if not copy.fits(buffers):
+            copy = _FlatCopy(buffers)
+        if group.rank == source:
+            torch._foreach_copy_(copy.views, buffers)
+        group.broadcast(copy.flat, source, cancelled)
+        if group.rank != source:
+            torch._foreach_copy_(buffers, copy.views)
+        self._buffers = copy
+
+
+class _FlatCopy:
+    """Room for tensors of any types in one row of bytes, with a view for each tensor."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        device = tensors[0].device if tensors else None
+        size = sum(tensor.nbytes for tensor in tensors)
+        self.flat = torch.empty(size, dtype=torch.uint8, device=device)
+        found: dict[int, torch.Tensor] = {}
+        start = 0
+        # Large elements come first, so that each view is aligned.
+        for place in sorted(range(len(tensors)), key=lambda at: -tensors[at].itemsize):
+            tensor = tensors[place]
+            part = self.flat[start : start + tensor.nbytes]
+            found[place] = part.view(tensor.dtype).view(tensor.shape)
+            start += tensor.nbytes
+        self.views = [found[place] for place in range(len(tensors))]
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return [(tensor.shape, tensor.dtype) for tensor in tensors] == self._kinds
+
+
+class _LimitedRows:
+    """Rows of an embedding with `max_norm` that this worker's forward passes used.
+
+    A forward pass scales the rows of its samples down to the norm, in place.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.used = torch.zeros(module.num_embeddings, dtype=torch.int32)
+        self._last = torch.empty(0, dtype=torch.int64)
+        module.register_forward_pre_hook(self._note)
+
+    def _note(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        self.used = self.used.to(module.weight.device)
+        if inputs:
+            self.used[inputs[0].detach().reshape(-1)] = 1
+
+    def limit(self, used: torch.Tensor) -> None:
+        """Scale the rows that only other workers used, and forget this worker's rows.
+
+        Because of rounding, it matters that no worker scales a row twice.
+        """
+        self._last = used.nonzero().view(-1)
+        self._scale((used > self.used).nonzero().view(-1))
+        self.used.zero_()
+
+    def limit_again(self) -> None:
+        """Scale all rows of the last call of `limit`."""
+        self._scale(self._last)
+
+    def _scale(self, rows: torch.Tensor) -> None:
+        if rows.numel():
+            weight = self._module.weight.data
+            torch.embedding_renorm_(weight, rows, self._module.max_norm, self._module.norm_type)
