@@ -9,7 +9,6 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic import fault_points
 from elastic.collectives.backends import slot_device, use_local_rank
+from elastic.data_digest import data_digest
 from elastic.group.launched_group import LaunchedGroup, launched_group
 from elastic.group.membership import Membership
 from elastic.group.order_listener import OrderListener
@@ -101,9 +101,7 @@ class ScalingAgent:
         self._joined = False
         if launched is not None:
             use_local_rank(launched.local_rank)
-        training = self._training = initial_training_state(
-            assignment, launched.rank if launched else 0
-        )
+        training = self._training = initial_training_state(assignment)
         membership = self._membership = Membership.begin(assignment, slot_device(), launched)
         self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
         self._last_warning = ""  # warning about the loss of the previous epoch
@@ -127,7 +125,7 @@ class ScalingAgent:
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
-        self._dataset_size: Callable[[], int]  # set by `load`
+        self._train_set: Dataset[Any]  # set by `load`
         self._parameters = 0
         self._resumed_epoch = 0
 
@@ -277,8 +275,7 @@ class ScalingAgent:
             raise UsageError("load() was called twice", hint)
         version = self._assignment.version if self._assignment else None
         fault_points.reach("load", rank=self.rank, version=version)
-        self._dataset_size = partial(dataset_size, train_set)
-        size = self._dataset_size()
+        self._train_set, size = train_set, dataset_size(train_set)
         self._reporter.log_override("seed", self._seed.follow(), self._seed.value)
         model, built = build(build_model, build_optimizer, self._place_model)
         tensors = TensorState(model, optimizers_by_name(built, model))
@@ -354,6 +351,7 @@ class ScalingAgent:
             executor=executor,
             bound=bound,
             device=self.device,
+            worker=self._membership.own_id or f"rank {self.rank}",
             options=options,
         )
         executor.set_reducer(self._reducer, loader.depth, turns)
@@ -474,6 +472,7 @@ class ScalingAgent:
             resumed_epoch=self._resumed_epoch,
             parameters=self._parameters,
             store_port=self._store_port(assignment),
+            data_digest=data_digest(self._train_set),
         )
         if assignment.rank == 0:
             self._epochs.report_missing_epochs()
@@ -524,7 +523,7 @@ class ScalingAgent:
         self._join()
         while not training.why_done:
             self._executor.check_trained()
-            self._executor.check_size(self._dataset_size())
+            self._executor.check_size(dataset_size(self._train_set))
             training.epoch_open = True
             training.losses.take()
             training.begin_timing()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -188,7 +189,7 @@ class GroupTransitions:
         if group.size > 1:
             metadata = self._training.broadcast(group, 0, self.cancelled)
             if metadata is not None:
-                self._training.load_metadata(metadata)
+                self._training.load_metadata(metadata, group.rank)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
         """Receive the join plan. If the plan cannot arrive, the controller cancels the wait."""
@@ -381,7 +382,7 @@ class GroupTransitions:
             self._retire_former()
         transfer = self._training.transfer
         if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
-            load = self._training.load_metadata
+            load = partial(self._training.load_metadata, rank=self._membership.rank)
             transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:

@@ -50,7 +50,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_by_rank(state: torch.Tensor, rank: int) -> None:
-    """Seed the generators from rank 0's torch generator, differently for each initial rank."""
+    """Seed the generators from rank 0's torch generator, differently for each rank."""
     digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
     seed_generators(int.from_bytes(digest.digest(), "big") >> 1)
 

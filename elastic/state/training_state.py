@@ -38,13 +38,9 @@ from schemas.wire.worker import Assignment
 
 
 class TrainingState:
-    """State that is sent to newcomers and stored in checkpoints, and the meters of training.
+    """State that is sent to newcomers and stored in checkpoints, and the meters of training."""
 
-    `rank` is the rank of the worker at its start; it makes the random numbers of the workers
-    differ.
-    """
-
-    def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
+    def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None) -> None:
         self.position = TrainingPosition()
         self.schedule = schedule
         self.stream = SampleStream(0, 0)
@@ -65,7 +61,6 @@ class TrainingState:
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
         self.recent_steps = RecentSteps(time.monotonic())
-        self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
         self._scalers = 0  # number of scalers detected
@@ -252,15 +247,18 @@ class TrainingState:
             "reported": [dict(values) for values in self.reported],
         }
 
-    def load_metadata(self, metadata: dict[str, Any]) -> None:
-        """Load another member's metadata, except position and batch; tensors arrive separately."""
+    def load_metadata(self, metadata: dict[str, Any], rank: int) -> None:
+        """Load another member's metadata, except position and batch; tensors arrive separately.
+
+        The random numbers of each `rank` of the group differ.
+        """
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
         self.recent.clear()
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
         self._load_facts(metadata)
         self.tensors().load_hyperparameters(metadata["hyper"])
-        seed_by_rank(metadata["random"]["torch"], self._rank)
+        seed_by_rank(metadata["random"]["torch"], rank)
 
     def _load_facts(self, facts: dict[str, Any]) -> None:
         """Load the result of `_facts`, except position and batch; old checkpoints have gaps."""
@@ -368,16 +366,11 @@ def _is_transferable(state: Any) -> bool:
     return True
 
 
-def initial_training_state(assignment: Assignment | None, rank: int = 0) -> TrainingState:
-    """Return the initial state of a worker; without an assignment, `load` sets the batch.
-
-    `rank` is the rank without an assignment.
-    """
+def initial_training_state(assignment: Assignment | None) -> TrainingState:
+    """Return the initial state of a worker; without an assignment, `load` sets the batch."""
     if assignment is None:
-        return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=rank)
+        return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None)
     shares = tuple(member.local_batch for member in assignment.group.members)
     return TrainingState(
-        Schedule(ScheduleRow(1, shares, assignment.rank)),
-        stop_rule=assignment.spec.stop,
-        rank=assignment.rank,
+        Schedule(ScheduleRow(1, shares, assignment.rank)), stop_rule=assignment.spec.stop
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
@@ -206,11 +207,13 @@ class ElasticLoader:
         executor: StepExecutor,
         bound: int,
         device: torch.device,
+        worker: str,
         options: Mapping[str, Any],
     ) -> None:
         """Wrap `dataset`; `options` are options of torch's DataLoader that do not select samples.
 
-        A share of more than `bound` samples is processed in several passes.
+        A share of more than `bound` samples is processed in several passes. The processes that load
+        data draw other random numbers for each `worker`, which is the name of this one.
         """
         workers = int(options.get("num_workers", 0))
         if workers:
@@ -226,7 +229,11 @@ class ElasticLoader:
         self._reader: StreamReader | None = None
         if isinstance(dataset, IterableDataset):
             dataset = self._reader = StreamReader(dataset, training.stream)
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self._worker = worker
+        self._seeds = torch.Generator()  # of the processes that load data
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=self._sampler, generator=self._seeds, **options
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Return an option of torch's DataLoader, unless the option selects samples."""
@@ -271,7 +278,14 @@ class ElasticLoader:
             between_steps = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
-        """Return a new iterator over the rest of the epoch; a join may have changed the seed."""
+        """Return a new iterator over the rest of the epoch; a join may have changed the seed.
+
+        Before the state has arrived, torch's generator is in the same state in all newcomers.
+        """
+        stream, position = self._training.stream, self._training.position
+        named = f"{stream.epoch_seed(position.epoch)}/{position.step}/{self._worker}".encode()
+        digest = hashlib.blake2b(named, digest_size=8).digest()
+        self._seeds.manual_seed(int.from_bytes(digest, "big") >> 1)
         if self._reader is not None:
             self._reader.follow(self._training.stream)
         return iter(self._loader)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import (
+    RESIZED,
     Cluster,
     assert_nothing_lost,
     further,
@@ -109,6 +110,24 @@ def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
             del owners[event["slot"]]
     for job in (first, second):
         assert_nothing_lost(cluster, job)
+
+
+def test_a_newcomer_with_another_order_of_the_data_is_dismissed(cluster: Cluster) -> None:
+    listed = "data = TensorDataset(inputs"
+    other = "inputs = inputs.flip(0) if os.path.exists(os.environ['FLIP']) else inputs\n"
+    script = RESIZED.replace(listed, other + listed)
+    flip = cluster.home / "flip"
+    job = training_job(cluster, script=script, env={"OMP_NUM_THREADS": "1", "FLIP": str(flip)})
+    flip.touch()
+
+    assert cluster.ones("resize", job, "--slots", "2").code == 0
+    shown = cluster.until(job, lambda s: "another order" in s["reason"])
+
+    assert shown["slots"] == 1
+    assert "sort what the file system lists" in shown["reason"]
+    flip.unlink()
+    resize(cluster, job, 2)
+    assert_nothing_lost(cluster, job)
 
 
 def slots_of(shown: dict[str, Any]) -> set[str]:

@@ -173,3 +173,41 @@ def test_rows_of_a_limited_embedding_are_those_of_one_process(tmp_path: Path) ->
         assert furthest(job.final(), alone(LIMITED, last, 12, SIZE)) < 1e-9
         assert [len(found) for found in job.digests().values()] == [1] * last
         assert "another state" not in job.said()
+
+
+# --- random numbers of the processes that load data
+
+AUGMENTED = """
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(inputs)
+
+    def __getitem__(self, place):
+        return inputs[place], targets[place], torch.rand(())
+
+data = Augmented()
+"""
+DRAWING = """
+model, optimizer, loader = agent.load(
+    build_model, build_optimizer, data, batch_size=1, lr_scaling=SCALING, num_workers=1,
+    multiprocessing_context="fork",
+)
+for epoch in agent.epochs(1000):
+    drawn = []
+    for x, y, noise in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        drawn += noise.tolist()
+    say(epoch=epoch + 1, step=agent.step, digest=digest(model), drawn=drawn)
+    agent.report(enough=enough())
+"""
+
+
+def test_loaders_of_newcomers_draw_numbers_of_their_own(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, AUGMENTED, DRAWING, size=SIZE)) as job:
+        job.through((12,), 1, (4, 4, 4), 3)
+
+        drawn = [(word["worker"], number) for word in job.words() for number in word["drawn"]]
+        assert len({worker for worker, _ in drawn}) == 3
+        assert len({number for _, number in drawn}) == len(drawn)

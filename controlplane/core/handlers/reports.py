@@ -24,7 +24,7 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Paused, Rescaling, Running, Starting
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
-from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger, data_problem
 from schemas.ids import WorkerId, node_of, worker_id
 from schemas.nodes import ResumePoint
 from schemas.wire.agent import (
@@ -195,15 +195,20 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
     if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     worker.store_port = event.store_port
-    if job.sweep is None:  # a sweep gets these numbers from its units
+    worker.epoch_samples, worker.data_digest = event.epoch_samples, event.data_digest
+    first = isinstance(job.status, Starting) and worker.rank == 0  # the others copy its state
+    if job.sweep is None and first:  # a sweep gets these numbers from its units
         job.progress.epoch_samples = event.epoch_samples
-        if isinstance(job.status, Starting) and worker.rank == 0:  # the others copy its state
-            epochs.on_resumed(ctx, job, event.resumed_epoch)
+        epochs.on_resumed(ctx, job, event.resumed_epoch)
     ctx.announce("worker.ready", job, place(worker))
     if isinstance(job.status, Starting):
         start.form_when_ready(ctx, job, job.status)
     elif isinstance(job.status, Rescaling):
-        rescale.switch_when_prepared(ctx, job, job.status)
+        incumbent = job.workers[job.status.group.members[0].worker]
+        if problem := data_problem(worker, incumbent):
+            recovery.abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, problem)
+        else:
+            rescale.switch_when_prepared(ctx, job, job.status)
 
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:

@@ -21,6 +21,7 @@ from controlplane.core.model.worker import (
     ExitCause,
     Worker,
     WorkerPhase,
+    data_problem,
     exceeds_limit,
     exit_cause,
     shell_exit_code,
@@ -194,12 +195,18 @@ def start(
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
     """Order the group to form once all workers are ready.
 
-    If a worker has exited while another worker is ready and waits for it, fail the job.
+    If a worker has exited while another worker is ready and waits for it, or if workers have other
+    data, fail the job.
     """
     if status.forming:
         return
-    phases = {worker.phase for worker in job.group_workers()}
+    workers = job.group_workers()
+    phases = {worker.phase for worker in workers}
     if phases == {WorkerPhase.READY}:
+        problems = filter(None, (data_problem(worker, workers[0]) for worker in workers))
+        if problem := next(problems, ""):
+            fail(ctx, job, problem)
+            return
         status.forming = True
         ctx.send(job)
     elif phases >= {WorkerPhase.READY, WorkerPhase.EXITED}:

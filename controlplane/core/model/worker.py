@@ -65,6 +65,8 @@ class Worker(msgspec.Struct, kw_only=True):
     pid: int | None = None
     reports: int = 0  # index of the last handled report of its script
     store_port: int = 0  # port of the worker's store, from its ready report
+    epoch_samples: int = 0  # samples of its training set, from its ready report
+    data_digest: str = ""  # digest of their order; "" if not known
     group_version: Version = Version(0)  # the group in which the worker trains
     group_first_step: int = 0  # first step in that group
     reserved: bool = False  # is prepared while the slot's owner is about to leave
@@ -86,6 +88,25 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     if worker.phase in {*_GOING, WorkerPhase.EXITED} or trigger is WorkerTrigger.STARTED:
         return False
     raise IllegalTransitionError(worker.worker, worker.phase.value, trigger.value)
+
+
+def data_problem(worker: Worker, other: Worker) -> str:
+    """Return why two workers cannot train one job on their training sets, or "".
+
+    Sizes of 0 and empty digests are not known, and match all others.
+    """
+    name, sizes = (
+        f"rank {worker.rank} on {worker.slot}",
+        (worker.epoch_samples, other.epoch_samples),
+    )
+    if all(sizes) and sizes[0] != sizes[1]:
+        differ = f"{sizes[0]} samples, that of rank {other.rank} has {sizes[1]}"
+        return f"the training set of {name} has {differ}: all workers need the same data"
+    digests = {worker.data_digest, other.data_digest}
+    if len(digests - {""}) > 1:
+        problem = f"the training set of {name} has another order than that of rank {other.rank}"
+        return f"{problem}: sort what the file system lists, and seed what is shuffled"
+    return ""
 
 
 class ExitCause(Enum):

@@ -271,7 +271,7 @@ def test_a_checkpoint_restores_random_numbers(tmp_path: Path) -> None:
 
 
 def resumed_training() -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]:
-    training = TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
+    training = TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None)
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     training.set_tensors(TensorState(model, optimizer), SampleStream(0, 4))

@@ -51,7 +51,7 @@ def test_the_next_rank_0_repeats_reports(tmp_path: Path, *, newcomer: bool) -> N
     old = training() if newcomer else state
     end_three(EpochReports(old, Told()) if newcomer else next_rank_0, first=False)
     if newcomer:
-        state.load_metadata(decode_metadata(encode_metadata(old.metadata())))
+        state.load_metadata(decode_metadata(encode_metadata(old.metadata())), rank=0)
 
     next_rank_0.report_again(2)
     next_rank_0.close()

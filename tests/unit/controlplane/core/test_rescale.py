@@ -130,6 +130,16 @@ def beside_b(*theirs: SlotId) -> Controller:
     return training(controller, *theirs, name="b")
 
 
+OTHER_SIZE: Final = (
+    "the training set of rank 1 on n2/0 has 82 samples, that of rank 0 has 1000: all workers need "
+    "the same data"
+)
+OTHER_ORDER: Final = (
+    "the training set of rank 1 on n2/0 has another order than that of rank 0: sort what the file "
+    "system lists, and seed what is shuffled"
+)
+
+
 def full() -> Controller:
     return beside_b(T0)
 
@@ -187,6 +197,26 @@ GROWS: Final[dict[str, Story]] = {
         alone, resized(A, on=(S0, S1, T0)), STORE_OPENS, started(A, 2, rank=1), started(A, 2, rank=2),
         ready(A, 2, rank=1), {"orders": [], "change": "preparing"},
         ready(A, 2, rank=2), {"nodes": [N1, N2], "change": "switching"},
+    ],
+    "a newcomer with another number of samples is dismissed": [
+        growing, STORE_OPENS, started(A, 2, rank=1), ready(A, 2, rank=1, epoch_samples=82),
+        {"reasons": [f"trains on 1 slot, batch 64: {OTHER_SIZE}"], "phase": "running"},
+    ],
+    "a newcomer whose samples have another order is dismissed": [
+        lambda: told(cluster_of(n1=1, n2=1), fresh(), place({A: {S0: 64}})),
+        started(A), ready(A, data_digest="cafe"), formed(A),
+        resized(A, on=(S0, T0)), STORE_OPENS, started(A, 2, rank=1),
+        ready(A, 2, rank=1, data_digest="beef"),
+        {"reasons": [f"trains on 1 slot, batch 64: {OTHER_ORDER}"], "phase": "running"},
+    ],
+    "workers that start together with other data fail the job": [
+        lambda: told(cluster_of(n1=1, n2=1), fresh(), place({A: HALVES})),
+        ready(A, rank=1, data_digest="beef"), ready(A, data_digest="cafe"),
+        {"reasons": [OTHER_ORDER], "phase": "failed"},
+    ],
+    "a worker of an earlier release, whose order is not known, trains with others": [
+        growing, STORE_OPENS, started(A, 2, rank=1), ready(A, 2, rank=1, data_digest="beef"),
+        {"change": "switching"},
     ],
     "the store may be open before the newcomer is ready": [
         growing, STORE_OPENS, {"orders": []}, ready(A, 2, rank=1), {"nodes": [N2, N1]},
