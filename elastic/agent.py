@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,7 +125,8 @@ class ScalingAgent:
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
-        self._train_set: Dataset[Any]  # set by `load`
+        self._train_set: Dataset[Any]  # set by `load`, as the next
+        self._loader: ElasticLoader
         self._parameters = 0
         self._resumed_epoch = 0
 
@@ -227,6 +228,7 @@ class ScalingAgent:
         carried_dim: int = 1,
         max_local_batch: int | None = None,
         schedule_batch: int | None = None,
+        epoch_steps: int | None = None,
         **loader_options: Any,
     ) -> tuple[nn.Module, Optimizers, ElasticLoader]:
         """Build model, optimizer and loader.
@@ -257,6 +259,9 @@ class ScalingAgent:
                 file overrides it. The default is `batch_size`.
             schedule_batch: global batch of the steps that schedulers count, if the schedulers were
                 created before `load`. The default is the job's first batch.
+            epoch_steps: steps of the job's first batch in an epoch, which ends with a checkpoint
+                and a report. The default is one pass over `train_set`. The passes go on from epoch
+                to epoch, each with every sample once.
             loader_options: options of torch's DataLoader. `drop_last=True` leaves out the samples
                 at the end of an epoch that do not fill a step; their number depends on the current
                 batch.
@@ -286,6 +291,8 @@ class ScalingAgent:
         self._training.set_tensors(tensors, stream)
         self._training.script_schedule_batch = schedule_batch
         self._set_batch_and_rate(tensors, batch_size, lr, lr_scaling, lr_doubling_steps)
+        if epoch_steps is not None:
+            self._training.divide_passes(epoch_steps)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
@@ -300,6 +307,7 @@ class ScalingAgent:
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.track_scaler)
         self._training.begin_timing()
+        self._loader = loader
         return model, built, loader
 
     def _place_model(self, model: nn.Module) -> nn.Module:
@@ -534,6 +542,31 @@ class ScalingAgent:
             self._reporter.report(TrainingFinished, reason=training.why_done)
         if self._reducer is not None:
             self._reducer.close()
+
+    def steps(
+        self, count: int, metrics: Callable[[], Mapping[str, float]] | None = None
+    ) -> Iterator[Any]:
+        """Run a job of `count` steps of its first batch, without a loop over epochs.
+
+        If the scheduler changes the batch, the number of steps changes, and the number of samples
+        stays. Each epoch ends with a checkpoint and a report; `load(epoch_steps=...)` sets its
+        length. The job file's stop rule overrides `count`.
+
+        Args:
+            count: steps of the whole job, including those before a resume.
+            metrics: called at the end of each epoch, on all workers; returns what `report` gets.
+
+        Yields:
+            The batches of the loader, one for each step or pass.
+
+        Raises:
+            UsageError: as `epochs`.
+        """
+        training = self._require_loaded("steps()")
+        for _ in self.epochs(0, samples=count * training.schedule_batch):
+            yield from self._loader
+            if metrics is not None:
+                self.report(**metrics())
 
     def report(self, **metrics: float) -> dict[str, float]:
         """End the epoch and report its metrics. In a group, rank 0's metrics apply to all workers.

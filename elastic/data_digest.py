@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,17 @@ MAX_NESTED: Final = 8  # depth of data sets in each other; parts of an entry
 
 
 def data_digest(dataset: Any) -> str:
-    """Return a digest of the order of a data set's samples, or "" if nothing shows it.
+    """Return a digest of the length of a data set, and of its order as far as that shows.
 
     The order shows in the lists, tensors and arrays that the data set holds with one entry for each
     sample, and in data sets inside of it. Of paths, only the last part counts, because nodes may
     keep their copies in other folders.
     """
-    hashed = hashlib.blake2b(digest_size=8)
-    try:
-        entries = list(_per_sample(dataset, 0))
-    except Exception:  # noqa: BLE001 - attributes of a script's class may do anything
-        return ""
-    hashed.update(repr(entries).encode("utf-8", "replace"))
-    return hashed.hexdigest() if entries else ""
+    entries: list[Any] = []
+    with contextlib.suppress(Exception):  # attributes of a script's class may do anything
+        entries += _per_sample(dataset, 0)
+    text = repr((len(dataset), entries))
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _per_sample(dataset: Any, depth: int) -> Iterator[Any]:

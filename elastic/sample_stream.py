@@ -206,6 +206,8 @@ class SampleStream:
         drop_last: if True, a remainder that does not fill a step is left out, unless the remainder
             is the whole epoch.
         shuffled: True if seed and epoch decide the order. If False, ids are positions in the data.
+        pass_size: samples of the data set if an epoch is not one pass over it; 0 if it is. The
+            epochs then follow each other through the passes, and a pass has each sample once.
     """
 
     seed: int
@@ -213,17 +215,30 @@ class SampleStream:
     min_samples: int = 1
     drop_last: bool = False
     shuffled: bool = True
+    pass_size: int = 0
 
     def order(self, epoch: int) -> Sequence[int]:
-        """Return all ids of `epoch` (1-based), shape (size,), each exactly once."""
+        """Return all ids of `epoch` (1-based), shape (size,)."""
+        if self.pass_size:
+            return _PartOfPasses(self, (epoch - 1) * self.size)
+        return self.pass_order(epoch)
+
+    @property
+    def data_size(self) -> int:
+        """Number of samples in the data set."""
+        return self.pass_size or self.size
+
+    def pass_order(self, number: int) -> Sequence[int]:
+        """Return all ids of a pass (1-based), shape (data_size,), each exactly once."""
+        size = self.data_size
         if not self.shuffled:
-            return range(self.size)
-        if self.size > MAX_LISTED:
-            return LargeOrder(self.epoch_seed(epoch), self.size)
-        return _listed_order(self.epoch_seed(epoch), self.size)
+            return range(size)
+        if size > MAX_LISTED:
+            return LargeOrder(self.epoch_seed(number), size)
+        return _listed_order(self.epoch_seed(number), size)
 
     def epoch_seed(self, epoch: int) -> int:
-        """Return the seed of the random numbers for the data of `epoch` (1-based), below 2^63."""
+        """Return the seed of the random numbers for an epoch or pass (1-based), below 2^63."""
         digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
@@ -251,6 +266,35 @@ class SampleStream:
             return max(1, left // batch)
         # the last step takes a remainder below `min_samples`
         return 1 + max(0, (left - self.min_samples) // batch)
+
+
+class _PartOfPasses(Sequence[int]):
+    """Ids of an epoch that starts after `start` samples of the passes over a data set."""
+
+    def __init__(self, stream: SampleStream, start: int) -> None:
+        self._stream = stream
+        self._start = start
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._stream.size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        """Return the id at a position, or the ids of a slice with step 1."""
+        if isinstance(at, int):
+            return self[at : at + 1][0]
+        begin, end, _ = at.indices(len(self))
+        found: list[int] = []
+        while begin < end:
+            done, place = divmod(self._start + begin, self._stream.data_size)
+            ids = self._stream.pass_order(done + 1)[place : place + end - begin]
+            found += ids
+            begin += len(ids)
+        return found
 
 
 def share(

@@ -75,6 +75,17 @@ class TrainingState:
         """Set the seed of the order of samples to the seed of rank 0 or of the checkpoint."""
         self.stream = replace(self.stream, seed=seed)
 
+    def divide_passes(self, epoch_steps: int) -> None:
+        """Let an epoch have `epoch_steps` steps of `schedule_batch` samples."""
+        if epoch_steps < 1 or not self.stream.shuffled:
+            problem = f"epoch_steps {epoch_steps} is below 1"
+            if epoch_steps >= 1:
+                problem = "epoch_steps was given for data that is not shuffled"
+            hint = "give at least one step, and a map-style dataset without columns"
+            raise UsageError(problem, hint, "epoch_steps")
+        size, data = epoch_steps * self.schedule_batch, self.stream.size
+        self.stream = replace(self.stream, size=size, pass_size=data)
+
     @property
     def is_loaded(self) -> bool:
         """True after `set_tensors`."""

@@ -94,7 +94,7 @@ class StepExecutor:
 
     def check_size(self, size: int) -> None:
         """Check at the start of an epoch that the data set still has the samples of `load`."""
-        if size != (before := self._training.stream.size):
+        if size != (before := self._training.stream.data_size):
             problem = f"the data set has {size} samples, and had {before} at load()"
             self._refuse_under_cluster(problem, "give it all samples before load()")
 

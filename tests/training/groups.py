@@ -277,7 +277,7 @@ class Crew(ForkedWorkers[Worker]):
         faults: str = "",
         bound: int = 1000,
         seed: int | msgspec.UnsetType = SEED,
-        stop: StopRule = ENOUGH,
+        stop: StopRule | None = ENOUGH,
     ) -> None:
         super().__init__(home)
         self._seed = seed
