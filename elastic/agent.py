@@ -55,6 +55,7 @@ from elastic.state.training_state import TrainingState, initial_training_state
 from elastic.step.batch_loader import ElasticLoader, loader_options
 from elastic.step.gradient_reduction import Reducer
 from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
+from elastic.step.script_collectives import ScriptCollectives
 from elastic.step.step_executor import StepExecutor, StepView
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
@@ -122,6 +123,7 @@ class ScalingAgent:
         )
         self._executor = StepExecutor(membership, transitions, training, self._records)
         self.view = StepView(training, membership, self._executor)  # for the loop of a framework
+        self._collectives = ScriptCollectives(membership, training, transitions, self._executor)
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
@@ -485,6 +487,7 @@ class ScalingAgent:
         if assignment.rank == 0:
             self._epochs.report_missing_epochs()
         self._transitions.join()
+        self._executor.in_loop = assignment.kind != JOIN
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         connection.set_telemetry(self._telemetry)
@@ -600,6 +603,64 @@ class ScalingAgent:
         training.epoch_open = False
         version = self._membership.version
         return self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
+
+    # --- collectives
+
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all workers, concatenated in the order of the global batch.
+
+        All workers must call it equally often. In the loop over the loader, `rows` has equally many
+        rows for each sample of the worker's batch, and gradients flow back to all workers. Call it
+        there once per step, before `backward()`; a contrastive loss over the global batch is then
+        that of one process. Between epochs, any numbers of rows are concatenated, without
+        gradients.
+
+        Args:
+            rows: shape (rows, ...), on the worker's device.
+
+        Raises:
+            UsageError: if the worker takes its share of the step in several passes.
+        """
+        return self._collectives.all_gather(rows)
+
+    @property
+    def batch_offset(self) -> int:
+        """Position of this worker's first sample in the global batch, and in gathered rows.
+
+        It is 0 outside of the loop over the loader, and in a worker without samples in the step.
+        """
+        return self._collectives.batch_offset
+
+    def all_reduce(self, value: torch.Tensor | float) -> torch.Tensor:
+        """Return the sum of the workers' values, on the worker's device.
+
+        All workers must call it equally often. In the loop over the loader, gradients flow back to
+        all workers, and workers without samples in the step add zeros.
+
+        Raises:
+            UsageError: if the worker takes its share of the step in several passes.
+        """
+        return self._collectives.all_reduce(value)
+
+    def barrier(self) -> None:
+        """Wait until all workers of the group have called it."""
+        self._collectives.barrier()
+
+    def evaluate_loader(
+        self, dataset: Dataset[Any], batch_size: int, **options: Any
+    ) -> Iterator[Any]:
+        """Yield this worker's batches of `dataset`, in no particular order.
+
+        The workers of the group read each sample once together. If one is lost meanwhile, the
+        others read its part again. Add up results with `all_reduce`, together with the number of
+        samples. All workers must call it, between epochs or in the loop over the loader.
+
+        Args:
+            dataset: map-style dataset.
+            batch_size: samples of a worker's batch.
+            options: other options of torch's DataLoader.
+        """
+        return self._collectives.evaluate_loader(dataset, batch_size, **options)
 
     def stop(self, why: str) -> None:
         """Request the end of the job. If rank 0 requests it, the next `report` ends the job.

@@ -126,6 +126,7 @@ class GroupTransitions:
         report: Report,
     ) -> None:
         self.cancelled = listener.cancelled  # event that cancels waits for peers
+        self.after_recovery: Callable[[ProcessGroup, threading.Event], None] = lambda *_: None
         self._membership = membership
         self._listener = listener
         self._training = training
@@ -507,6 +508,7 @@ class GroupTransitions:
                     training.carried.load(metadata["carried"])
             own_lr_state = msgspec.msgpack.encode(training.lr_state.state_list())
             lr_state = group.broadcast_bytes(own_lr_state, cancelled, int(order.source or 0))
+            self.after_recovery(group, cancelled)
         except (CancelledError, BrokenGroupError):
             group.abort()
             group.retire()  # in the background, because running operations block

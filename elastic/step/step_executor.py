@@ -59,6 +59,7 @@ class StepExecutor:
         self.micro_batch: MicroBatch | None = None  # micro-batch that the script works on
         self._workers = membership.workers  # members when the micro-batch was handed out
         self.outcome = StepOutcome.COMMITTED  # outcome of the running step
+        self.in_loop = True  # False in a worker that joins, until it gets its first batch
         self._skip_steps = False
         self._reduced = False
         self._reductions = 0  # number of backward passes whose gradients were reduced
@@ -110,6 +111,7 @@ class StepExecutor:
     def begin(self, micro_batch: MicroBatch) -> None:
         """Prepare for `micro_batch`, which the script gets next."""
         self.micro_batch, self.outcome = micro_batch, StepOutcome.COMMITTED
+        self.in_loop = True
         train_here()
         if self.carried is not None:
             self.carried.begin(micro_batch)
@@ -187,6 +189,12 @@ class StepExecutor:
             optimizer = self._training.tensors().optimizer
             optimizer.step()
             optimizer.zero_grad()
+
+    @property
+    def loss_weight(self) -> float:
+        """Samples, or items, over which the loss of the current batch is a mean."""
+        count = self.micro_batch.count if self.micro_batch is not None else 1
+        return float(count if self._items is None else self._items)
 
     def set_items(self, items: float) -> None:
         """Record that the losses of the current batch are means over `items` items."""

@@ -182,8 +182,10 @@ async def _say_with_a_key(site: Site, choices: Choices) -> None:
     before = [choices.take(choices.below(8)) for _ in range(choices.below(4))]
     socket = site.keyed[port]
     socket.send(*before, body)
-    while KEYED[port][1] == "DEALER" and await socket._socket.poll(0):
-        await socket.receive()  # unread answers would fill the memory of this process
+    # Unread answers would fill the memory of this process. A socket may be readable without a message.
+    with contextlib.suppress(TimeoutError):
+        while KEYED[port][1] == "DEALER" and await socket._socket.poll(0):
+            await asyncio.wait_for(socket.receive(), 1.0)
 
 
 async def _say_raw(site: Site, choices: Choices) -> None:

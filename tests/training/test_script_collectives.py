@@ -1,0 +1,139 @@
+"""Collectives of the script: exact through changes of the group and losses of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.groups import LOOP, PLAIN, SIZE, Alone, alone, crew, furthest, script
+
+pytestmark = pytest.mark.slow
+MODEL = """
+SCALING = "none"
+
+def build_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 4))
+
+def build_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+"""
+STEP = """\
+        nn.functional.mse_loss(model(x), y).backward()
+"""
+
+
+# --- in a step: a contrastive loss over the global batch
+
+CONTRASTIVE = """\
+        first = nn.functional.normalize(model(x), dim=1)
+        second = nn.functional.normalize(model(x * 0.9 + 0.1), dim=1)
+        others = agent.all_gather(second)
+        scores = first @ others.T / 0.5
+        labels = torch.arange(len(x)) + agent.batch_offset
+        nn.functional.cross_entropy(scores, labels).backward()
+"""
+
+
+class Contrastive(Alone):
+    """One process with InfoNCE over the whole batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.optimizer.zero_grad()
+        x = self.inputs[ids]
+        first = nn.functional.normalize(self.model(x), dim=1)
+        second = nn.functional.normalize(self.model(x * 0.9 + 0.1), dim=1)
+        loss = nn.functional.cross_entropy(first @ second.T / 0.5, torch.arange(len(x)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
+CENTRED = """\
+        total = agent.all_reduce(model(x).sum(dim=0))
+        count = agent.all_reduce(float(len(x)))
+        (model(x) - total / count).square().mean().backward()
+"""
+
+
+class Centred(Alone):
+    """One process whose loss is the variance over the whole batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.optimizer.zero_grad()
+        found = self.model(self.inputs[ids])
+        (found - found.mean(dim=0)).square().mean().backward()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"), [(CONTRASTIVE, Contrastive), (CENTRED, Centred)], ids=["gather", "sum"]
+)
+def test_losses_over_the_global_batch_are_those_of_one_process(
+    tmp_path: Path, step: str, kind: type[Alone]
+) -> None:
+    source = script(MODEL, LOOP.replace(STEP, step))
+    faults = "reduce:rank=1:step=40:version=1=kill"
+    with crew(tmp_path, source, faults=faults) as job:
+        events: list[Any] = [(4, 4, 4), "loss", 1, (3, 3, 3, 3), 1, (12,), 1, (6, 6), 1]
+        last = job.through(*events)[-1].epoch
+
+        assert furthest(job.final(), alone(MODEL, last, 12, SIZE, kind)) < 1e-9
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+PASSES = STEP.replace("        nn", "        agent.all_gather(x)\n        nn")
+
+
+def test_a_collective_in_a_share_that_is_taken_in_passes_is_refused(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSES)), bound=3) as job:
+        error = job.refusal(6, 6)
+
+        assert "agent.all_gather was called in a batch that is taken in several passes" in error
+
+
+# --- between epochs: an evaluation that the workers share
+
+EVALUATED = """    read, right = [], 0.0
+    for x, place in agent.evaluate_loader(TensorDataset(inputs, torch.arange(SIZE)), 4):
+        read += place.tolist()
+        right += float(model(x).sum())
+        FAULT
+    counted, whole = agent.all_reduce(len(read)), agent.all_reduce(right)
+    agent.barrier()
+    say(epoch=epoch + 1, read=read, counted=int(counted), digest=f"{float(whole):.9f}")
+    agent.report(enough=enough())
+"""
+EVALUATING = (
+    LOOP[: LOOP.index("    if agent._membership.has_full_state")]
+    + EVALUATED.replace("SIZE", str(SIZE))
+    + LOOP[LOOP.index("if agent.rank == 0") :]
+)
+KILL = 'os.kill(os.getpid(), 9) if agent.rank == 1 and epoch == 2 and agent.world_size == 3 else ""'
+
+
+def test_workers_share_an_evaluation_through_all_changes(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, EVALUATING.replace("FAULT", ""))) as job:
+        last = job.through((12,), 1, (6, 6), 1, (4, 4, 4), 2, (12,), 1)[-1].epoch
+
+        read: dict[int, list[int]] = {}
+        for word in job.words():
+            read.setdefault(word["epoch"], []).extend(word["read"])
+        assert {epoch: sorted(ids) for epoch, ids in read.items()} == {
+            epoch: list(range(SIZE)) for epoch in range(1, last + 1)
+        }
+        assert {word["counted"] for word in job.words()} == {SIZE}
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+def test_the_part_of_a_lost_worker_is_evaluated_by_the_others(tmp_path: Path) -> None:
+    source = script(PLAIN, EVALUATING.replace("FAULT", "import os; " + KILL))
+    with crew(tmp_path, source) as job:
+        last = job.through((4, 4, 4), "loss", 2)[-1].epoch
+
+        assert {word["counted"] for word in job.words()} == {SIZE}
+        assert [len(found) for found in job.digests().values()] == [1] * last
