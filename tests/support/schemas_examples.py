@@ -54,7 +54,8 @@ SPEC: Final = JobSpec(
     name="digits", script="train.py", batch_size=64, args=("--width", "64"),
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
-    record_samples=True, stop=STOP, retries=1, max_run_s=3600.0, seed=11,
+    record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,
+    progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL,
 )  # fmt: skip

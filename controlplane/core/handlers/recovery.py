@@ -139,7 +139,7 @@ def _quiesce(
         ),
     )
     record_order(ctx, job, recovery.group, RECOVER, Reason("lost", reason), by=CLUSTER)
-    ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, recovery, ctx.now)
     return recovery
 
 
@@ -197,7 +197,7 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
     change.group = make_group(job, version, share_batch(full, change.group.global_batch))
     ctx.state.slot_index.touch(job.job)
     ctx.changed_jobs[job.job] = None
-    ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, change, ctx.now)
     if len(full) > 1:
         change.store = desired_state.address_of(ctx.state, full[0], points[0].port)
     ctx.send_to(job, change.notified_nodes)
