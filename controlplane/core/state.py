@@ -84,7 +84,10 @@ class Deadlines(msgspec.Struct, kw_only=True):
         ]
         expired = {job: each for job, each in self.rescales.items() if each.at <= now}
         inside = [job for job in order if job in expired] if len(expired) > 1 else list(expired)
-        return [*starts, *(RescaleExpired(job=j, version=expired[j].version) for j in inside)]
+        rescales = [
+            RescaleExpired(job=job, version=expired[job].version, stragglers=()) for job in inside
+        ]
+        return [*starts, *rescales]
 
 
 def pause_before(tries: int) -> float:

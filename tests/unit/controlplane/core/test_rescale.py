@@ -150,7 +150,7 @@ def expires(after_s: float) -> Happens:
     """Let the deadline of job a's change pass."""
 
     def pass_(controller: Controller) -> object:
-        due = RescaleExpired(job=A, version=controller.job(A).version)
+        due = RescaleExpired(job=A, version=controller.job(A).version, stragglers=())
         assert controller.due(after_s - 1) == []
         controller.now += after_s
         assert due in controller.due()
