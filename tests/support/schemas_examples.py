@@ -98,6 +98,9 @@ _STEPS: Final = agent.StepsReported(
     train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
     sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
 )  # fmt: skip
+_STALL: Final = agent.WorkerStalled(
+    **_WORKER, group=VERSION, step=340, idle_s=42.5, waits_s=41.25, at="train.py:17 in evaluate"
+)
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
     **_WORKER, slot=2, pid=4711, started_ticks=88_123, ended=True, code=1, signal=9
@@ -226,10 +229,12 @@ _OF_WORKERS: Final = (
     sweeps.StateCopied(job=JOB, trial=4, version=11),
     sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
     _STEPS,
+    _STALL,
 )  # fmt: skip
 _OF_AGENTS: Final = (
     _NUMBERED,
     agent.Telemetry(node=NODE, steps=_STEPS),
+    agent.StallTelemetry(node=NODE, stall=_STALL),
     _SEEN,
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,
