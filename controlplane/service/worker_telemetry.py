@@ -26,7 +26,7 @@ from schemas.wire.agent import (
 )
 
 FRESH_S: Final = 2.5 * STALL_INTERVAL_S  # age up to which a report without a later one is valid
-SETTLE_S: Final = 2.0  # after a wait of `STALL_S`, time for the reports of all other workers
+SETTLE_S: Final = 1.5  # after a wait of `STALL_S`, time for the reports of all other workers
 GONE: Final = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 

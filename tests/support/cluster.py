@@ -284,10 +284,12 @@ for epoch in agent.epochs(1000):
 """
 
 
-def training_job(cluster: Cluster, slots: int = 1, faults: str = "", **fields: Any) -> str:
+def training_job(
+    cluster: Cluster, slots: int = 1, faults: str = "", script: str = RESIZED, **fields: Any
+) -> str:
     """A job that trains on so many slots until it is cancelled."""
     job = cluster.submit(
-        RESIZED,
+        script,
         **{
             "batch_size": 12, "max_batch_size": 96, "max_local_batch": 12, "slots": [1, 4],
             "slots_wanted": slots, "record_samples": True, "stop": {"epochs": 100_000},
