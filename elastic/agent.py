@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from elastic.hooks import (
     warm_up,
 )
 from elastic.metrics import describe_rule
-from elastic.reporting import SampleRecords, WorkerReporter
+from elastic.reporting import SampleRecords, WorkerReporter, identity
 from elastic.sample_stream import (
     Progress,
     SampleStream,
@@ -40,6 +41,7 @@ from elastic.sample_stream import (
     progress_of,
     split,
 )
+from elastic.stall_watch import StallWatch
 from elastic.state import checkpoints
 from elastic.state.carried_state import LINE, CarriedRows, CarriedState
 from elastic.state.epoch_reports import EpochReports, steps_report
@@ -74,7 +76,13 @@ from elastic.usage_checks import (
 from schemas.codec import ASSIGNMENT, PROCESS_MARK
 from schemas.ids import Version
 from schemas.jobs import StopRule
-from schemas.wire.agent import JOIN, StepsReported, TrainingFinished, WorkerReady
+from schemas.wire.agent import (
+    JOIN,
+    StepsReported,
+    TrainingFinished,
+    WorkerReady,
+    WorkerStalled,
+)
 from schemas.wire.worker import Assignment
 
 WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
@@ -490,7 +498,8 @@ class ScalingAgent:
         self._executor.in_loop = assignment.kind != JOIN
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
-        connection.set_telemetry(self._telemetry)
+        watch = StallWatch(threading.get_ident())
+        connection.set_telemetry(lambda: self._telemetry(assignment, watch))
         training.begin_timing()
 
     def _store_port(self, assignment: Assignment) -> int:
@@ -670,11 +679,22 @@ class ScalingAgent:
         """
         self._training.stop_request = why
 
-    def _telemetry(self) -> StepsReported | None:
-        assignment, training = self._assignment, self._training
-        if assignment is None or not training.epoch_open or self.rank:
-            return None
-        return steps_report(training, assignment, Version(self._membership.version))
+    def _telemetry(
+        self, assignment: Assignment, watch: StallWatch
+    ) -> Iterator[StepsReported | WorkerStalled]:
+        training, version = self._training, Version(self._membership.version)
+        if training.epoch_open and not self.rank:
+            yield steps_report(training, assignment, version)
+        step = training.position.step
+        if not training.why_done and (stall := watch.look(version, step)) is not None:
+            yield WorkerStalled(
+                **identity(assignment),
+                group=version,
+                step=step,
+                idle_s=stall.idle_s,
+                waits_s=stall.waits_s,
+                at=stall.at,
+            )
 
 
 def load_prepared(

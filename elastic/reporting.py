@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
 from schemas.transport.sockets import ThreadDealer
-from schemas.wire.agent import JOIN, ScriptReport, StepsReported
+from schemas.wire.agent import JOIN, ScriptReport, StepsReported, WorkerStalled
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 
 MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
@@ -112,7 +112,7 @@ def _frames(data: bytes) -> int:
 
 
 TELEMETRY_INTERVAL_S: Final = 1.0
-Telemetry = Callable[[], StepsReported | None]
+Telemetry = Callable[[], Iterable[StepsReported | WorkerStalled]]
 
 
 class AgentConnection:
@@ -125,7 +125,7 @@ class AgentConnection:
         self._assignment = assignment
         self._on_message = on_message
         self._reports = report_file(folder / "reports")
-        self._telemetry: Telemetry = lambda: None
+        self._telemetry: Telemetry = tuple
         self._stop = threading.Event()
         self._started = threading.Event()
         self._wake: Callable[[], None] = lambda: None
@@ -139,7 +139,7 @@ class AgentConnection:
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
-        """Call `telemetry` about once a second in the connection's thread, and send its result."""
+        """Call `telemetry` about once a second in the connection's thread, and send its reports."""
         self._telemetry = telemetry
 
     def close(self) -> None:
@@ -168,8 +168,8 @@ class AgentConnection:
             count = self._reports.count if self._reports.flush() else hinted
             if count > hinted and dealer.send(encode(Reported(count=count, **sender))):
                 hinted = count
-            if (steps := self._telemetry()) is not None:
-                dealer.send(encode(steps))
+            for report in self._telemetry():
+                dealer.send(encode(report))
         dealer.close()
 
 

@@ -67,9 +67,11 @@ from schemas.wire.agent import (
     NextServerKey,
     NodeHealth,
     Refused,
+    StallTelemetry,
     StepsReported,
     Telemetry,
     Welcome,
+    WorkerStalled,
 )
 from schemas.wire.files import AskFiles, AskPiece
 from schemas.wire.sweeps import SweepDelta, UnitTask
@@ -342,14 +344,19 @@ class Agent:
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
         """Process a worker's message, which is telemetry or a hint to read the report file."""
-        if isinstance(message, StepsReported):
+        if isinstance(message, StepsReported | WorkerStalled):
             known = self._reconciler.workers.get(worker)
-            steps = msgspec.structs.replace(message, journal=known.journal if known else "")
-            self._ports.publish(encode(Telemetry(node=self._node, steps=steps)))
+            own = msgspec.structs.replace(message, journal=known.journal if known else "")
+            self._ports.publish(encode(self._telemetry_of(own)))
             return
         self._manager.read_reports(worker)
         if isinstance(message, WorkerHello):
             self._handle(Connected(worker))
+
+    def _telemetry_of(self, report: StepsReported | WorkerStalled) -> Telemetry | StallTelemetry:
+        if isinstance(report, StepsReported):
+            return Telemetry(node=self._node, steps=report)
+        return StallTelemetry(node=self._node, stall=report)
 
     # --- events to the reconciler, and its actions
 

@@ -40,6 +40,8 @@ MAX_FAMILY: Final = 200
 MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
 MAX_DEADLINE_S: Final = 1e10  # three hundred years
+PROGRESS_DEADLINE_S: Final = 1800.0  # default; steps and evaluations may be long
+MIN_PROGRESS_S: Final = 60.0
 MAX_DECAY: Final = 1e6  # per second
 MIN_RATE: Final = 1e-30  # learning rate
 MAX_RATE: Final = 1e30
@@ -136,6 +138,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
         "retries": "1",
         "max_run_s": "3600",
+        "progress_deadline_s": "600",
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
@@ -158,6 +161,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
     max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots; default: no limit
+    progress_deadline_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds; default: 1800
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -215,6 +219,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def run_limit_s(self) -> float | None:
         """Seconds with slots after which the job is stopped; None: no limit."""
         return None if self.max_run_s is msgspec.UNSET else self.max_run_s
+
+    @property
+    def progress_limit_s(self) -> float:
+        """Seconds that a change of the group may wait for steps of its members."""
+        stated = self.progress_deadline_s
+        return PROGRESS_DEADLINE_S if stated is msgspec.UNSET else stated
 
     @property
     def stated_seed(self) -> int | None:
@@ -437,6 +447,10 @@ def _run(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.run_limit_s is not None and not 0 < spec.run_limit_s < math.inf:
         what = f"{spec.run_limit_s} is not a positive number of seconds"
         yield JobProblem("max_run_s", what, "give one, or leave it out for no limit")
+    if not MIN_PROGRESS_S <= spec.progress_limit_s < math.inf:
+        what = f"{spec.progress_deadline_s} is not a number of seconds from {MIN_PROGRESS_S:g} up"
+        remedy = f"give one, or leave it out for {PROGRESS_DEADLINE_S:g}"
+        yield JobProblem("progress_deadline_s", what, remedy)
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
         yield JobProblem("seed", f"{spec.seed} is out of range", remedy)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from controlplane.policy.api import Plan, SearchStats
-from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, Version
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import NodeSpec
 from schemas.sweeps import Value
@@ -99,11 +101,30 @@ class StartExpired(Message, tag="core.start_expired.1"):
     version: Version
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """A member for which the others of its group wait, according to telemetry."""
+
+    worker: WorkerId
+    rank: Rank
+    idle_s: float  # time without a step; of a silent member, time for which the others have waited
+    answers: bool  # False: nothing was heard from the member, its process may be stopped
+    at: str = ""  # line of its script
+
+
 class RescaleExpired(Message, tag="core.rescale_expired.1"):
     """A change of a job's group took too long."""
 
     job: JobId
     version: Version
+    stragglers: tuple[Straggler, ...] | None = None  # None: older journal, no rank is ended
+
+
+class JoinStalled(Message, tag="core.join_stalled.1"):
+    """All members of the former group wait for newcomers, which do not wait for them."""
+
+    job: JobId
+    version: Version
+    stragglers: tuple[Straggler, ...]
 
 
 class ResizeRequested(Message, tag="core.resize_requested.1"):
@@ -237,6 +258,7 @@ Input = (
     | PlanProposed
     | StartExpired
     | RescaleExpired
+    | JoinStalled
     | ResizeRequested
     | PauseRequested
     | ResumeRequested

@@ -14,7 +14,7 @@ from controlplane.core.inputs import Input, RescaleExpired, StartExpired
 from controlplane.core.model.job import Job, SpeedPromise
 from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.node import Node
-from controlplane.core.model.rescale import RescalePhase, Swap
+from controlplane.core.model.rescale import Rescale, RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import DirtySlots, SlotIndex
@@ -23,14 +23,6 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # time for newcomers to import modules, build the model, open data
-SWITCH_LIMIT_S: Final = 1800.0  # time until the boundary; steps and evaluations may be long
-QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
-LIMITS_S: Final = {
-    RescalePhase.PREPARING: PREPARE_LIMIT_S,
-    RescalePhase.SWITCHING: SWITCH_LIMIT_S,
-    RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
-    RescalePhase.REJOINING: SWITCH_LIMIT_S,
-}
 RETRY_FIRST_S: Final = 1.0  # pause before the first retry; the pause doubles with each retry
 RETRY_LONGEST_S: Final = 60.0
 
@@ -54,13 +46,18 @@ class Deadlines(msgspec.Struct, kw_only=True):
         at = Seconds(now + START_LIMIT_S)
         self.starts[job] = Deadline(at=at, limit_s=START_LIMIT_S, version=version)
 
-    def expect_rescale(
-        self, job: JobId, version: Version, phase: RescalePhase, now: Seconds
-    ) -> None:
-        """Set the deadline of a change that entered `phase`. The phase must not be final."""
-        limit_s = LIMITS_S[phase]
-        at = Seconds(now + limit_s)
-        self.rescales[job] = Deadline(at=at, limit_s=limit_s, version=version)
+    def expect_rescale(self, job: Job, change: Rescale, now: Seconds) -> None:
+        """Set the deadline of a change that entered its phase. The phase must not be final.
+
+        Until its newcomers are ready, a change has `PREPARE_LIMIT_S`. Then it waits for steps of
+        the members, for as long as the job file allows.
+        """
+        preparing = change.phase is RescalePhase.PREPARING
+        limit_s = PREPARE_LIMIT_S if preparing else job.spec.progress_limit_s
+        deadline = Deadline(
+            at=Seconds(now + limit_s), limit_s=limit_s, version=change.group.version
+        )
+        self.rescales[job.job] = deadline
 
     def clear(self, job: JobId) -> None:
         """Remove the deadlines of `job`, if any."""
@@ -87,7 +84,10 @@ class Deadlines(msgspec.Struct, kw_only=True):
         ]
         expired = {job: each for job, each in self.rescales.items() if each.at <= now}
         inside = [job for job in order if job in expired] if len(expired) > 1 else list(expired)
-        return [*starts, *(RescaleExpired(job=j, version=expired[j].version) for j in inside)]
+        rescales = [
+            RescaleExpired(job=job, version=expired[job].version, stragglers=()) for job in inside
+        ]
+        return [*starts, *rescales]
 
 
 def pause_before(tries: int) -> float:

@@ -203,6 +203,7 @@ class Controller:
             timings=_timings(self._settings),
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
+            on_stall=self._observer.stall_reported,
             audit=self._audit,
             next_key=self._next_key(),
         )
@@ -365,7 +366,7 @@ class Controller:
             "messages": self._node_sessions.receive_messages,
             "events": self._node_sessions.receive_events,
             "silence": self._node_sessions.watch_silence,
-            "deadlines": self._commit_loop.keep_deadlines,
+            "deadlines": lambda: self._commit_loop.keep_deadlines(self._telemetry.due),
             "journal": self._journal_keeper.run,
             "files": self._file_keeper.run,
             "planner": self._planner.run,

@@ -293,12 +293,14 @@ class CommitLoop:
         """
         return await asyncio.shield(self._failed)
 
-    async def keep_deadlines(self) -> None:
-        """Turn expired deadlines into inputs and report a stalled journal, until cancelled."""
+    async def keep_deadlines(
+        self, due: Callable[[Reactor, Seconds], list[Input]] = Reactor.due
+    ) -> None:
+        """Handle the inputs that `due` returns, and report a stalled journal, until cancelled."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
             self._watch_writer()
-            for event in self.reactor.due(self.now()):
+            for event in due(self.reactor, self.now()):
                 self.handle(event)
 
     def _watch_writer(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 import structlog
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
@@ -25,6 +26,7 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
@@ -43,18 +45,22 @@ from schemas.session import (
     ToNode,
     equivalent_hellos,
 )
+from schemas.sweeps import printable
 from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import files
 from schemas.wire.agent import (
+    MAX_PLACE,
     GroupDelta,
     Heartbeat,
     Hello,
     NextServerKey,
     Numbered,
     Refused,
+    StallTelemetry,
     StepsReported,
     Telemetry,
     ToSession,
+    WorkerStalled,
     bounded_report,
 )
 from schemas.wire.sweeps import SweepDelta
@@ -153,6 +159,7 @@ class NodeSessions:
     timings: SessionTimings
     ports: tuple[int, int]
     on_steps: Callable[[StepsReported], None]
+    on_stall: Callable[[WorkerStalled], None]
     audit: Audit
     next_key: str = ""  # public key after the rotation of the server's key; empty: none
 
@@ -235,27 +242,33 @@ class NodeSessions:
         message = PUBLISHED.decode(incoming.frames[-1])
         if not self._is_node(incoming, message.node):
             return
-        if isinstance(message, Telemetry):
-            self._receive_steps(incoming, message.steps)
-        else:
-            self._receive_event(message)
+        match message:
+            case Telemetry(steps=steps):
+                if self._accepts(incoming, steps):
+                    self.on_steps(steps)
+            case StallTelemetry(stall=stall):
+                if self._accepts(incoming, stall):
+                    at = printable(stall.at[:MAX_PLACE])
+                    self.on_stall(msgspec.structs.replace(clamp_numbers(stall), at=at))
+            case Numbered():
+                self._receive_event(message)
 
-    def _receive_steps(self, incoming: Incoming, steps: StepsReported) -> None:
-        job = self._state.jobs.get(steps.job)
+    def _accepts(self, incoming: Incoming, report: StepsReported | WorkerStalled) -> bool:
+        """Return whether telemetry is of a running job, and from the node of its worker."""
+        job = self._state.jobs.get(report.job)
         if job is None or job.ended:
-            return
-        worker = worker_id(steps.job, steps.version, steps.rank)
+            return False
+        worker = worker_id(report.job, report.version, report.rank)
         why = ""
-        if job.journal != steps.journal:
+        if job.journal != report.journal:
             why = f"{worker} belongs to an earlier job of this name"
-        elif steps.group > job.version or not speaks_for(
-            incoming.identity, job, steps.version, steps.rank
+        elif report.group > job.version or not speaks_for(
+            incoming.identity, job, report.version, report.rank
         ):
-            why = f"{worker} of group {steps.group} is not on this node"
+            why = f"{worker} of group {report.group} is not on this node"
         if why:
             self.audit.refused("telemetry", why, peer=str(incoming.identity))
-            return
-        self.on_steps(steps)
+        return not why
 
     def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -350,13 +351,13 @@ class SweepWorker:
                         self._connection.report(kind, **fields)
                     self._changed.notify_all()
 
-    def _steps(self) -> StepsReported | None:
-        """Return telemetry of the whole group from rank 0; other ranks return None."""
+    def _steps(self) -> Iterator[StepsReported]:
+        """Yield telemetry of the whole group on rank 0; other ranks yield nothing."""
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
-            return None
+            return
         usage = self._usage.usage(cpu_seconds(), time.monotonic())
-        return StepsReported(
+        yield StepsReported(
             **identity(self._assignment),
             group=orders.group,
             epoch=1,

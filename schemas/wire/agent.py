@@ -228,6 +228,24 @@ class StepsReported(WorkerEvent, tag="worker.steps.3"):
     step_times: StepTimes | None = None  # recent mean; None: not known yet
 
 
+STALL_S: Final = 30.0  # time without a step after which a worker reports `WorkerStalled`
+STALL_INTERVAL_S: Final = 10.0  # between its further reports
+MAX_PLACE: Final = 120  # characters of a line in a script
+
+
+class WorkerStalled(WorkerEvent, tag="worker.stalled.1"):
+    """Telemetry from a worker of any rank without a step for `STALL_S`, about every 10 s.
+
+    It has no number and may be lost. The last report, after the next step, has `idle_s` 0.
+    """
+
+    group: Version
+    step: int  # last finished step
+    idle_s: float  # time since that step
+    waits_s: float | None  # time for which the worker waits for its peers; None: it does not wait
+    at: str  # line of the script at which the training thread is: FILE:LINE in FUNCTION
+
+
 AgentEvent = (
     WorkerStarted
     | WorkerReady
@@ -299,6 +317,13 @@ class Telemetry(Message, tag="agent.telemetry.3"):
 
     node: NodeId
     steps: StepsReported
+
+
+class StallTelemetry(Message, tag="agent.stall.1"):
+    """Telemetry of a worker without steps, like `Telemetry`."""
+
+    node: NodeId
+    stall: WorkerStalled
 
 
 # --- the session
@@ -459,4 +484,4 @@ class NextServerKey(Message, tag="agent.next_server_key.1"):
 
 
 ToAgent = ToSession | files.ToNode | NextServerKey
-Published = Numbered | Telemetry
+Published = Numbered | Telemetry | StallTelemetry

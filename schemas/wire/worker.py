@@ -26,6 +26,7 @@ from schemas.wire.agent import (
     UnitFailed,
     UnitStarted,
     WorkerReady,
+    WorkerStalled,
 )
 from schemas.wire.sweeps import UnitTask
 
@@ -153,7 +154,7 @@ class ProcessMark(Message, tag="worker.process_mark.1"):
     started_ticks: int
 
 
-FromWorker = WorkerHello | Reported | StepsReported
+FromWorker = WorkerHello | Reported | StepsReported | WorkerStalled
 ToWorker = GroupOrder | SlotGranted | UnitTask
 Report = (
     WorkerReady

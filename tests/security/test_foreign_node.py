@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -20,7 +21,15 @@ from schemas.errors import DeniedError
 from schemas.ids import JobId, NodeId, Rank, Version, slot_id, worker_id
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
-from schemas.wire.agent import AgentEvent, StepsReported, Telemetry, WorkerSeen
+from schemas.wire.agent import (
+    MAX_PLACE,
+    AgentEvent,
+    StallTelemetry,
+    StepsReported,
+    Telemetry,
+    WorkerSeen,
+    WorkerStalled,
+)
 from schemas.wire.feed import LOG, SAMPLES, LogChunk, LogEnded, LogHello
 from tests.support import builders
 from tests.support.builders import N1, N2, A
@@ -216,35 +225,69 @@ class Records:
         return self._controller.history_of(job).processes
 
 
-def steps(group: int = 1, rank: int = 0, journal: str = "") -> StepsReported:
-    named = {"job": A, "version": 1, "rank": rank, "group": group, "journal": journal}
-    return msgspec.structs.replace(EXAMPLES["worker.steps.3"], **named)  # type: ignore[type-var]
+def telemetry(
+    node: NodeId, tag: str, *, group: int = 1, rank: int = 0, journal: str = "", **fields: Any
+) -> Telemetry | StallTelemetry:
+    named = {"job": A, "version": 1, "rank": rank, "group": group, "journal": journal, **fields}
+    report: Any = msgspec.structs.replace(EXAMPLES[tag], **named)  # type: ignore[type-var]
+    if tag == STALL:
+        return StallTelemetry(node=node, stall=report)
+    return Telemetry(node=node, steps=report)
 
 
+def told_by(
+    who: Identity, message: Telemetry | StallTelemetry
+) -> tuple[list[StepsReported | WorkerStalled], list[str]]:
+    """What is accepted, and the lines of the audit."""
+    told: list[StepsReported | WorkerStalled] = []
+    sessions, lines = NodeSessions.__new__(NodeSessions), Lines()
+    sessions.commit_loop = type("Loop", (), {"reactor": victim().reactor})()
+    sessions.audit = lines  # type: ignore[assignment]
+    sessions.on_steps = sessions.on_stall = told.append
+    sessions._receive_published(incoming(who, message))
+    return told, lines.found
+
+
+STALL: Final = "worker.stalled.1"
+
+
+@pytest.mark.parametrize("tag", ["worker.steps.3", STALL])
 @pytest.mark.parametrize(
-    ("who", "node", "sent", "audit"),
+    ("who", "node", "fields", "audit"),
     [
-        (THIS, N1, steps(), []),
-        (OTHER, N2, steps(), ["telemetry: a-1.v1.r0 of group 1 is not on this node"]),
-        (OTHER, N1, steps(), ["message: key of node:n2 used for node 'n1'"]),
-        (THIS, N1, steps(rank=1), ["telemetry: a-1.v1.r1 of group 1 is not on this node"]),
+        (THIS, N1, {}, []),
+        (OTHER, N2, {}, ["telemetry: a-1.v1.r0 of group 1 is not on this node"]),
+        (OTHER, N1, {}, ["message: key of node:n2 used for node 'n1'"]),
+        (THIS, N1, {"rank": 1}, ["telemetry: a-1.v1.r1 of group 1 is not on this node"]),
         (
             THIS,
             N1,
-            steps(journal="cafe"),
+            {"journal": "cafe"},
             ["telemetry: a-1.v1.r0 belongs to an earlier job of this name"],
         ),
-        (THIS, N1, steps(10**6), ["telemetry: a-1.v1.r0 of group 1000000 is not on this node"]),
+        (THIS, N1, {"group": 10**6}, ["telemetry: a-1.v1.r0 of group 1000000 is not on this node"]),
     ],
 )
 def test_telemetry_counts_only_from_the_node_of_its_worker(
-    who: Identity, node: NodeId, sent: StepsReported, audit: list[str]
+    who: Identity, node: NodeId, fields: dict[str, Any], audit: list[str], tag: str
 ) -> None:
-    told: list[StepsReported] = []
-    sessions, lines = NodeSessions.__new__(NodeSessions), Lines()
-    sessions.commit_loop = type("Loop", (), {"reactor": victim().reactor})()
-    sessions.audit, sessions.on_steps = lines, told.append  # type: ignore[assignment]
+    message = telemetry(node, tag, **fields)
+    sent = message.steps if isinstance(message, Telemetry) else message.stall
 
-    sessions._receive_published(incoming(who, Telemetry(node=node, steps=sent)))
+    assert told_by(who, message) == ([] if audit else [sent], audit)
 
-    assert (told, lines.found) == ([] if audit else [sent], audit)
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"at": "x" * 10_000}, {"at": "x" * MAX_PLACE}),
+        ({"at": "train.py\x1b[2J:1"}, {"at": "train.py [2J:1"}),
+        ({"idle_s": math.nan, "waits_s": -math.inf}, {"idle_s": 0.0, "waits_s": -1e15}),
+    ],
+)
+def test_hostile_values_of_a_stall_are_bounded(
+    fields: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    (report,), _ = told_by(THIS, telemetry(N1, STALL, **fields))
+
+    assert {name: getattr(report, name) for name in kept} == kept

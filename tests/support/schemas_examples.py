@@ -54,7 +54,8 @@ SPEC: Final = JobSpec(
     name="digits", script="train.py", batch_size=64, args=("--width", "64"),
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
-    record_samples=True, stop=STOP, retries=1, max_run_s=3600.0, seed=11,
+    record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,
+    progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL,
 )  # fmt: skip
@@ -97,6 +98,9 @@ _STEPS: Final = agent.StepsReported(
     train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
     sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
 )  # fmt: skip
+_STALL: Final = agent.WorkerStalled(
+    **_WORKER, group=VERSION, step=340, idle_s=42.5, waits_s=41.25, at="train.py:17 in evaluate"
+)
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
     **_WORKER, slot=2, pid=4711, started_ticks=88_123, ended=True, code=1, signal=9
@@ -225,10 +229,12 @@ _OF_WORKERS: Final = (
     sweeps.StateCopied(job=JOB, trial=4, version=11),
     sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
     _STEPS,
+    _STALL,
 )  # fmt: skip
 _OF_AGENTS: Final = (
     _NUMBERED,
     agent.Telemetry(node=NODE, steps=_STEPS),
+    agent.StallTelemetry(node=NODE, stall=_STALL),
     _SEEN,
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,

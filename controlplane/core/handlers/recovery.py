@@ -6,6 +6,7 @@ new group, and all take the state of the survivor that is furthest ahead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from controlplane.core import desired_state
@@ -18,18 +19,19 @@ from controlplane.core.handlers.start import (
     share_batch,
     trains_on,
 )
-from controlplane.core.inputs import RescaleExpired
+from controlplane.core.inputs import JoinStalled, RescaleExpired, Straggler
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
 from controlplane.core.model.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
-from controlplane.core.state import pause_before
+from controlplane.core.state import RETRY_LONGEST_S, pause_before
 from controlplane.policy.api import Reason
 from schemas.ids import NodeId, Seconds, SlotId, node_of
-from schemas.nodes import Group
-from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
+from schemas.nodes import Group, Member
+from schemas.wire.agent import JOIN, RECOVER, GroupBroken, JoinFailed, Quiesced
 
+MAX_STRAGGLERS: Final = 3  # that a reason names
 MAX_RECOVERIES: Final = 5  # recoveries in a row without a formed group
 STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
@@ -60,8 +62,16 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str)
     _release_reservations(ctx, group)
     ctx.plan_needed = True
     version = change.group.version
-    if any(worker.group_version == version > group.version for worker in job.group_workers()):
+    if _has_switched(job, change):
         recover(ctx, job, f"a worker switched to the abandoned version {version}")
+
+
+def _has_switched(job: Job, change: Rescale) -> bool:
+    """Return whether a member of the current group has passed the boundary of `change`."""
+    version, group = change.group.version, job.group
+    return group is not None and any(
+        worker.group_version == version > group.version for worker in job.group_workers()
+    )
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
@@ -139,7 +149,7 @@ def _quiesce(
         ),
     )
     record_order(ctx, job, recovery.group, RECOVER, Reason("lost", reason), by=CLUSTER)
-    ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, recovery, ctx.now)
     return recovery
 
 
@@ -197,7 +207,7 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
     change.group = make_group(job, version, share_batch(full, change.group.global_batch))
     ctx.state.slot_index.touch(job.job)
     ctx.changed_jobs[job.job] = None
-    ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, change, ctx.now)
     if len(full) > 1:
         change.store = desired_state.address_of(ctx.state, full[0], points[0].port)
     ctx.send_to(job, change.notified_nodes)
@@ -257,7 +267,11 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
-    """Abandon a change that took too long, or recover or restart its job. Ignore ended changes."""
+    """End what a change waits for in vain, or abandon the change. Ignore ended changes.
+
+    Stragglers are ended and the others recover. If the stragglers are unknown, the job recovers
+    with all members, which takes another deadline if one of them hangs.
+    """
     job = ctx.state.jobs.get(event.job)
     status = job.status if job is not None else None
     if job is None or not isinstance(status, Rescaling):
@@ -266,6 +280,7 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
     if change.group.version != event.version:
         return
     took = f"{ctx.now - change.started_at:.0f} s"
+    stragglers, ends_ranks = event.stragglers or (), event.stragglers is not None
     if change.phase is RescalePhase.PREPARING:
         unready = _not_ready(job, change)
         reason = f"not ready after {took}: {', '.join(unready) or 'the store of the new group'}"
@@ -273,14 +288,93 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(status.group.member(m.worker) is None for m in change.group.members)
         reason = f"the group did not switch within {took}"
-        if joins:
+        if joins and not (ends_ranks and _has_switched(job, change)):
             abandon(ctx, job, RescaleTrigger.EXPIRED, reason)
         else:
-            recover(ctx, job, reason)
+            ended = _end_stragglers(ctx, job, stragglers)
+            recover(ctx, job, _describe(ended) or reason)
+    elif change.phase is RescalePhase.QUIESCING and ends_ranks and change.quiesce_points:
+        _leave_behind(ctx, job, change, stragglers)
     else:
         rescales.advance(job.job, change, RescaleTrigger.EXPIRED)
-        reason = f"{change.reason}, and the survivors did not form a group within {took}"
+        why = _describe(stragglers)
+        lost = f"{change.reason}; {why}" if why else change.reason
+        reason = f"{lost}, and the survivors did not form a group within {took}"
         restart_from_checkpoint(ctx, job, reason)
+
+
+def _leave_behind(
+    ctx: HandlerContext, job: Job, change: Rescale, stragglers: Sequence[Straggler]
+) -> None:
+    """End the survivors that have not quiesced in time. Those that have form a group."""
+    missing = [
+        member
+        for member in change.group.members
+        if member.worker not in change.quiesce_points
+        and job.workers[member.worker].phase not in STOPPING
+    ]
+    for member in missing:
+        ctx.advance_worker(job, job.workers[member.worker], WorkerTrigger.DISMISSED)
+    late = {member.worker for member in missing}
+    ranks = ", ".join(f"{_shown_rank(job, member)}" for member in missing)
+    plural = "s" if len(missing) > 1 else ""
+    known = _describe([one for one in stragglers if one.worker in late])
+    change.reason = f"{change.reason}; {known or f'rank{plural} {ranks} did not stop training'}"
+    rejoin_when_quiesced(ctx, job, change)
+
+
+def on_join_stalled(ctx: HandlerContext, event: JoinStalled) -> None:
+    """End newcomers for which all incumbents wait, and let the others recover.
+
+    Ignore changes that have ended. The next change waits for the longest pause, because each
+    attempt costs the members the time that they have waited.
+    """
+    job = ctx.state.jobs.get(event.job)
+    status = job.status if job is not None else None
+    if job is None or not isinstance(status, Rescaling):
+        return
+    change = status.change
+    if change.phase is not RescalePhase.SWITCHING or change.kind != JOIN:
+        return
+    if change.group.version != event.version:
+        return
+    newcomers = [one for one in event.stragglers if status.group.member(one.worker) is None]
+    if ended := _end_stragglers(ctx, job, newcomers):
+        recover(ctx, job, _describe(ended))
+        job.attempts.next_change_at = Seconds(ctx.now + RETRY_LONGEST_S)
+
+
+def _end_stragglers(
+    ctx: HandlerContext, job: Job, stragglers: Sequence[Straggler]
+) -> list[Straggler]:
+    """Order the stragglers that are members to stop. Return those that were not stopping."""
+    members = {member.worker for member in job.members()}
+    ended = []
+    for one in stragglers:
+        worker = job.workers.get(one.worker)
+        if worker is None or one.worker not in members:
+            continue
+        if worker.phase in {WorkerPhase.READY, WorkerPhase.MEMBER}:
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
+            ended.append(one)
+    return ended
+
+
+def _describe(stragglers: Sequence[Straggler]) -> str:
+    """Return what is known of stragglers, for the reason of a change. Empty if there are none."""
+    texts = []
+    for one in stragglers[:MAX_STRAGGLERS]:
+        at = f", at {one.at}" if one.at else ""
+        stuck = "made no step" if one.answers else "did not answer"
+        texts.append(f"rank {one.rank} {stuck} for {one.idle_s:.0f} s{at}")
+    if more := len(stragglers) - len(texts):
+        texts.append(f"and {more} more")
+    return "; ".join(texts)
+
+
+def _shown_rank(job: Job, member: Member) -> int:
+    now = job.group.member(member.worker) if job.group is not None else None
+    return member.rank if now is None else now.rank
 
 
 def _not_ready(job: Job, change: Rescale) -> list[SlotId]:

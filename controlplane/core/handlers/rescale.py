@@ -66,7 +66,7 @@ def order_change(
     _add_newcomers(ctx, job, change, newcomers)
     if newcomers < len(rows) and _needs_store(status.group, change.group):
         change.notified_nodes[node_of(change.group.members[0].slot)] = None
-    ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, change, ctx.now)
     _announce_order(ctx, job, status, change)
 
 
@@ -115,7 +115,7 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
             return
         change.store = desired_state.address_of(ctx.state, first, first.store_port)
     rescales.advance(job.job, change, RescaleTrigger.PREPARED)
-    ctx.state.deadlines.expect_rescale(job.job, change.group.version, change.phase, ctx.now)
+    ctx.state.deadlines.expect_rescale(job, change, ctx.now)
     change.notified_nodes |= dict.fromkeys([*nodes_of(change.group), *nodes_of(status.group)])
     ctx.send_to(job, change.notified_nodes)
 

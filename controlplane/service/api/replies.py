@@ -23,7 +23,7 @@ from controlplane.policy.api import Reason, SearchStats
 from controlplane.policy.registry import entry, job_notes
 from controlplane.service.api.views import Rows, numbered, page_of
 from controlplane.service.planner.planner import Planner
-from controlplane.service.worker_telemetry import TelemetryTable
+from controlplane.service.worker_telemetry import Standstill, TelemetryTable
 from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, node_of, slot_id
 from schemas.jobs import JobSpec
 from schemas.wire.agent import StepsReported
@@ -45,6 +45,7 @@ COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # in a waiting reason
 SLOW_START_S: Final = 60.0  # most scripts start faster
 SHOWN_STATS: Final = set(SearchStats.__struct_fields__) & set(SearchInfo.__struct_fields__)
 STUCK_S: Final = 60.0  # time without a step; most evaluations are faster
+MAX_STRAGGLERS: Final = 3  # ranks that a note names
 
 
 def job_summary(
@@ -69,7 +70,7 @@ def job_summary(
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_wait_reason:
         why = f"{job.reason}; {job.override_wait_reason}"
-    remark = _slow_start_note(job, now) or _stuck_note(job, telemetry.idle_s(job.job, now), now)
+    remark = _slow_start_note(job, now) or _stuck_note(job, telemetry, now)
     if remark:
         why = f"{remark}; {why}"
     return JobSummary(
@@ -120,9 +121,12 @@ def _slow_start_note(job: Job, now: Seconds) -> str | None:
     )
 
 
-def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
+def _stuck_note(job: Job, telemetry: TelemetryTable, now: Seconds) -> str | None:
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
+    if (found := telemetry.standstill(job, now)) is not None:
+        return f"no step for {_duration(found.idle_s)}: {_who_is_waited_for(found)}"
+    idle_s = telemetry.idle_s(job.job, now)
     if job.phase is Phase.RUNNING:  # the last report might predate a pause
         idle_s = min(idle_s, now - job.accounting.since)
     if idle_s < STUCK_S:
@@ -131,6 +135,23 @@ def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
         f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 2 * STUCK_S else f"{seconds / 60:.0f} min"
+
+
+def _who_is_waited_for(found: Standstill) -> str:
+    shown, more = found.stragglers[:MAX_STRAGGLERS], len(found.stragglers) - MAX_STRAGGLERS
+    if not shown:
+        return "all ranks wait for each other"
+    if shown[0].answers:
+        places = [f"rank {one.rank} is at {one.at or 'no line of its script'}" for one in shown]
+        return ", ".join([*places, f"and {more} more"] if more > 0 else places)
+    ranks = ", ".join([*(f"{one.rank}" for one in shown), *([f"{more} more"] if more > 0 else [])])
+    if len(shown) == 1:
+        return f"rank {ranks} does not answer, the others wait for it"
+    return f"ranks {ranks} do not answer, the others wait for them"
 
 
 def job_detail(

@@ -40,7 +40,7 @@ from controlplane.service.planner.search_planner import SearchPlanner
 from controlplane.service.settings import PolicyChoice
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds
-from schemas.wire.agent import StepsReported
+from schemas.wire.agent import StepsReported, WorkerStalled
 
 log = structlog.get_logger("policy_event_delivery")
 
@@ -83,6 +83,12 @@ class PolicyObserver:
         event = policy_events.event_of_steps(steps, state)
         if event is not None:
             self.planner.observe(event, self.commit_loop.now())
+
+    def stall_reported(self, report: WorkerStalled) -> None:
+        """Record that a worker makes no step. Ignore a report that arrives after its job's end."""
+        job = self.commit_loop.committed.state.jobs.get(report.job)
+        if job is not None and not job.ended:
+            self.telemetry.take_stall(report, self.commit_loop.now())
 
 
 def make_planner(

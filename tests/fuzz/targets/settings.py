@@ -32,7 +32,7 @@ JOB: Final[dict[str, Any]] = {
     "name": "a", "script": "train.py", "batch_size": 32, "args": ["--lr", "1"], "workdir": ".",
     "max_batch_size": 64, "max_local_batch": 32, "lr": 0.1, "slots": [1, 2], "family": "f",
     "slots_wanted": 1, "python": "python3", "record_samples": False, "priority": 1.0, "retries": 1,
-    "on_loss": "fail", "seed": 1, "env": {"A": "b"}, "stop": {"epochs": 2, "metric": "m", "at_least": 0.5},
+    "on_loss": "fail", "progress_deadline_s": 600, "seed": 1, "env": {"A": "b"}, "stop": {"epochs": 2, "metric": "m", "at_least": 0.5},
     "utility": {"value": 1.0, "deadline_s": 2.0, "decay": 0.1},
 }  # fmt: skip
 SWEEP: Final[dict[str, Any]] = {

@@ -91,7 +91,7 @@ ACCEPTED: Final[list[dict[str, Any]]] = [
         "max_batch_size": 2048, "max_local_batch": 512, "lr": 0.05, "slots": (1, 8),
         "slots_wanted": 2, "python": ".venv/bin/python", "record_samples": True, "retries": 100,
         **stop(metric="accuracy", at_least=0.97, consecutive=10, epochs=100),
-        "seed": 2**63 - 1, "utility": Utility(value=10.0, deadline_s=3600.0, decay=0.01),
+        "seed": 2**63 - 1, "progress_deadline_s": 60, "utility": Utility(value=10.0, deadline_s=3600.0, decay=0.01),
         "env": {"OMP_NUM_THREADS": "1", "_x": ""},
     },
     *({"name": name} for name in ("a", "A-1_b", "7", "x" * 48)),
@@ -186,6 +186,10 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
         for wanted in (1, 5, 0, -2)
     ),
     *(({"retries": many}, ("retries", f"{many} is not 0 to 100", RANGE)) for many in (-1, 101)),
+    *(
+        ({"progress_deadline_s": limit_s}, ("progress_deadline_s", f"{limit_s} is not a number of seconds from 60 up", "give one, or leave it out for 1800"))
+        for limit_s in (59.9, 0, -1.0, math.inf, math.nan)
+    ),
     *(
         ({"seed": seed}, ("seed", f"{seed} is out of range", "give 0 to 2**63 - 1, or leave it out to keep the script's"))
         for seed in (-1, 2**63)
@@ -363,8 +367,11 @@ def test_a_script_is_python_by_its_suffix_or_its_first_bytes(
 def test_values_that_are_not_stated_are_not_encoded() -> None:
     table = msgspec.to_builtins(spec())
 
-    assert not {"on_loss", "seed", "utility", "sweep", "trial"} & table.keys()
+    assert (
+        not {"on_loss", "progress_deadline_s", "seed", "utility", "sweep", "trial"} & table.keys()
+    )
     assert (spec().stated_seed, spec().stated_utility, spec().fails_on_loss) == (None, None, False)
+    assert (spec().progress_limit_s, spec(progress_deadline_s=90).progress_limit_s) == (1800.0, 90)
     assert msgspec.convert({**table, "seed": 0}, JobSpec).stated_seed == 0
     for word, fails in (("restart", False), ("fail", True)):
         job = spec(on_loss=word)
@@ -405,7 +412,7 @@ VALUES: Final = (*NUMBERS, *TEXTS)
 ORDINARY: Final[dict[str, Any]] = {
     "name": "digits", "script": "train.py", "args": ["a"], "workdir": ".", "batch_size": 32,
     "max_batch_size": 64, "max_local_batch": 64, "lr": 0.1, "slots": [1, 4], "slots_wanted": 2,
-    "family": "f", "python": "python", "priority": 1.0, "retries": 1, "seed": 1,
+    "family": "f", "python": "python", "priority": 1.0, "retries": 1, "progress_deadline_s": 600.0, "seed": 1,
     "stop": {"metric": "m", "at_least": 0.5, "consecutive": 2, "epochs": 9, "plateau": None},
     "utility": {"value": 1.0, "deadline_s": 9.0, "decay": 0.1}, "env": {"A": "1"},
 }  # fmt: skip

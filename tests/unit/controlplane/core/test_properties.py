@@ -26,12 +26,15 @@ from controlplane.core.commands import Command, SendDelta
 from controlplane.core.inputs import (
     DrainRequested,
     Input,
+    JoinStalled,
     NodeGreeted,
     NodeHeard,
     NodeLost,
     NodeReported,
     NodeSuspected,
     PlanProposed,
+    RescaleExpired,
+    Straggler,
     UndrainRequested,
 )
 from controlplane.core.model.job import Job
@@ -298,6 +301,23 @@ class Cluster(RuleBasedStateMachine):
         self.controller.now += passed
         for event in self.controller.reactor.due(self.now):
             self.take(event)
+
+    @precondition(lambda self: self.changing())
+    @rule(which=ANY, ranks=st.sets(st.integers(0, 3)), late=st.booleans(), rounds=st.integers(0, 4))
+    def telemetry_names_stragglers(
+        self, which: int, ranks: set[int], rounds: int, *, late: bool
+    ) -> None:
+        """Which may be any members, at any time."""
+        job = one_of(self.changing(), which)
+        assert job.change is not None
+        stragglers = tuple(
+            Straggler(worker=member.worker, rank=member.rank, idle_s=60.0, answers=False)
+            for member in job.members()
+            if member.rank in ranks
+        )
+        kind = RescaleExpired if late else JoinStalled
+        self.take(kind(job=job.job, version=job.change.group.version, stragglers=stragglers))
+        self.all_goes_well_for_a_moment(rounds)
 
     @precondition(lambda self: self.linked)
     @rule(node=NODES, keeps=st.booleans())
@@ -577,6 +597,10 @@ class Cluster(RuleBasedStateMachine):
         return True
 
     # --- steps
+
+    def changing(self) -> list[Job]:
+        jobs = self.controller.state.jobs
+        return [jobs[name] for name in self.controller.names if jobs[name].change is not None]
 
     def handed_over(self, which: int, to: int) -> dict[JobId, dict[SlotId, int]]:
         """What trains, with one slot of one job given to another; nothing if none has two."""

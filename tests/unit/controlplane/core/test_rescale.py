@@ -17,8 +17,9 @@ from controlplane.core.inputs import OverrideDue, RescaleExpired
 from controlplane.core.model.job import Job, ManualOverride
 from controlplane.core.model.report_bounds import MAX_MEASURE
 from controlplane.core.slot_index import SlotIndex
-from controlplane.core.state import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
+from controlplane.core.state import PREPARE_LIMIT_S
 from schemas.ids import NodeId, SlotId, Version
+from schemas.jobs import PROGRESS_DEADLINE_S
 from schemas.wire.agent import JOIN, PREPARE, RECOVER, START, SUSPEND
 from tests.support.builders import (
     BATCH,
@@ -159,7 +160,7 @@ def expires(after_s: float) -> Happens:
     """Let the deadline of job a's change pass."""
 
     def pass_(controller: Controller) -> object:
-        due = RescaleExpired(job=A, version=controller.job(A).version)
+        due = RescaleExpired(job=A, version=controller.job(A).version, stragglers=())
         assert controller.due(after_s - 1) == []
         controller.now += after_s
         assert due in controller.due()
@@ -377,7 +378,7 @@ NEWCOMERS_FAIL: Final[dict[str, Story]] = {
         ready(A, 2, rank=1), {"commands": []},  # too late
     ],
     "a boundary that never comes ends the change": [
-        switching, expires(SWITCH_LIMIT_S),
+        switching, expires(PROGRESS_DEADLINE_S),
         {"reasons": [f"{TRAINS}: the group did not switch within 1800 s"], "phase": "running"},
     ],
     "a group that cannot be built leaves the old group training": [
@@ -529,7 +530,7 @@ MEMBERS_LOST: Final[dict[str, Story]] = {
         place({A: T0}), {"orders": to(order(run, 4, T0, [(4, 0)], resume=resume_at(2, 1)), N2)},
     ],
     "survivors that do not come to rest in time are given up": [
-        quiescing, expires(QUIESCE_LIMIT_S),
+        quiescing, expires(PROGRESS_DEADLINE_S),
         {
             "reasons": [
                 "a worker was killed by SIGKILL, and the survivors did not form a group within 1800 s; restarts from the beginning"
