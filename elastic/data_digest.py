@@ -16,7 +16,7 @@ MAX_NESTED: Final = 8  # depth of data sets in each other; parts of an entry
 
 
 def data_digest(dataset: Any) -> str:
-    """Return a digest of the length of a data set, and of its order as far as that shows.
+    """Return the length of a data set, and a digest of its order as far as that shows.
 
     The order shows in the lists, tensors and arrays that the data set holds with one entry for each
     sample, and in data sets inside of it. Of paths, only the last part counts, because nodes may
@@ -25,8 +25,8 @@ def data_digest(dataset: Any) -> str:
     entries: list[Any] = []
     with contextlib.suppress(Exception):  # attributes of a script's class may do anything
         entries += _per_sample(dataset, 0)
-    text = repr((len(dataset), entries))
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(repr(entries).encode("utf-8", "replace"), digest_size=8)
+    return f"{len(dataset)}-{digest.hexdigest()}"
 
 
 def _per_sample(dataset: Any, depth: int) -> Iterator[Any]:

@@ -57,7 +57,8 @@ class WorkerReady(ScriptReport, tag="worker.ready.2"):
     resumed_epoch: int  # last finished epoch in the checkpoint; 0 without a checkpoint
     parameters: int  # trainable scalars of the model
     store_port: int = 0  # port of the group's TCPStore; rank 0 only
-    data_digest: Annotated[str, msgspec.Meta(max_length=64)] = ""  # of the order; "": not known
+    # LENGTH-DIGEST of the training set, the digest being that of its order; "": not known
+    data_digest: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):

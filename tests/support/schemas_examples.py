@@ -174,7 +174,7 @@ _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
         **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810,
-        store_port=29_400, data_digest="9f86d081884c7d65",
+        store_port=29_400, data_digest="1437-9f86d081884c7d65",
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),

@@ -27,6 +27,7 @@ from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger, data_problem
 from schemas.ids import WorkerId, node_of, worker_id
 from schemas.nodes import ResumePoint
+from schemas.sweeps import printable
 from schemas.wire.agent import (
     SUSPEND,
     EpochReported,
@@ -194,8 +195,7 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
     if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
         return
-    worker.store_port = event.store_port
-    worker.epoch_samples, worker.data_digest = event.epoch_samples, event.data_digest
+    worker.store_port, worker.data_digest = event.store_port, printable(event.data_digest)
     first = isinstance(job.status, Starting) and worker.rank == 0  # the others copy its state
     if job.sweep is None and first:  # a sweep gets these numbers from its units
         job.progress.epoch_samples = event.epoch_samples

@@ -65,8 +65,7 @@ class Worker(msgspec.Struct, kw_only=True):
     pid: int | None = None
     reports: int = 0  # index of the last handled report of its script
     store_port: int = 0  # port of the worker's store, from its ready report
-    epoch_samples: int = 0  # samples of its training set, from its ready report
-    data_digest: str = ""  # digest of their order; "" if not known
+    data_digest: str = ""  # length and order of its training set, from its ready report
     group_version: Version = Version(0)  # the group in which the worker trains
     group_first_step: int = 0  # first step in that group
     reserved: bool = False  # is prepared while the slot's owner is about to leave
@@ -93,20 +92,18 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
 def data_problem(worker: Worker, other: Worker) -> str:
     """Return why two workers cannot train one job on their training sets, or "".
 
-    Sizes of 0 and empty digests are not known, and match all others.
+    An empty digest is not known, and matches all others.
     """
-    name, sizes = (
-        f"rank {worker.rank} on {worker.slot}",
-        (worker.epoch_samples, other.epoch_samples),
-    )
-    if all(sizes) and sizes[0] != sizes[1]:
+    digests = worker.data_digest, other.data_digest
+    if not all(digests) or digests[0] == digests[1]:
+        return ""
+    name = f"the training set of rank {worker.rank} on {worker.slot}"
+    sizes = [digest.partition("-")[0] for digest in digests]
+    if sizes[0] != sizes[1]:
         differ = f"{sizes[0]} samples, that of rank {other.rank} has {sizes[1]}"
-        return f"the training set of {name} has {differ}: all workers need the same data"
-    digests = {worker.data_digest, other.data_digest}
-    if len(digests - {""}) > 1:
-        problem = f"the training set of {name} has another order than that of rank {other.rank}"
-        return f"{problem}: sort what the file system lists, and seed what is shuffled"
-    return ""
+        return f"{name} has {differ}: all workers need the same data"
+    problem = f"{name} has another order than that of rank {other.rank}"
+    return f"{problem}: sort what the file system lists, and seed what is shuffled"
 
 
 class ExitCause(Enum):

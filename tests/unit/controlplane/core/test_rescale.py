@@ -200,23 +200,26 @@ GROWS: Final[dict[str, Story]] = {
         ready(A, 2, rank=2), {"nodes": [N1, N2], "change": "switching"},
     ],
     "a newcomer with another number of samples is dismissed": [
-        growing, STORE_OPENS, started(A, 2, rank=1), ready(A, 2, rank=1, epoch_samples=82),
+        lambda: told(cluster_of(n1=1, n2=1), fresh(), place({A: {S0: 64}})),
+        started(A), ready(A, data_digest="1000-cafe"), formed(A),
+        resized(A, on=(S0, T0)), STORE_OPENS, started(A, 2, rank=1),
+        ready(A, 2, rank=1, data_digest="82-cafe"),
         {"reasons": [f"trains on 1 slot, batch 64: {OTHER_SIZE}"], "phase": "running"},
     ],
     "a newcomer whose samples have another order is dismissed": [
         lambda: told(cluster_of(n1=1, n2=1), fresh(), place({A: {S0: 64}})),
-        started(A), ready(A, data_digest="cafe"), formed(A),
+        started(A), ready(A, data_digest="1000-cafe"), formed(A),
         resized(A, on=(S0, T0)), STORE_OPENS, started(A, 2, rank=1),
-        ready(A, 2, rank=1, data_digest="beef"),
+        ready(A, 2, rank=1, data_digest="1000-beef"),
         {"reasons": [f"trains on 1 slot, batch 64: {OTHER_ORDER}"], "phase": "running"},
     ],
     "workers that start together with other data fail the job": [
         lambda: told(cluster_of(n1=1, n2=1), fresh(), place({A: HALVES})),
-        ready(A, rank=1, data_digest="beef"), ready(A, data_digest="cafe"),
+        ready(A, rank=1, data_digest="1000-beef"), ready(A, data_digest="1000-cafe"),
         {"reasons": [OTHER_ORDER], "phase": "failed"},
     ],
     "a worker of an earlier release, whose order is not known, trains with others": [
-        growing, STORE_OPENS, started(A, 2, rank=1), ready(A, 2, rank=1, data_digest="beef"),
+        growing, STORE_OPENS, started(A, 2, rank=1), ready(A, 2, rank=1, data_digest="1000-beef"),
         {"change": "switching"},
     ],
     "the store may be open before the newcomer is ready": [
