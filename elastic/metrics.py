@@ -4,7 +4,9 @@ All clocks are arguments. The gradient noise scale estimates how large a batch c
 samples become redundant (McCandlish et al. 2018, appendix A.1): the squared norms of the gradients
 of a small batch and a large batch differ by the noise. The small batch is a worker's share, and the
 large batch is the group's. If a worker processes its share in several passes, each pass but the
-last is a small batch. So a worker that trains alone can measure the noise, too.
+last is a small batch. A worker that trains alone in single passes takes two steps in a row as the
+small batches, and both together as the large batch (as Pollux does, OSDI '21, section 3.1). The
+parameters move between them, which adds to the noise by about the square of the learning rate.
 """
 
 from __future__ import annotations
@@ -200,6 +202,7 @@ class NoiseMeter:
         # the inverse sizes of these batches.
         self._squares = 0.0
         self._inverse_sizes, self._parts = 0.0, 0
+        self._last: tuple[torch.Tensor, int, int] | None = None  # gradient, step, samples
         self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
         self._count = 0
 
@@ -241,6 +244,20 @@ class NoiseMeter:
             old_signal + weight * (signal - old_signal),
             old_noise + weight * (noise - old_noise),
         )
+
+    def add_alone(self, gradient: torch.Tensor, step: int, samples: int) -> None:
+        """Measure the mean gradient of a worker that trains alone, shape (scalars,).
+
+        The first of two steps is kept, and the second one updates the estimates.
+        """
+        last, self._last = self._last, None
+        if step % MEASURE_INTERVAL == 0:
+            self._last = gradient, step, samples
+        elif last is not None and last[1:] == (step - 1, samples):
+            self.begin()
+            for each in (last[0], gradient):
+                self.add_pass(each / 2, samples, 2 * samples)
+            self.add_total((last[0] + gradient) / 2, 2 * samples)
 
     def scale(self) -> float | None:
         """Return the noise scale in samples, or None without a valid estimate. Thread-safe."""

@@ -34,6 +34,7 @@ from elastic.state.state_tensors import dense_strides
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError
 
+MAX_SAMPLED: Final = 1 << 20  # numbers by which a worker that trains alone measures the noise
 SPARSE: Final = (
     "the model has sparse gradients", "use sparse=False: groups reduce dense gradients"
 )  # fmt: skip
@@ -114,6 +115,16 @@ class Reducer:
         check, self._check_sparse = self._check_sparse, False
         grads = [parameter.grad for parameter in self.parameters] if check else []
         return any(grad is not None and grad.layout is not torch.strided for grad in grads)
+
+    def sample(self) -> torch.Tensor:
+        """Return a copy of some numbers of all gradients, shape (numbers,)."""
+        stride, parts = max(1, self._scalars // MAX_SAMPLED), []
+        for parameter in self.parameters:
+            whole = parameter.grad
+            if whole is None or whole.layout is not torch.strided:
+                whole = torch.zeros_like(parameter)
+            parts.append(whole.detach().reshape(-1)[::stride].float())
+        return torch.cat(parts)
 
     # --- calls of a step's reduction
 
@@ -257,11 +268,14 @@ class Contribution:
         return self.micro_batch.count > 0 and not self.skipped
 
     @property
+    def is_mean(self) -> bool:
+        """True if the gradients are the mean over the samples of the first loss."""
+        return self.items is None and not self.place and self.counts
+
+    @property
     def measures_noise(self) -> bool:
-        """True if the gradients can be used to estimate the noise scale."""
-        if self.items is not None or self.place:
-            return False  # other weights, or gradients of another loss
-        return self.counts and self.micro_batch.step % MEASURE_INTERVAL == 0
+        """True if the gradients are used to estimate the noise scale, unless of a single pass."""
+        return self.is_mean and self.micro_batch.step % MEASURE_INTERVAL == 0
 
     @property
     def weight(self) -> float:
@@ -399,6 +413,10 @@ class StepReduction:
             if contribution.measures_noise:
                 self._training.noise.add_total(gradients, micro_batch.total)
             self._unpack(contribution, read_agreed_words(tail.tolist(), 1))
+        elif contribution.is_mean and micro_batch.step % MEASURE_INTERVAL in {0, 1}:
+            self._training.noise.add_alone(
+                self._reducer.sample(), micro_batch.step, micro_batch.total
+            )
         if loss_sum is not None:
             weight = contribution.step_items or max(1, micro_batch.total)
             self._training.losses.add(loss_sum / weight)

@@ -64,13 +64,8 @@ class MeasuredFigures:
         return replace(true, pass_s=pass_s, sync_s=wait_s)
 
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
-        """Return the noise scale that rank 0 reports, in samples, or None if it cannot be measured.
-
-        A live worker needs two batch sizes (`elastic.metrics`): its share and the group's batch, or
-        a pass and the step.
-        """
-        live = self._options.scenario.information == "honest"
-        if true is None or (live and not _measures_two_batches(job)):
+        """Return the noise scale that rank 0 reports, in samples, or None if it has none."""
+        if true is None:
             return None
         return true * self._scale_error(job.id) * self.error(job.id)
 
@@ -81,12 +76,6 @@ class MeasuredFigures:
             return 1.0
         rng = default_rng((self._options.seed, JOB_STREAM, crc32(job.encode())))
         return math.pow(most, rng.uniform(-1.0, 1.0))
-
-
-def _measures_two_batches(job: JobProcesses) -> bool:
-    parts = job.training.throughput.parts
-    alone = job.group is None or len(job.group.members) == 1
-    return not alone or (parts is not None and parts.passes > 1)
 
 
 FIRST_REPORT_S: Final = 2.0  # minimum delay of a group's first report

@@ -185,6 +185,28 @@ def test_all_passes_but_the_last_give_the_noise_scale(passes: tuple[int, ...]) -
     assert meter.scale() == pytest.approx(true, rel=0.25)
 
 
+@pytest.mark.parametrize("moves", [0.0, 0.1])
+def test_two_steps_in_a_row_give_the_noise_scale_of_a_worker_alone(moves: float) -> None:
+    torch.manual_seed(0)
+    gradient, meter = torch.randn(SCALARS) * 0.05, NoiseMeter()
+    for step in range(1, 1600):
+        moved = gradient * (1.0 + moves * (step % 2))  # as the parameters move
+        meter.add_alone(moved + torch.randn(SCALARS) / 16**0.5, step, 16)
+
+    true = SCALARS / float(torch.dot(gradient, gradient))
+    assert meter.scale() == pytest.approx(true, rel=0.25)
+
+
+def test_steps_that_do_not_follow_each_other_do_not_count() -> None:
+    meter = NoiseMeter()
+    for turn in range(4 * MIN_MEASUREMENTS):
+        meter.add_alone(torch.randn(SCALARS) + 0.1, 4 * turn, 16)
+        meter.add_alone(torch.randn(SCALARS) + 0.1, 4 * turn + 1, 17)  # another batch
+        meter.add_alone(torch.randn(SCALARS) + 0.1, 4 * turn + 4, 16)
+
+    assert meter.scale() is None
+
+
 def test_the_noise_scale_needs_measurements() -> None:
     assert measured(16, 48, times=MIN_MEASUREMENTS - 1)[0].scale() is None
     assert measured(16, 48, times=MIN_MEASUREMENTS)[0].scale() is not None
