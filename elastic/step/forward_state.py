@@ -21,7 +21,9 @@ class ForwardState:
 
     def __init__(self, tensors: TensorState) -> None:
         self._tensors = tensors
-        self._buffers = _FlatCopy([])
+        self._kept = _FlatCopy([])  # buffers at the start of the step
+        self._sent = _FlatCopy([])  # buffers at the last exchange
+        self._exchanged = False  # in the running or last step
         self._limited = [_LimitedRows(module) for module in tensors.limited_embeddings()]
 
     def exchange(self, group: ProcessGroup, source: int, cancelled: threading.Event) -> None:
@@ -34,8 +36,7 @@ class ForwardState:
         if group.size > 1:
             if used is not None:
                 group.all_reduce(used, cancelled)
-            if buffers := self._tensors.buffers():
-                self._broadcast(buffers, group, source, cancelled)
+            self._broadcast(self._tensors.buffers(), group, source, cancelled)
         if used is not None:
             parts = used.split_with_sizes([rows.used.numel() for rows in self._limited])
             for rows, part in zip(self._limited, parts, strict=True):
@@ -46,10 +47,27 @@ class ForwardState:
         for rows in self._limited:
             rows.limit_again()
 
-    def forget(self) -> None:
-        """Forget the rows that this worker used, because its state was replaced."""
+    def begin(self) -> None:
+        """Keep the buffers as they are before a step of a group."""
+        if self._exchanged:
+            self._kept, self._sent, self._exchanged = self._sent, self._kept, False
+        buffers = self._tensors.buffers()
+        if not self._kept.fits(buffers):
+            self._kept = _FlatCopy(buffers)
+            torch._foreach_copy_(self._kept.views, buffers)
+
+    def end(self) -> None:
+        """Forget the buffers, because the worker trains alone."""
+        self._kept, self._exchanged = _FlatCopy([]), False
+
+    def roll_back(self) -> None:
+        """Restore the buffers of the last finished step, and forget the rows of the broken one."""
         for rows in self._limited:
             rows.used.zero_()
+        buffers = self._tensors.buffers()
+        if self._kept.fits(buffers):
+            torch._foreach_copy_(buffers, self._kept.views)
+        self.end()
 
     def _broadcast(
         self,
@@ -58,15 +76,17 @@ class ForwardState:
         source: int,
         cancelled: threading.Event,
     ) -> None:
-        copy, self._buffers = self._buffers, _FlatCopy([])  # a cancelled broadcast may still write
-        if not copy.fits(buffers):
-            copy = _FlatCopy(buffers)
+        if not buffers:
+            return
+        sent, self._sent = self._sent, _FlatCopy([])  # a cancelled broadcast may still write
+        if not sent.fits(buffers):
+            sent = _FlatCopy(buffers)
         if group.rank == source:
-            torch._foreach_copy_(copy.views, buffers)
-        group.broadcast(copy.flat, source, cancelled)
+            torch._foreach_copy_(sent.views, buffers)
+        group.broadcast(sent.flat, source, cancelled)
         if group.rank != source:
-            torch._foreach_copy_(buffers, copy.views)
-        self._buffers = copy
+            torch._foreach_copy_(buffers, sent.views)
+        self._sent, self._exchanged = sent, True
 
 
 class _FlatCopy:

@@ -121,6 +121,10 @@ class StepExecutor:
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
+            if self._membership.group.size > 1:
+                self._forward_state.begin()
+            else:
+                self._forward_state.end()
         grouped, reducer = self._membership.group.size > 1, self._reducer
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
@@ -365,7 +369,6 @@ class StepExecutor:
         """Recover from a broken group. Adopt the step if peers finished it, or else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
-        self._forward_state.forget()
         if micro_batch.step <= recovered.step:
             self.outcome = StepOutcome.ADOPTED
             if self._turns is not None:
@@ -376,6 +379,7 @@ class StepExecutor:
 
     def _roll_back(self) -> None:
         """Restore the state of the last finished step, or set `has_full_state` to False."""
+        self._forward_state.roll_back()
         if self._turns is not None and not self._turns.roll_back():
             self._membership.has_full_state = False
 

@@ -143,6 +143,20 @@ def test_buffers_follow_rank_0_through_changes_and_losses(tmp_path: Path) -> Non
         assert job.samples() == {epoch: list(range(SIZE)) for epoch in range(1, last + 1)}
 
 
+COUNTED = CENTRED.replace("self.seen += len(x)", "self.seen += 1")
+SAY_SEEN = "digest=str(int(model[1].seen) - agent.step)"
+
+
+@pytest.mark.parametrize("point", ["reduce", "reduced"])
+def test_a_dropped_step_leaves_no_trace_in_buffers(tmp_path: Path, point: str) -> None:
+    said = LOOP.replace("digest=digest(model)", SAY_SEEN)
+    faults = f"{point}:rank=1:step=13:version=1=kill"
+    with crew(tmp_path, script(COUNTED, said, size=SIZE), faults=faults) as job:
+        job.through((4, 4, 4), "loss", 2)
+
+        assert set().union(*job.digests().values()) == {"0"}
+
+
 # --- embeddings with max_norm
 
 LIMITED = """
