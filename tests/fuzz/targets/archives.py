@@ -26,6 +26,7 @@ NAMES: Final = (
     "train.py", "a/b", "../out", "/abs", "a/../../out", "a", "a/a", "link", "link/out", ".", "", "..",
     "a\0b", "x" * 300, "d/" * 9 + "f", "\udcff", ".ones-snapshot", ".ones-snapshot/x", "é", "a//b", "./a",
 )  # fmt: skip
+LONGEST: Final = 2000  # characters of a name, which the writing of archives splits in square time
 SIZES: Final = (0, 1, 511, 512, 513, 4096, 1 << 16, 1 << 40, -1)
 
 
@@ -91,7 +92,8 @@ def _archive(choices: Choices) -> bytes:
 
 
 def _member(choices: Choices, plain: io.BytesIO) -> None:
-    info = tarfile.TarInfo(choices.pick(NAMES) if choices.often() else choices.text())
+    name = choices.pick(NAMES) if choices.often() else choices.text()
+    info = tarfile.TarInfo(name[:LONGEST])
     info.type = choices.pick(TYPES)
     info.mode = choices.pick((0o644, 0o755, 0o4755, 0, 0o777, 0o200))
     info.uid = info.gid = choices.pick((0, 1000, 1 << 30))
