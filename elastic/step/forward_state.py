@@ -24,6 +24,7 @@ class ForwardState:
         self._kept = _FlatCopy([])  # buffers at the start of the step
         self._sent = _FlatCopy([])  # buffers at the last exchange
         self._exchanged = False  # in the running or last step
+        self._recovered = False  # since the last step began
         self._limited = [_LimitedRows(module) for module in tensors.limited_embeddings()]
 
     def exchange(self, group: ProcessGroup, source: int, cancelled: threading.Event) -> None:
@@ -48,26 +49,46 @@ class ForwardState:
             rows.limit_again()
 
     def begin(self) -> None:
-        """Keep the buffers as they are before a step of a group."""
-        if self._exchanged:
-            self._kept, self._sent, self._exchanged = self._sent, self._kept, False
-        buffers = self._tensors.buffers()
-        if not self._kept.fits(buffers):
-            self._kept = _FlatCopy(buffers)
-            torch._foreach_copy_(self._kept.views, buffers)
+        """Keep the buffers as they are before a step of a group.
+
+        After a recovery, the script may have run further forward passes of the broken step.
+        """
+        if self._recovered:
+            self._restore()
+            self._recovered = False
+        elif self._exchanged:
+            self._kept, self._sent = self._sent, self._kept
+        elif not self._kept.fits(self._tensors.buffers()):
+            self._keep()
+        self._exchanged = False
 
     def end(self) -> None:
         """Forget the buffers, because the worker trains alone."""
-        self._kept, self._exchanged = _FlatCopy([]), False
+        if self._recovered:
+            self._restore()
+        self._kept, self._recovered, self._exchanged = _FlatCopy([]), False, False
 
     def roll_back(self) -> None:
         """Restore the buffers of the last finished step, and forget the rows of the broken one."""
         for rows in self._limited:
             rows.used.zero_()
+        self._restore()
+
+    def recovered(self) -> None:
+        """Keep the buffers of a recovered group."""
+        self._keep()
+        self._recovered, self._exchanged = True, False
+
+    def _keep(self) -> None:
         buffers = self._tensors.buffers()
-        if self._kept.fits(buffers):
+        self._kept = _FlatCopy(buffers)
+        if buffers:
+            torch._foreach_copy_(self._kept.views, buffers)
+
+    def _restore(self) -> None:
+        buffers = self._tensors.buffers()
+        if buffers and self._kept.fits(buffers):
             torch._foreach_copy_(buffers, self._kept.views)
-        self.end()
 
     def _broadcast(
         self,

@@ -369,6 +369,7 @@ class StepExecutor:
         """Recover from a broken group. Adopt the step if peers finished it, or else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
+        self._forward_state.recovered()
         if micro_batch.step <= recovered.step:
             self.outcome = StepOutcome.ADOPTED
             if self._turns is not None:

@@ -8,7 +8,7 @@ normalisation) can be compared to the last digits.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -29,6 +29,7 @@ MODELS: Final = {
     "branches": "Branches()",
     "every kind": "Together(lambda: agent.step, narrow=False, leave=LEAVE)",
     "every kind, narrow": "Together(lambda: agent.step, narrow=True, leave=LEAVE)",
+    "state of its own": "Stateful()",
     "wide": "nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))",
 }  # fmt: skip
 OPTIMIZERS: Final = {
@@ -54,7 +55,9 @@ SCHEDULES: Final = {
             pct_start=1e-4, cycle_momentum=False),
         Steps())""",
 }
+STATEFUL: Final = "state of its own"  # whose forward passes change buffers and parameters
 LOOPS: Final = ("plain", "scaled and clipped", "closure", "weighed", "turns")
+TWICE: Final = ((1.0, 1.0), (0.5, 0.3))  # weights and aims of the losses of a loop with two passes
 
 PARTS: Final = """
 from tests.training.kinds import Together
@@ -70,6 +73,46 @@ class Branches(nn.Module):
     def forward(self, x):
         branch = self.even if agent.step % 2 else self.odd
         return self.head(torch.tanh(branch(torch.tanh(self.first(x)))))
+
+class Stateful(nn.Module):  # a codebook that follows its inputs, and rows of limited length
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(53, 4, max_norm=0.7)
+        self.first, self.head = nn.Linear(10, 7), nn.Linear(7, 1)
+        self.register_buffer("codes", torch.linspace(-1.0, 1.0, 21).reshape(3, 7))
+        self.register_buffer("uses", torch.ones(3))
+
+    def forward(self, x):
+        rows = self.rows((x[:, 0].abs() * 31).long() % 53)
+        hidden = torch.tanh(self.first(torch.cat([x, rows], dim=1)))
+        near = torch.softmax(-torch.cdist(hidden, self.codes).detach() * 3.0, dim=1)
+        read = near @ self.codes
+        if self.training:
+            with torch.no_grad():
+                self.uses.data.mul_(0.9).add_(near.sum(dim=0), alpha=0.1)
+                self.codes.data.lerp_(near.T @ hidden / near.sum(dim=0)[:, None], 0.05)
+        return self.head(hidden + 0.3 * read)
+
+class Average:  # an exponential mean of the parameters, which the script keeps
+    def __init__(self, model):
+        self.model = model
+        self.values = [kept.detach().clone() for kept in model.parameters()]
+
+    def update(self):
+        with torch.no_grad():
+            for mean, kept in zip(self.values, self.model.parameters()):
+                mean.lerp_(kept, 0.1)
+
+    def parameters(self):
+        return [*self.values, *TEMPERATURE, *self.model.buffers()]
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = [each.clone() for each in state["values"]]
+
+TEMPERATURE = [nn.Parameter(torch.ones(1))] if OUTSIDE else []
 
 class Steps:
     def step(self):
@@ -102,7 +145,7 @@ def one(parameters):
 
 def build_optimizer(parameters):
     if not TURNS:
-        return one(parameters)
+        return one([*parameters, *TEMPERATURE])
     every = list(parameters)
     half = len(every) // 2
     return one(every[:half]), one(every[half:])
@@ -125,17 +168,21 @@ model, optimizers, loader = agent.load(
 optimizer, second = optimizers if TURNS else (optimizers, None)
 per_batch, per_epoch = schedules(optimizer)
 scaler = scaler_for(DEVICE)
+average = Average(model)
+agent.track(average=average)
 
 def losses(x, y):
-    return (model(x) - y).square().sum(dim=1)
+    found = model(x) * TEMPERATURE[0] if TEMPERATURE else model(x)
+    return (found - y).square().sum(dim=1)
 
 for epoch in agent.epochs(10**9):
     for x, y in loader:
         time.sleep(0.001)
 BATCH
         per_batch.step()
+        average.update()
     if agent._membership.has_full_state:
-        say(epoch=epoch + 1, step=agent.step, digest=digest(model))
+        say(epoch=epoch + 1, step=agent.step, digest=digest(model) + digest(average))
     per_epoch.step()
     agent.report(enough=enough())
 if agent.rank == 0:
@@ -161,6 +208,12 @@ BATCHES: Final = {
             second.zero_grad()
             losses(x, aim).mean().backward()
             each.step()
+""",
+    "twice": """
+        optimizer.zero_grad()
+        for weight, aim in TWICE:
+            (weight * losses(x, aim * y).mean()).backward()
+        optimizer.step()
 """,
     "closure": """
         def closure():
@@ -216,8 +269,9 @@ class Training:
         for word, how in made.items():
             text = text.replace(f"return {word}\n", f"return {how}\n")
         scaled, turns = self.loop == "scaled and clipped", self.loop == "turns"
-        words = f"{scaled}, {turns}, {self.stream}, {self.leave}"
-        return f"SCALED, TURNS, STREAM, LEAVE = {words}\n{text}"
+        outside = self.model == STATEFUL and not turns
+        words = f"{scaled}, {turns}, {self.stream}, {self.leave}, {outside}, {TWICE}"
+        return f"SCALED, TURNS, STREAM, LEAVE, OUTSIDE, TWICE = {words}\n{text}"
 
     def script(self) -> str:
         loop = LOOP.replace("LOADERS", str(self.loaders)).replace(
@@ -232,19 +286,20 @@ class Training:
         return names
 
 
-def any_training(draw: random.Random) -> Training:
+def any_training(draw: random.Random, model: str = "") -> Training:
     kinds = sorted(name for name in MODELS if not name.startswith("every kind"))
-    model, optimizer = draw.choice(kinds), draw.choice(sorted(OPTIMIZERS))
+    model, optimizer = model or draw.choice(kinds), draw.choice(sorted(OPTIMIZERS))
     if (model, optimizer) == ("branches", "SGD fused"):  # which torch itself cannot do
         optimizer = "SGD"
-    loop = draw.choice(LOOPS)
+    loop = draw.choice((*LOOPS, "twice"))
+    whole = loop == "turns" or model == STATEFUL  # turns, and its replay, take no passes
     return Training(
         model=model,
         optimizer=optimizer,
         schedule=draw.choice(sorted(SCHEDULES)),
         loop=loop,
         loaders=tuple(draw.randrange(4) for _ in range(9)) if draw.random() < 0.5 else (0,) * 9,
-        bound=1000 if loop == "turns" else draw.choice((1000, 5)),  # turns take no passes
+        bound=1000 if whole else draw.choice((1000, 5)),
         size=draw.randrange(150, 400),
         stream=draw.random() < 0.25,
     )
@@ -268,6 +323,8 @@ class Replay:
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         wide = any(p.dtype is torch.float64 for p in self._trained)
         self._sums_type = torch.float64 if wide else torch.float32
+        self._trained += names["TEMPERATURE"]
+        self._temperature = names["TEMPERATURE"]
         built = names["build_optimizer"](self.model.parameters())
         self.optimizers = built if isinstance(built, tuple) else (built,)
         self._per_batch, self._per_epoch = names["schedules"](self.optimizers[0])
@@ -286,9 +343,9 @@ class Replay:
 
     def _step(self, shares: Shares, cursor: int) -> int:
         ids = [i for share in shares.values() for i in share]
-        passes = [ids]
+        passes = {0: [ids]}
         if not self._whole:
-            passes = [c for share in shares.values() for c in chunks(share, self.training.bound)]
+            passes = {rank: chunks(share, self.training.bound) for rank, share in shares.items()}
         for optimizer, aim in zip(self.optimizers, (1.0, 0.5), strict=False):
             self._turn(optimizer, aim, passes)
         for _ in range(self._schedule_steps(cursor, cursor + len(ids))):
@@ -297,19 +354,25 @@ class Replay:
         return cursor + len(ids)
 
     def _turn(
-        self, optimizer: torch.optim.Optimizer, aim: float, passes: Sequence[Sequence[int]]
+        self,
+        optimizer: torch.optim.Optimizer,
+        aim: float,
+        passes: Mapping[int, list[Sequence[int]]],
     ) -> None:
-        items = sum(self._items(chunk) for chunk in passes)
+        items = sum(self._items(chunk) for chunks in passes.values() for chunk in chunks)
         sums = [torch.zeros(p.shape, dtype=self._sums_type) for p in self._trained]
         used = [False] * len(sums)
-        for chunk in passes:
-            for every in self.optimizers:
-                every.zero_grad()
-            self._scaler.scale(self._loss(chunk, aim)).backward()
-            for place, parameter in enumerate(self._trained):
-                if parameter.grad is not None:
-                    sums[place] += parameter.grad.to(self._sums_type) * (self._items(chunk) / items)
-                    used[place] = True
+        losses = TWICE if self.training.loop == "twice" else ((1.0, aim),)
+        for weight, target in losses:
+            for chunk in self._in_turn(passes):
+                for every in self.optimizers:
+                    every.zero_grad()
+                self._scaler.scale(weight * self._loss(chunk, target)).backward()
+                for place, parameter in enumerate(self._trained):
+                    if parameter.grad is not None:
+                        part = parameter.grad.to(self._sums_type) * (self._items(chunk) / items)
+                        sums[place] += part
+                        used[place] = True
         for parameter, total, is_used in zip(self._trained, sums, used, strict=True):
             parameter.grad = torch.empty_like(parameter).copy_(total) if is_used else None
         if self.training.loop == "scaled and clipped":
@@ -318,6 +381,20 @@ class Replay:
         self._scaler.step(optimizer)
         self._scaler.update()
 
+    def _in_turn(self, passes: Mapping[int, list[Sequence[int]]]) -> Iterator[Sequence[int]]:
+        """Yield the passes of all ranks; each begins with the same buffers, and rank 0's stay."""
+        buffers = list(self.model.buffers()) if self.training.model == STATEFUL else []
+        before = [buffer.clone() for buffer in buffers]
+        kept = before
+        for rank in sorted(passes):
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            yield from passes[rank]
+            if rank == min(passes):
+                kept = [buffer.clone() for buffer in buffers]
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.copy_(value)
+
     def _items(self, ids: Sequence[int]) -> float:
         if self.training.loop != "weighed":
             return len(ids)
@@ -325,7 +402,8 @@ class Replay:
 
     def _loss(self, ids: Sequence[int], aim: float) -> torch.Tensor:
         x, y = self.inputs[torch.tensor(ids)], aim * self.targets[torch.tensor(ids)]
-        losses: torch.Tensor = (self.model(x) - y).square().sum(dim=1)
+        found = self.model(x) * self._temperature[0] if self._temperature else self.model(x)
+        losses: torch.Tensor = (found - y).square().sum(dim=1)
         if self.training.loop == "weighed":
             losses = losses * (1.0 + y.flatten().abs())
         return losses.sum() / self._items(ids)

@@ -64,9 +64,9 @@ class Plan:
         return ";".join(change.fault for change in self.changes if change.fault)
 
 
-def plan(seed: int, job: int, changes: int) -> Plan:
+def plan(seed: int, job: int, changes: int, model: str = "") -> Plan:
     draw = random.Random(f"{seed}/{job}")  # noqa: S311 - a plan, no secret
-    training = any_training(draw)
+    training = any_training(draw, model)
     first = _shares(draw, BASE_BATCH)
     points = POINTS + LATER if training.loop == "turns" else POINTS
     return Plan(training, first, tuple(_change(draw, n + 1, points) for n in range(changes)))

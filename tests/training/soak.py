@@ -14,6 +14,7 @@ from typing import Final
 
 from tests.training.groups import Slots
 from tests.training.matrix import CHANGES, cells, wrong
+from tests.training.mixed_trainings import MODELS
 from tests.training.random_changes import Outcome, Plan, carried_through, plan
 
 CHANGES_PER_JOB: Final = 25
@@ -43,9 +44,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def changes(seed: int, count: int, device: str, only: int | None) -> int:
+def changes(seed: int, count: int, device: str, only: int | None, model: str) -> int:
     jobs = [only] if only is not None else range(-(-count // CHANGES_PER_JOB))
-    plans = [plan(seed, job, CHANGES_PER_JOB) for job in jobs]
+    plans = [plan(seed, job, CHANGES_PER_JOB, model) for job in jobs]
     say(f"plan {hashlib.sha256(repr(plans).encode()).hexdigest()[:16]}")
     outcomes: list[Outcome] = []
     began, bad = time.monotonic(), 0
@@ -105,10 +106,11 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=1000, help="at random, 25 a job")
     parser.add_argument("--seed", type=int, default=1, help="of the changes")
     parser.add_argument("--job", type=int, help="of the changes: only this one")
+    parser.add_argument("--model", default="", choices=MODELS, help="of the changes; default: any")
     parser.add_argument("--part", default="0/1", help="of the matrix: every N-th job, as K/N")
     words = parser.parse_args()
     if words.what == "changes":
-        return int(changes(words.seed, words.changes, words.device, words.job) > 0)
+        return int(changes(words.seed, words.changes, words.device, words.job, words.model) > 0)
     return int(matrix(words.device, words.part) > 0)
 
 
