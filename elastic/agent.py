@@ -65,6 +65,7 @@ from elastic.usage_checks import (
     refuse_lazy,
     refuse_sharded,
     refuse_single_samples,
+    refuse_sparse,
     refuse_unreduced,
     without_sampling_options,
 )
@@ -266,6 +267,8 @@ class ScalingAgent:
         model, built = build(build_model, build_optimizer, self._place_model)
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
+        if self.is_managed:
+            refuse_sparse(model)
         drop_last = bool(loader_options.get("drop_last"))
         shuffled = not isinstance(train_set, IterableDataset) and columns is None
         stream = SampleStream(self._seed.value, size, min_step_samples(model), drop_last, shuffled)
@@ -484,7 +487,7 @@ class ScalingAgent:
             The number of the epoch that starts, from 0.
 
         Raises:
-            UsageError: before `load`, at the second call, if the set of trained parameters changed
+            UsageError: before `load`, at the second call, if the length of the data set changed
                 since `load`, or if a tracked state cannot be transferred.
             LeftGroup: if this worker is no longer in the group; the exception ends the script.
         """
@@ -500,7 +503,6 @@ class ScalingAgent:
             self._reporter.log(f"stop {described} of the job file overrides the script's {own}")
         self._join()
         while not training.why_done:
-            self._executor.check_trained()
             self._executor.check_size(self._dataset_size())
             training.epoch_open = True
             training.losses.take()
@@ -533,6 +535,9 @@ class ScalingAgent:
             )
         now = time.monotonic()
         training = self._training
+        self._executor.finish_last()
+        for note in training.skip_notes():
+            self._reporter.log(f"epoch {training.position.epoch}: {note}")
         if left := training.left_early():
             self._reporter.log(left)
         numbers = metric_values(metrics)

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -65,7 +65,7 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
         if gate.must_skip():
             return loss
         if closure is not None:
-            options["closure"] = _evaluated(closure, loss, gate)
+            options["closure"] = _evaluated(self, closure, loss, gate)
         factor = gate.before_optimizer_step(self)
         _stepping.append(self)
         try:
@@ -93,17 +93,39 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     _gates[:] = [gate]
 
 
-def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
+CHANGED_BETWEEN: Final = (
+    "compute all gradients of a batch at the same parameters: a worker that joins or survives a "
+    "loss between two passes would keep the changed ones"
+)
+
+
+def parameter_marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return version and address of each parameter; every change but that of `p.data` shows."""
+    return [(parameter._version, parameter.data_ptr()) for parameter in parameters]  # noqa: SLF001
+
+
+def _evaluated(
+    optimizer: torch.optim.Optimizer, closure: Callable[[], Any], loss: Any, gate: StepGate
+) -> Callable[[], Any]:
     """Return a closure; its first call returns `loss`, because `closure` was already called."""
-    losses = [loss]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    losses, before = [loss], parameter_marks(parameters)
 
     def evaluate() -> Any:
-        if losses:
+        if losses and parameter_marks(parameters) == before:
             return losses.pop()
-        gate.refuse(
-            "the optimizer evaluates its closure several times a step, separately on each worker",
-            "use an optimizer that evaluates it once, unlike LBFGS",
-        )
+        if losses:
+            losses.clear()
+            problem = (
+                "the optimizer changes parameters before it evaluates its closure, as SAM does"
+            )
+            gate.refuse(problem, CHANGED_BETWEEN)
+        else:
+            gate.refuse(
+                "the optimizer evaluates its closure several times a step, separately on each "
+                "worker",
+                "use an optimizer that evaluates it once, unlike LBFGS",
+            )
         return closure()
 
     return evaluate

@@ -112,6 +112,7 @@ class GroupTransitions:
         # Step numbers alone decide when checksums are compared, so all workers agree.
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
+        self._unexplained = False  # the states differ, and no rank skipped a batch
         self._retired: ProcessGroup | None = None  # previous group, until states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch; sets the rates
         self._lost_members = False  # records for lost members have to be written
@@ -230,8 +231,8 @@ class GroupTransitions:
 
     def _resynchronise(self) -> None:
         """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
-        self._mismatch = False
-        if self._membership.rank == 0:
+        unexplained, self._mismatch, self._unexplained = self._unexplained, False, False
+        if unexplained and self._membership.rank == 0:
             sys.stderr.write(
                 "[ones] workers have different states: sending rank 0's state to all\n"
             )
@@ -320,8 +321,11 @@ class GroupTransitions:
         A newcomer then waits for this step's portion of the state, because the optimizer needs it.
         """
         self._report_full_pause()
-        if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
-            self._mismatch = True
+        if terms.compare_checksums and not agreed.same:
+            self._mismatch = self._unexplained = True
+        if 0 < agreed.skipped < self._membership.group.size:
+            self._mismatch = True  # the ranks that skipped the batch did not clip, for example
+            self._training.partial_skips += 1
         self._records.write()
         if terms.ready:
             self._agree(micro_batch, agreed)
@@ -401,7 +405,8 @@ class GroupTransitions:
             roll_back()
         recovered = self._join_survivors(error)
         self._training.transfer, self._new_batch = None, None
-        self._mismatch, self._check_at = False, recovered.step + CHECK_AFTER
+        self._mismatch = self._unexplained = False
+        self._check_at = recovered.step + CHECK_AFTER
         self._retire_former()
         self._lost_members = self._discard_prefetched = True
         return recovered

@@ -20,6 +20,12 @@ from elastic.training_errors import CheckpointError, ElasticError, UsageError
 DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
 
 
+GROUPS_REMEDY: Final = (
+    "create all groups in build_optimizer: a worker that joins calls only that, and no later "
+    "add_param_group"
+)
+
+
 class TensorState:
     """Tensors of a job: parameters, buffers, and optimizer state.
 
@@ -38,6 +44,7 @@ class TensorState:
         )
         self.optimizers = list(self.named.values())
         self.optimizer = self.optimizers[0]
+        self._group_sizes = self._sizes()  # parameters of each group, at `load`
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -54,6 +61,19 @@ class TensorState:
     def outside(self) -> list[torch.Tensor]:
         """Return the parameters that only optimizers have."""
         return self.parameters()[len(list(self.model.parameters())) :]
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.groups]
+
+    def check_groups(self) -> None:
+        """Refuse parameter groups that were added or changed since `load`."""
+        if (now := self._sizes()) != self._group_sizes:
+            problem = (
+                "the optimizer's parameter groups changed after load(): "
+                f"{len(self._group_sizes)} with {sum(self._group_sizes)} parameters became "
+                f"{len(now)} with {sum(now)}"
+            )
+            raise UsageError(problem, GROUPS_REMEDY)
 
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that require gradients."""
@@ -128,6 +148,11 @@ class TensorState:
 
     def load_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the result of `hyperparameters`."""
+        if len(groups) != len(self.groups):
+            problem = (
+                f"the job trains {len(groups)} parameter groups, this worker {len(self.groups)}"
+            )
+            raise UsageError(problem, GROUPS_REMEDY)
         for group, values in zip(self.groups, groups, strict=True):
             group.update(values)
 

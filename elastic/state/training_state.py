@@ -65,6 +65,7 @@ class TrainingState:
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
         self.recent_steps = RecentSteps(time.monotonic())
+        self.partial_skips = 0  # batches of the epoch that some ranks skipped
         self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
@@ -119,6 +120,29 @@ class TrainingState:
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
+    def skip_notes(self) -> list[str]:
+        """Return notes about batches of the epoch without a backward pass, and forget them.
+
+        Raises:
+            UsageError: if the job ends after a number of samples and the epoch trained none.
+        """
+        notes, at, rule = [], self.position, self.stop_rule
+        if 0 < at.skipped < at.cursor:  # `loss_warning` describes an epoch that trained nothing
+            notes.append(
+                f"{at.skipped} of {at.cursor} samples were in batches without a backward(): these "
+                "batches took no step and do not count as trained"
+            )
+        if self.partial_skips:
+            notes.append(
+                f"{self.partial_skips} batches were skipped by some workers: the gradients of the "
+                "others were applied, and rank 0's state was sent to all"
+            )
+        self.partial_skips = 0
+        if at.skipped and at.skipped == at.cursor and rule is not None and rule.samples is not None:
+            problem = f"epoch {at.epoch} trained no sample, and the job ends after {rule.samples}"
+            raise UsageError(problem, "call backward() in the loop, or end the job after epochs")
+        return notes
+
     def loss_warning(self, loss: float | None) -> str:
         """Return a warning if an epoch's mean loss (None: not seen) shows no training, else ""."""
         if loss is None:
@@ -146,13 +170,16 @@ class TrainingState:
             cursor_after = stream.size  # a dropped remainder of the epoch counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
-    def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
+    def commit_step(
+        self, step: int, cursor: int, version: int, passes: int = 1, *, trained: bool = True
+    ) -> bool:
         """Record a finished step; return True if the job continues.
 
         `cursor` is the number of samples of the epoch that are done after the step. `passes` is the
-        number of passes that this worker ran in it.
+        number of passes that this worker ran in it. `trained` is False if no rank ran backward.
         """
-        before, self.position = self.position, self.position.after_step(step, cursor)
+        before = self.position
+        self.position = before.after_step(step, cursor, trained=trained)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
         self.recent_steps.step_over(
             time.monotonic(),
@@ -223,6 +250,7 @@ class TrainingState:
     def metadata(self) -> dict[str, Any]:
         """Return all state except tensors."""
         tensors = self.tensors()
+        tensors.check_groups()
         return {
             "structure": copy_to_host(tensors.structure(tensors.parameters()[0].device)),
             "hyper": copy_to_host(tensors.hyperparameters()),
@@ -241,6 +269,7 @@ class TrainingState:
             "step": position.step,
             "samples_done": position.samples_done,
             "epoch_step": position.epoch_step,
+            "skipped": position.skipped,
             "batch_size": self.global_batch,
             "seed": self.stream.seed,
             "stop": msgspec.to_builtins(self.stop),
@@ -253,7 +282,13 @@ class TrainingState:
         }
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
-        """Load another member's metadata, except position and batch; tensors arrive separately."""
+        """Load another member's metadata, except step and batch; tensors arrive separately.
+
+        The join plan assumed that the steps up to the boundary were trained.
+        """
+        if metadata["step"] == self.position.step:
+            counts = {name: metadata[name] for name in ("samples_done", "skipped", "epoch_step")}
+            self.position = replace(self.position, **counts)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
         self.recent.clear()
@@ -322,6 +357,7 @@ class TrainingState:
             step=content["step"],
             samples_done=content["samples_done"],
             epoch_step=content.get("epoch_step", 0),
+            skipped=content.get("skipped", 0) if cursor < self.stream.size else 0,
         )
         self.why_done = content["why_done"]
         self._load_facts(content)

@@ -266,6 +266,7 @@ class ElasticLoader:
             problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
             raise UsageError(problem, f"{hint}use train_set, or a DataLoader of your own")
+        self._executor.check_trained()
         source: Iterator[Any] | None = None
         between_steps = True  # True between two steps
         while True:
