@@ -26,6 +26,7 @@ from elastic.group.transitions import GroupTransitions
 from elastic.hooks import (
     hold_device,
     patch_optimizer_step,
+    track_averaged_models,
     track_grad_scalers,
     track_lr_schedulers,
     warm_up,
@@ -288,6 +289,7 @@ class ScalingAgent:
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.track_scaler)
+        track_averaged_models(self._executor)
         self._training.begin_timing()
         return model, built, loader
 
@@ -372,7 +374,8 @@ class ScalingAgent:
         objects have their states once `track` and `load` have returned. Mappings are restored as
         dicts, and named tuples as tuples.
         Schedulers of torch, classes derived from them and torch's gradient scalers are tracked
-        automatically if they are created after `load`.
+        automatically if they are created after `load`. So is each `AveragedModel` of torch that is
+        created between `load` and the first epoch.
         """
         self._training.track(stateful)
 

@@ -1,4 +1,4 @@
-"""Patches of torch: optimizer steps, schedulers, scalers, backward passes, device use, loaders.
+"""Patches of torch: optimizer steps, schedulers, scalers, averages, backward, device use, loaders.
 
 - `optimizer.step` is replaced on each object, not in its class, so that schedulers and scalers
   work as before.
@@ -24,6 +24,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
@@ -260,6 +261,46 @@ def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
         return original(self, outputs)
 
     GradScaler.scale = scale_tracked  # type: ignore[method-assign, assignment]
+
+
+class AverageGate(Protocol):
+    """Decisions about the averages of parameters."""
+
+    def track_averaged(self, averaged: AveragedModel, source: torch.nn.Module) -> bool:
+        """Track an AveragedModel that was made of `source`; return True if it is tracked."""
+
+    def before_average(self) -> bool:
+        """Wait until averages may change; return False if they must not change in this batch."""
+
+
+_average_gates: list[AverageGate] = []  # gate of the latest agent
+_averages: weakref.WeakKeyDictionary[AveragedModel, AverageGate] = weakref.WeakKeyDictionary()
+
+
+def track_averaged_models(gate: AverageGate) -> None:
+    """Track every `AveragedModel` that is created from now on. This replaces an earlier gate."""
+    first = not _average_gates
+    _average_gates[:] = [gate]
+    if not first:
+        return
+    construct: Any = AveragedModel.__init__
+    update: Any = AveragedModel.update_parameters
+
+    @functools.wraps(construct)
+    def made(self: AveragedModel, model: torch.nn.Module, *args: Any, **options: Any) -> None:
+        construct(self, model, *args, **options)
+        for known in _average_gates:
+            if known.track_averaged(self, model):
+                _averages[self] = known
+
+    @functools.wraps(update)
+    def update_parameters(self: AveragedModel, model: torch.nn.Module) -> None:
+        known = _averages.get(self)
+        if known is None or known.before_average():
+            update(self, model)
+
+    AveragedModel.__init__ = made  # type: ignore[method-assign]
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
 
 
 class BackwardListener(Protocol):

@@ -359,7 +359,11 @@ class GroupTransitions:
         if newcomers:
             sizes = training.tensors().unit_sizes(membership.device)
             pending.transfer_steps = transfer_steps(
-                sum(sizes), agreed.seconds, TRANSFER_BYTES_PER_S, len(sizes)
+                sum(sizes),
+                agreed.seconds,
+                TRANSFER_BYTES_PER_S,
+                # the script would update its averages from parameters that have not arrived
+                1 if training.tracks_weights else len(sizes),
             )
             zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
             rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]

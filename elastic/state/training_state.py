@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import AveragedModel
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, StopState, UsageMeter
@@ -35,6 +38,11 @@ from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
 from elastic.training_errors import CancelledError, CheckpointError, UsageError
 from schemas.jobs import StopRule
 from schemas.wire.worker import Assignment
+
+UNTRACKED_AVERAGE: Final = (
+    "an AveragedModel is not part of the state: create it between load() and epochs(), of modules "
+    "that the job trains, on their device"
+)
 
 
 class TrainingState:
@@ -69,6 +77,8 @@ class TrainingState:
         self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
+        self._averaged: list[AveragedModel] = []
+        self.averages_are_fixed = False  # training began: members must have the same averages
         self._scalers = 0  # number of scalers detected
         self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
         self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
@@ -192,11 +202,15 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
+    def await_sent(self, cancelled: threading.Event) -> None:
+        """Wait until the current portion of the state is sent, and may change."""
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # the transfer is no longer needed
                 self.transfer.await_sent(cancelled)
+
+    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
+        self.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
@@ -229,6 +243,26 @@ class TrainingState:
         self._tracked.add(f"scaler {self._scalers}", scaler)
         if self._scalers == 1:
             self.losses.scale = scaler.get_scale
+
+    def track_averaged(self, averaged: AveragedModel, source: nn.Module) -> bool:
+        """Track an AveragedModel of `source`, and restore it in a resumed job.
+
+        If it averages other parameters, has them on another device, or is created after the start
+        of training, a log line says that it is not tracked.
+        """
+        if self.averages_are_fixed or not self.tensors().add_averaged(averaged, source):
+            sys.stderr.write(f"[ones] {UNTRACKED_AVERAGE}\n")
+            return False
+        states, place = (self._loaded or {}).get("averaged", ()), len(self._averaged)
+        if place < len(states):
+            averaged.load_state_dict(states[place])
+        self._averaged.append(averaged)
+        return True
+
+    @property
+    def tracks_weights(self) -> bool:
+        """True if a tracked object has as many tensors as the model, as averages of its weights."""
+        return self._tracked.most_tensors() >= len(self.tensors().parameters())
 
     @property
     def rates_may_differ(self) -> bool:
@@ -337,6 +371,7 @@ class TrainingState:
         states = {
             "model": tensors.model.state_dict(),
             "outside": tensors.outside(),
+            "averaged": [averaged.state_dict() for averaged in self._averaged],
             **optimizer_states(tensors.named),
         }
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}

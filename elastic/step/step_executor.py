@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from elastic import fault_points
 from elastic.group.membership import Membership
@@ -107,6 +108,7 @@ class StepExecutor:
         self._outside = False  # a backward pass ran outside of the loop since the last batch
         self._stepped_between = False  # an optimizer stepped in the current batch
         self._marks = ParameterMarks()
+        self._averaged = False  # the script updated averages of parameters in the current batch
         self._skipped_by = 0  # ranks that skipped the current batch
         self._reductions = 0  # number of backward passes whose gradients were reduced
         self._stepped_at: dict[int, int] = {}  # reductions at the last step, by id of the optimizer
@@ -150,6 +152,7 @@ class StepExecutor:
 
     def check_tracked(self) -> None:
         """Check at the start of training that all tracked state can be transferred."""
+        self._training.averages_are_fixed = True
         try:
             self._training.check_metadata()
         except UsageError as error:
@@ -165,7 +168,7 @@ class StepExecutor:
             self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers
         self._items = None
-        self._outside = self._stepped_between = False
+        self._outside = self._stepped_between = self._averaged = False
         self._backwards = self._skipped_by = 0
         self._marks.clear()
         self._passes = 1 if micro_batch.first else self._passes + 1
@@ -399,6 +402,18 @@ class StepExecutor:
             turns.save_copy(optimizer)
         return factor
 
+    def track_averaged(self, averaged: AveragedModel, source: torch.nn.Module) -> bool:
+        """Track an AveragedModel of `source`; return False if it is not part of the state."""
+        return self._training.track_averaged(averaged, source)
+
+    def before_average(self) -> bool:
+        """Wait until averages may change; return False if the batch takes no optimizer step."""
+        if self._skip_steps:
+            return False
+        self._training.await_sent(self.cancelled)
+        self._averaged = self.micro_batch is not None
+        return True
+
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a step if no backward pass was reduced since the optimizer's last step."""
         if self.micro_batch is None and self._outside:
@@ -471,7 +486,7 @@ class StepExecutor:
     def _roll_back(self) -> None:
         """Restore the state of the last finished step, or set `has_full_state` to False."""
         stepped = self._turns is None and self._stepped_between and self._backwards > 1
-        if stepped or (self._turns is not None and not self._turns.roll_back()):
+        if stepped or self._averaged or (self._turns is not None and not self._turns.roll_back()):
             self._membership.has_full_state = False
 
     # --- the end of an epoch

@@ -20,6 +20,7 @@ from tests.training.groups import (
     LOOP,
     PLAIN,
     SIZE,
+    WIDE,
     Alone,
     NobodyIsFullError,
     alone,
@@ -411,6 +412,88 @@ def test_a_job_that_ends_after_samples_does_not_wait_for_samples_that_are_never_
     loop = LOOP.replace(STEP, "        model(x)\n")
     with crew(tmp_path, script(PLAIN, loop), stop=StopRule(samples=100)) as job:
         assert "epoch 1 trained no sample, and the job ends after 100" in job.refusal(6, 6)
+
+
+AVERAGES = """
+def averages(model):
+    every = torch.optim.swa_utils
+    return every.AveragedModel(model, multi_avg_fn=every.get_ema_multi_avg_fn(0.9), use_buffers=True)
+"""
+OWN_AVERAGES = """
+import copy
+
+class Average(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.module = copy.deepcopy(model)
+        self.register_buffer("n_averaged", torch.tensor(0))
+
+    def update_parameters(self, model):
+        own, new = self.module.parameters(), [p.detach() for p in model.parameters()]
+        with torch.no_grad():
+            torch._foreach_lerp_(list(own), new, 0.1 if self.n_averaged else 1.0)
+        self.n_averaged += 1
+
+def averages(model):
+    made = Average(model)
+    agent.track(average=made)
+    return made
+"""
+AVERAGED = (
+    LOOP.replace("for epoch in", "averaged = averages(model)\nfor epoch in")
+    .replace(STEP, STEP + "        averaged.update_parameters(model)\n")
+    .replace("digest(model)", "digest(averaged) + str(averaged.n_averaged)")
+    .replace("model.state_dict()", "averaged.state_dict()")
+)
+
+
+class Averaged(Alone):
+    def __init__(self, source: str, batch: int, size: int) -> None:
+        super().__init__(source, batch, size)
+        names: dict[str, Any] = {"torch": torch}
+        exec(AVERAGES, names)  # noqa: S102
+        self.averaged = names["averages"](self.model)
+
+    def step(self, ids: Sequence[int]) -> None:
+        super().step(ids)
+        self.averaged.update_parameters(self.model)
+
+    def train(self) -> None:
+        super().train()
+        self.after[-1] = {name: t.clone() for name, t in self.averaged.state_dict().items()}
+
+
+GROWTHS = [(12,), (6, 6), (6, 3, 3), "pause", (7, 5), 2]
+AVERAGINGS: Final[dict[str, tuple[Any, ...]]] = {
+    "in passes": (PLAIN, AVERAGES, 4, "", GROWTHS),
+    "in portions": (WIDE, AVERAGES, 1000, "", GROWTHS),
+    "after a loss": (PLAIN, AVERAGES, 4, "reduce:rank=1:step=10:version=1=kill", [(6, 6), "loss", 1]),
+    "of another class, in passes": (PLAIN, OWN_AVERAGES, 4, "", GROWTHS),
+    "of another class, in portions": (WIDE, OWN_AVERAGES, 1000, "", GROWTHS),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AVERAGINGS)
+def test_averages_are_those_of_one_process(tmp_path: Path, name: str) -> None:
+    source, averages, bound, faults, events = AVERAGINGS[name]
+    with crew(tmp_path, script(source, averages, AVERAGED), bound=bound, faults=faults) as job:
+        last = job.through(*events)[-1].epoch
+
+        assert {len(found) for found in job.digests().values()} == {1}
+        assert "workers have different states" not in job.said()
+        assert furthest(job.final(), alone(source, last, 12, kind=Averaged)) < 1e-9
+
+
+@pytest.mark.slow
+def test_an_average_created_in_the_loop_is_logged(tmp_path: Path) -> None:
+    loop = AVERAGED.replace("averaged = averages(model)\n", "").replace(
+        "    for x, y in", "    averaged = averages(model)\n    for x, y in", 1
+    )
+    with crew(tmp_path, script(PLAIN, AVERAGES, loop)) as job:
+        job.through((12,), 1)
+
+        assert "an AveragedModel is not part of the state: create it between" in job.said()
 
 
 def test_the_documentation_has_a_row_for_each_pattern() -> None:

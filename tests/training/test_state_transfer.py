@@ -74,7 +74,7 @@ def test_another_model_is_refused() -> None:
     other = nn.Linear(2, 2)
     state = TensorState(other, momentum(other.parameters()))
 
-    with pytest.raises(ElasticError, match="the group trains 10 parameters, this worker 2"):
+    with pytest.raises(ElasticError, match="has 10 parameters and averaged models, this worker 2"):
         state.adopt(zoo(momentum, 1).structure(CPU), CPU)
 
 
