@@ -28,6 +28,7 @@ from elastic.group.transitions import GroupTransitions
 from elastic.hooks import (
     hold_device,
     patch_optimizer_step,
+    track_averaged_models,
     track_grad_scalers,
     track_lr_schedulers,
     warm_up,
@@ -70,6 +71,7 @@ from elastic.usage_checks import (
     refuse_lazy,
     refuse_sharded,
     refuse_single_samples,
+    refuse_sparse,
     refuse_unreduced,
     without_sampling_options,
 )
@@ -295,6 +297,8 @@ class ScalingAgent:
         model, built = build(build_model, build_optimizer, self._place_model)
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
+        if self.is_managed:
+            refuse_sparse(model)
         drop_last = bool(loader_options.get("drop_last"))
         shuffled = not isinstance(train_set, IterableDataset) and columns is None
         stream = SampleStream(self._seed.value, size, min_step_samples(model), drop_last, shuffled)
@@ -316,6 +320,7 @@ class ScalingAgent:
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.track_scaler)
+        track_averaged_models(self._executor)
         self._training.begin_timing()
         self._loader = loader
         return model, built, loader
@@ -403,7 +408,8 @@ class ScalingAgent:
         objects have their states once `track` and `load` have returned. Mappings are restored as
         dicts, and named tuples as tuples.
         Schedulers of torch, classes derived from them and torch's gradient scalers are tracked
-        automatically if they are created after `load`.
+        automatically if they are created after `load`. So is each `AveragedModel` of torch that is
+        created between `load` and the first epoch.
         """
         self._training.track(stateful)
 
@@ -526,7 +532,7 @@ class ScalingAgent:
             The number of the epoch that starts, from 0.
 
         Raises:
-            UsageError: before `load`, at the second call, if the set of trained parameters changed
+            UsageError: before `load`, at the second call, if the length of the data set changed
                 since `load`, or if a tracked state cannot be transferred.
             LeftGroup: if this worker is no longer in the group; the exception ends the script.
         """
@@ -542,7 +548,6 @@ class ScalingAgent:
             self._reporter.log(f"stop {described} of the job file overrides the script's {own}")
         self._join()
         while not training.why_done:
-            self._executor.check_trained()
             self._executor.check_size(dataset_size(self._train_set))
             training.epoch_open = True
             training.losses.take()
@@ -600,6 +605,9 @@ class ScalingAgent:
             )
         now = time.monotonic()
         training = self._training
+        self._executor.finish_last()
+        for note in training.skip_notes():
+            self._reporter.log(f"epoch {training.position.epoch}: {note}")
         if left := training.left_early():
             self._reporter.log(left)
         numbers = metric_values(metrics)

@@ -1,4 +1,4 @@
-"""Patches of torch: optimizer steps, schedulers, scalers, backward passes, device use, loaders.
+"""Patches of torch: optimizer steps, schedulers, scalers, averages, backward, device use, loaders.
 
 - `optimizer.step` is replaced on each object, not in its class, so that schedulers and scalers
   work as before.
@@ -17,13 +17,14 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
@@ -65,7 +66,7 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
         if gate.must_skip():
             return loss
         if closure is not None:
-            options["closure"] = _evaluated(closure, loss, gate)
+            options["closure"] = _evaluated(self, closure, loss, gate)
         factor = gate.before_optimizer_step(self)
         _stepping.append(self)
         try:
@@ -93,17 +94,39 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     _gates[:] = [gate]
 
 
-def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
+CHANGED_BETWEEN: Final = (
+    "compute all gradients of a batch at the same parameters: a worker that joins or survives a "
+    "loss between two passes would keep the changed ones"
+)
+
+
+def parameter_marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return version and address of each parameter; every change but that of `p.data` shows."""
+    return [(parameter._version, parameter.data_ptr()) for parameter in parameters]  # noqa: SLF001
+
+
+def _evaluated(
+    optimizer: torch.optim.Optimizer, closure: Callable[[], Any], loss: Any, gate: StepGate
+) -> Callable[[], Any]:
     """Return a closure; its first call returns `loss`, because `closure` was already called."""
-    losses = [loss]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    losses, before = [loss], parameter_marks(parameters)
 
     def evaluate() -> Any:
-        if losses:
+        if losses and parameter_marks(parameters) == before:
             return losses.pop()
-        gate.refuse(
-            "the optimizer evaluates its closure several times a step, separately on each worker",
-            "use an optimizer that evaluates it once, unlike LBFGS",
-        )
+        if losses:
+            losses.clear()
+            problem = (
+                "the optimizer changes parameters before it evaluates its closure, as SAM does"
+            )
+            gate.refuse(problem, CHANGED_BETWEEN)
+        else:
+            gate.refuse(
+                "the optimizer evaluates its closure several times a step, separately on each "
+                "worker",
+                "use an optimizer that evaluates it once, unlike LBFGS",
+            )
         return closure()
 
     return evaluate
@@ -238,6 +261,46 @@ def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
         return original(self, outputs)
 
     GradScaler.scale = scale_tracked  # type: ignore[method-assign, assignment]
+
+
+class AverageGate(Protocol):
+    """Decisions about the averages of parameters."""
+
+    def track_averaged(self, averaged: AveragedModel, source: torch.nn.Module) -> bool:
+        """Track an AveragedModel that was made of `source`; return True if it is tracked."""
+
+    def before_average(self) -> bool:
+        """Wait until averages may change; return False if they must not change in this batch."""
+
+
+_average_gates: list[AverageGate] = []  # gate of the latest agent
+_averages: weakref.WeakKeyDictionary[AveragedModel, AverageGate] = weakref.WeakKeyDictionary()
+
+
+def track_averaged_models(gate: AverageGate) -> None:
+    """Track every `AveragedModel` that is created from now on. This replaces an earlier gate."""
+    first = not _average_gates
+    _average_gates[:] = [gate]
+    if not first:
+        return
+    construct: Any = AveragedModel.__init__
+    update: Any = AveragedModel.update_parameters
+
+    @functools.wraps(construct)
+    def made(self: AveragedModel, model: torch.nn.Module, *args: Any, **options: Any) -> None:
+        construct(self, model, *args, **options)
+        for known in _average_gates:
+            if known.track_averaged(self, model):
+                _averages[self] = known
+
+    @functools.wraps(update)
+    def update_parameters(self: AveragedModel, model: torch.nn.Module) -> None:
+        known = _averages.get(self)
+        if known is None or known.before_average():
+            update(self, model)
+
+    AveragedModel.__init__ = made  # type: ignore[method-assign]
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
 
 
 class BackwardListener(Protocol):

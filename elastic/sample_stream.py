@@ -334,21 +334,31 @@ class TrainingPosition:
     epoch: int = 1  # running epoch, 1-based
     cursor: int = 0  # samples of the epoch that are done
     step: int = 0  # steps that are done, of all epochs
-    samples_done: int = 0  # samples that are done, of all epochs
+    samples_done: int = 0  # samples that were trained, of all epochs
     epoch_step: int = 0  # steps of the running epoch that are done
+    skipped: int = 0  # samples of the running epoch in batches that no rank trained
 
-    def after_step(self, step: int, cursor: int) -> TrainingPosition:
-        """Return the position after one more step, when `cursor` samples of the epoch are done."""
-        done = self.samples_done + cursor - self.cursor
-        within = self.epoch_step + 1
-        return replace(self, step=step, cursor=cursor, samples_done=done, epoch_step=within)
+    def after_step(self, step: int, cursor: int, *, trained: bool = True) -> TrainingPosition:
+        """Return the position after one more step, when `cursor` samples of the epoch are done.
+
+        If `trained` is False, no rank trained the step's samples.
+        """
+        samples = cursor - self.cursor
+        return replace(
+            self,
+            step=step,
+            cursor=cursor,
+            samples_done=self.samples_done + samples * trained,
+            epoch_step=self.epoch_step + 1,
+            skipped=self.skipped + samples * (not trained),
+        )
 
     def next_epoch(self) -> TrainingPosition:
         """Return the position at the start of the next epoch."""
-        return replace(self, epoch=self.epoch + 1, cursor=0, epoch_step=0)
+        return replace(self, epoch=self.epoch + 1, cursor=0, epoch_step=0, skipped=0)
 
     def advanced(self, steps: int, batch: int, stream: SampleStream) -> TrainingPosition:
-        """Return the position after `steps` more steps with the global batch `batch`."""
+        """Return the position after `steps` more trained steps with the global batch `batch`."""
         epoch, cursor, done, within = self.epoch, self.cursor, self.samples_done, self.epoch_step
         for _ in range(steps):
             if not stream.taken(cursor, batch):

@@ -112,6 +112,9 @@ def refuse_lazy(model: nn.Module) -> None:
             raise UsageError(problem, f"{hint}, or give the layer's sizes", "build_model")
 
 
+SPARSE_REMEDY: Final = "use sparse=False: groups reduce dense gradients"
+
+
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
     """Refuse complex parameters, and parameters on several devices: they do not fit one bucket."""
     held = list(parameters)
@@ -122,6 +125,14 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
     if any(parameter.is_complex() for parameter in held):
         problem = "the model has complex parameters"
         raise UsageError(problem, "keep the real view (torch.view_as_real) as the parameter")
+
+
+def refuse_sparse(model: nn.Module) -> None:
+    """Refuse layers with sparse gradients, such as `nn.Embedding(..., sparse=True)`."""
+    for name, part in model.named_modules():
+        if getattr(part, "sparse", None) is True:
+            layer = f"layer {name or 'itself'!r} of the model ({type(part).__name__})"
+            raise UsageError(f"{layer} has sparse gradients", SPARSE_REMEDY, "build_model")
 
 
 def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:

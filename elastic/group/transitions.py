@@ -369,8 +369,9 @@ class GroupTransitions:
         A newcomer then waits for this step's portion of the state, because the optimizer needs it.
         """
         self._report_full_pause()
-        if agreed.skipped > 0:
+        if 0 < agreed.skipped < self._membership.group.size:
             self._mismatch = Mismatch.SKIPPED
+            self._training.partial_skips += 1
         elif terms.compare_rates and not agreed.same_rates:
             self._mismatch = Mismatch.RATES
         elif terms.compare_checksums and not agreed.same:
@@ -408,7 +409,11 @@ class GroupTransitions:
         if newcomers:
             sizes = training.tensors().unit_sizes(membership.device)
             pending.transfer_steps = transfer_steps(
-                sum(sizes), agreed.seconds, TRANSFER_BYTES_PER_S, len(sizes)
+                sum(sizes),
+                agreed.seconds,
+                TRANSFER_BYTES_PER_S,
+                # the script would update its averages from parameters that have not arrived
+                1 if training.tracks_weights else len(sizes),
             )
             zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
             rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]

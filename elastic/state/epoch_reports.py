@@ -86,7 +86,8 @@ class EpochReports:
         agreed = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
         training.epoch_summary = summary
-        epoch, trained = training.position.epoch, training.position.cursor
+        epoch = training.position.epoch
+        trained = training.position.cursor - training.position.skipped
         left_early = bool(training.left_early())
         training.position = position = training.position.next_epoch()
         rule = training.stop_rule or StopRule(epochs=epoch)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
@@ -51,8 +52,14 @@ class StateSample(NamedTuple):
         return found
 
 
+GROUPS_REMEDY: Final = (
+    "create all groups in build_optimizer: a worker that joins calls only that, and no later "
+    "add_param_group"
+)
+
+
 class TensorState:
-    """Tensors of a job: parameters, buffers, and optimizer state.
+    """Tensors of a job: parameters, buffers, optimizer state, and running averages of parameters.
 
     `optimizers` is one optimizer, or a mapping from names to several. Optimizers can have
     parameters that are not in the model.
@@ -69,6 +76,9 @@ class TensorState:
         )
         self.optimizers = list(self.named.values())
         self.optimizer = self.optimizers[0]
+        self._group_sizes = self._sizes()  # parameters of each group, at `load`
+        self._averaged: list[AveragedModel] = []
+        self._averages: dict[int, list[torch.Tensor]] = {}  # by id of the averaged parameter
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -86,21 +96,50 @@ class TensorState:
         """Return the parameters that only optimizers have."""
         return self.parameters()[len(list(self.model.parameters())) :]
 
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.groups]
+
+    def check_groups(self) -> None:
+        """Refuse parameter groups that were added or changed since `load`."""
+        if (now := self._sizes()) != self._group_sizes:
+            problem = (
+                "the optimizer's parameter groups changed after load(): "
+                f"{len(self._group_sizes)} with {sum(self._group_sizes)} parameters became "
+                f"{len(now)} with {sum(now)}"
+            )
+            raise UsageError(problem, GROUPS_REMEDY)
+
+    def add_averaged(self, averaged: AveragedModel, source: nn.Module) -> bool:
+        """Add the averages of the parameters of `source`; return True if they were added.
+
+        They are not added if the job does not train `source`, or if they lie on another device.
+        """
+        known = {id(parameter) for parameter in self.parameters()}
+        pairs = list(zip(averaged.module.parameters(), source.parameters(), strict=True))
+        if any(id(own) not in known or own.device != average.device for average, own in pairs):
+            return False
+        for average, own in pairs:
+            self._averages.setdefault(id(own), []).append(average)
+            averaged.n_averaged = averaged.n_averaged.to(own.device)  # torch leaves it on the host
+        self._averaged.append(averaged)
+        return True
+
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that require gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
     def units(self, device: torch.device) -> list[list[torch.Tensor]]:
-        """Return each parameter with its optimizer state on `device`; other state is metadata.
+        """Return each parameter with its averages and its optimizer state on `device`.
 
-        The tensors can be overwritten between two backward passes of a batch: the script's autograd
-        graph stays valid.
+        Other state is metadata. The tensors can be overwritten between two backward passes of a
+        batch: the script's autograd graph stays valid.
         """
         units = []
         for parameter in self.parameters():
             kept = self._optimizer_state(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
-            units.append([parameter.data, *tensors])
+            averages = [average.data for average in self._averages.get(id(parameter), ())]
+            units.append([parameter.data, *tensors, *averages])
         return units
 
     def unit_sizes(self, device: torch.device) -> list[int]:
@@ -108,8 +147,9 @@ class TensorState:
         return [sum(tensor.nbytes for tensor in unit) for unit in self.units(device)]
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the model's buffers; like `units`, they can be overwritten safely."""
-        return [buffer.data for buffer in self.model.buffers()]
+        """Return buffers of model and averages; like `units`, they can be overwritten safely."""
+        modules = (self.model, *self._averaged)
+        return [buffer.data for module in modules for buffer in module.buffers()]
 
     def limited_embeddings(self) -> list[nn.Module]:
         """Return the embeddings with `max_norm`, whose weights forward passes change."""
@@ -118,9 +158,10 @@ class TensorState:
         return [module for module in modules if module.max_norm is not None]
 
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
-        """Return the optimizer state of each parameter, in the order of `parameters`.
+        """Return the optimizer state of each parameter, and an empty entry for each average.
 
-        State on `device` is described by shape, strides and type; other state is included.
+        Parameters are in the order of `parameters`. State on `device` is described by shape,
+        strides and type; other state is included.
         """
         described = []
         for parameter in self.parameters():
@@ -136,15 +177,19 @@ class TensorState:
                     host = value.detach().clone() if isinstance(value, torch.Tensor) else value
                     entry[key] = {"value": host}
             described.append(entry)
-        return described
+        return [*described, *({} for _ in self._averaged)]
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Allocate zeros for the optimizer state that another member's `structure` describes."""
         parameters = self.parameters()
-        if len(structure) != len(parameters):
-            problem = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
-            raise ElasticError(problem, "build_model must build the same model in every worker")
-        for parameter, entry in zip(parameters, structure, strict=True):
+        if len(structure) != (own := len(parameters) + len(self._averaged)):
+            problem = f"the group has {len(structure)} parameters and averaged models, this worker"
+            hint = (
+                "build_model must build the same model in every worker, and an AveragedModel must "
+                "be created before the first epoch"
+            )
+            raise ElasticError(f"{problem} {own}", hint)
+        for parameter, entry in zip(parameters, structure, strict=False):
             kept: dict[str, Any] = {}
             for key, described in entry.items():
                 if "value" in described:
@@ -165,6 +210,11 @@ class TensorState:
 
     def load_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the result of `hyperparameters`."""
+        if len(groups) != len(self.groups):
+            problem = (
+                f"the job trains {len(groups)} parameter groups, this worker {len(self.groups)}"
+            )
+            raise UsageError(problem, GROUPS_REMEDY)
         for group, values in zip(self.groups, groups, strict=True):
             group.update(values)
 

@@ -64,6 +64,10 @@ class TrackedStates:
             for part in _schedulers(thing)
         )
 
+    def most_tensors(self) -> int:
+        """Return the largest number of tensors in the state of a tracked object."""
+        return max((_count_tensors(_state(thing)) for thing in self._things.values()), default=0)
+
     def add(self, name: str, thing: Any) -> None:
         """Track `thing`; if its state has arrived already, load the state.
 
@@ -101,6 +105,13 @@ def _state(thing: Any) -> Any:
     if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
         return {key: value for key, value in state.items() if not _is_object(value)}
     return state
+
+
+def _count_tensors(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return 1
+    parts = state.values() if isinstance(state, Mapping) else state
+    return sum(map(_count_tensors, parts)) if isinstance(state, Mapping | list | tuple) else 0
 
 
 def _is_object(value: Any) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import AveragedModel
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, StopState, UsageMeter
@@ -35,6 +38,11 @@ from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
 from elastic.training_errors import CancelledError, CheckpointError, UsageError
 from schemas.jobs import StopRule
 from schemas.wire.worker import Assignment
+
+UNTRACKED_AVERAGE: Final = (
+    "an AveragedModel is not part of the state: create it between load() and epochs(), of modules "
+    "that the job trains, on their device"
+)
 
 
 class TrainingState:
@@ -61,8 +69,11 @@ class TrainingState:
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
         self.recent_steps = RecentSteps(time.monotonic())
+        self.partial_skips = 0  # batches of the epoch that some ranks skipped
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
+        self._averaged: list[AveragedModel] = []
+        self.averages_are_fixed = False  # training began: members must have the same averages
         self._scalers = 0  # number of scalers detected
         self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
         self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
@@ -125,6 +136,29 @@ class TrainingState:
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
+    def skip_notes(self) -> list[str]:
+        """Return notes about batches of the epoch without a backward pass, and forget them.
+
+        Raises:
+            UsageError: if the job ends after a number of samples and the epoch trained none.
+        """
+        notes, at, rule = [], self.position, self.stop_rule
+        if 0 < at.skipped < at.cursor:  # `loss_warning` describes an epoch that trained nothing
+            notes.append(
+                f"{at.skipped} of {at.cursor} samples were in batches without a backward(): these "
+                "batches took no step and do not count as trained"
+            )
+        if self.partial_skips:
+            notes.append(
+                f"{self.partial_skips} batches were skipped by some workers: the gradients of the "
+                "others were applied, and rank 0's state was sent to all"
+            )
+        self.partial_skips = 0
+        if at.skipped and at.skipped == at.cursor and rule is not None and rule.samples is not None:
+            problem = f"epoch {at.epoch} trained no sample, and the job ends after {rule.samples}"
+            raise UsageError(problem, "call backward() in the loop, or end the job after epochs")
+        return notes
+
     def loss_warning(self, loss: float | None) -> str:
         """Return a warning if an epoch's mean loss (None: not seen) shows no training, else ""."""
         if loss is None:
@@ -152,13 +186,16 @@ class TrainingState:
             cursor_after = stream.size  # a dropped remainder of the epoch counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
-    def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
+    def commit_step(
+        self, step: int, cursor: int, version: int, passes: int = 1, *, trained: bool = True
+    ) -> bool:
         """Record a finished step; return True if the job continues.
 
         `cursor` is the number of samples of the epoch that are done after the step. `passes` is the
-        number of passes that this worker ran in it.
+        number of passes that this worker ran in it. `trained` is False if no rank ran backward.
         """
-        before, self.position = self.position, self.position.after_step(step, cursor)
+        before = self.position
+        self.position = before.after_step(step, cursor, trained=trained)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
         self.recent_steps.step_over(
             time.monotonic(),
@@ -171,11 +208,15 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
+    def await_sent(self, cancelled: threading.Event) -> None:
+        """Wait until the current portion of the state is sent, and may change."""
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # the transfer is no longer needed
                 self.transfer.await_sent(cancelled)
+
+    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until the current portion is sent; return the factor for the optimizer's rates."""
+        self.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
@@ -209,6 +250,26 @@ class TrainingState:
         if self._scalers == 1:
             self.losses.scale = scaler.get_scale
 
+    def track_averaged(self, averaged: AveragedModel, source: nn.Module) -> bool:
+        """Track an AveragedModel of `source`, and restore it in a resumed job.
+
+        If it averages other parameters, has them on another device, or is created after the start
+        of training, a log line says that it is not tracked.
+        """
+        if self.averages_are_fixed or not self.tensors().add_averaged(averaged, source):
+            sys.stderr.write(f"[ones] {UNTRACKED_AVERAGE}\n")
+            return False
+        states, place = (self._loaded or {}).get("averaged", ()), len(self._averaged)
+        if place < len(states):
+            averaged.load_state_dict(states[place])
+        self._averaged.append(averaged)
+        return True
+
+    @property
+    def tracks_weights(self) -> bool:
+        """True if a tracked object has as many tensors as the model, as averages of its weights."""
+        return self._tracked.most_tensors() >= len(self.tensors().parameters())
+
     @property
     def rates_may_differ(self) -> bool:
         """True if learning rates may follow from metrics that differ between workers."""
@@ -229,6 +290,7 @@ class TrainingState:
     def metadata(self) -> dict[str, Any]:
         """Return all state except tensors."""
         tensors = self.tensors()
+        tensors.check_groups()
         return {
             "structure": copy_to_host(tensors.structure(tensors.parameters()[0].device)),
             "hyper": copy_to_host(tensors.hyperparameters()),
@@ -247,6 +309,7 @@ class TrainingState:
             "step": position.step,
             "samples_done": position.samples_done,
             "epoch_step": position.epoch_step,
+            "skipped": position.skipped,
             "batch_size": self.global_batch,
             "seed": self.stream.seed,
             "stop": msgspec.to_builtins(self.stop),
@@ -259,10 +322,14 @@ class TrainingState:
         }
 
     def load_metadata(self, metadata: dict[str, Any], rank: int) -> None:
-        """Load another member's metadata, except position and batch; tensors arrive separately.
+        """Load another member's metadata, except step and batch; tensors arrive separately.
 
-        The random numbers of each `rank` of the group differ.
+        The random numbers of each `rank` of the group differ. The join plan assumed that the steps
+        up to the boundary were trained.
         """
+        if metadata["step"] == self.position.step:
+            counts = {name: metadata[name] for name in ("samples_done", "skipped", "epoch_step")}
+            self.position = replace(self.position, **counts)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
         self.recent.clear()
@@ -311,6 +378,7 @@ class TrainingState:
         states = {
             "model": tensors.model.state_dict(),
             "outside": tensors.outside(),
+            "averaged": [averaged.state_dict() for averaged in self._averaged],
             **optimizer_states(tensors.named),
         }
         return {**self._facts(), "random": random_state(), **copy_to_host(states)}
@@ -331,6 +399,7 @@ class TrainingState:
             step=content["step"],
             samples_done=content["samples_done"],
             epoch_step=content.get("epoch_step", 0),
+            skipped=content.get("skipped", 0) if cursor < self.stream.size else 0,
         )
         self.why_done = content["why_done"]
         self._load_facts(content)

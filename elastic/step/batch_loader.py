@@ -35,6 +35,8 @@ class StreamReader(Dataset[Any]):
 
     It skips the samples of other workers, and restarts for an earlier position. So every process
     sees the same stream, even if the group changes. Its random numbers follow from seed and epoch.
+    The samples of unfinished steps are kept, for all workers, because a step that is dropped after
+    the loss of a worker is divided anew.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
@@ -44,35 +46,43 @@ class StreamReader(Dataset[Any]):
         self._samples: Iterator[Any] | None = None
         self._epoch = 0  # epoch of the reading, 1-based
         self._place = 0  # position of the next sample
+        self._kept: deque[Any] = deque()  # the latest samples; the last one is before `_place`
         self._random: dict[str, Any] | None = None  # state of the generators after the last read
 
     def follow(self, stream: SampleStream) -> None:
         """Use another stream of the same length from the next reading on; its seed may differ."""
         self._stream = stream
 
-    def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
-        """Return the samples at `ids`: pairs of epoch (from 1) and position (from 0).
+    def __getitems__(self, ids: Sequence[tuple[int, int, int]]) -> list[Any]:
+        """Return the samples at `ids`: epoch (from 1), position (from 0), first position to keep.
 
-        Increasing positions are fast. A dataset with more or fewer samples than the stream is
-        refused.
+        Increasing and kept positions are fast. A dataset with more or fewer samples than the stream
+        is refused.
         """
         outside = host_random_state()
         try:
             with without_worker_info():
                 if self._random is not None:
                     restore_random_state(self._random)
-                return [self._at(epoch, place) for epoch, place in ids]
+                return [self._at(epoch, place, keep) for epoch, place, keep in ids]
         finally:
             self._random = host_random_state()
             restore_random_state(outside)
 
-    def _at(self, epoch: int, place: int) -> Any:
+    def _at(self, epoch: int, place: int, keep: int) -> Any:
+        while self._kept and self._place - len(self._kept) < keep:
+            self._kept.popleft()
+        if epoch == self._epoch and 0 < (back := self._place - place) <= len(self._kept):
+            return self._kept[-back]
         samples = self._samples
         if samples is None or epoch != self._epoch or place < self._place:
             samples = self._begin(epoch)
-        while self._place < place:
-            self._next(samples)
-        sample = self._next(samples)
+        while True:
+            sample = self._next(samples)
+            if self._place > keep:
+                self._kept.append(sample)
+            if self._place > place:
+                break
         if self._place == self._stream.size:
             self._check_end(samples)
         return sample
@@ -83,6 +93,7 @@ class StreamReader(Dataset[Any]):
         if callable(set_epoch):
             set_epoch(epoch - 1)
         self._epoch, self._place = epoch, 0
+        self._kept.clear()
         self._samples = samples = iter(self._source)
         return samples
 
@@ -177,8 +188,18 @@ class _MicroBatchSampler:
         plan = rest_of_epoch(training.position, training.stream, training.schedule, self._bound)
         for micro_batch in plan:
             self.handed_out.append(micro_batch)
-            ids, epoch = micro_batch.ids, micro_batch.epoch
-            yield [(epoch, place) for place in ids] if self._reads else ids
+            yield self._readings(micro_batch) if self._reads else micro_batch.ids
+
+    def _readings(self, micro_batch: MicroBatch) -> list[tuple[int, int, int]]:
+        """Return the ids for a `StreamReader`, which keeps the samples of two steps in a group.
+
+        A group drops at most the steps since its last finished one. A worker alone drops none.
+        """
+        start, row = micro_batch.cursor_before, micro_batch.row
+        keep = max(self._training.position.cursor, start - row.batch)
+        if len(row.local_batches) == 1:
+            keep = micro_batch.cursor_after
+        return [(micro_batch.epoch, place, keep) for place in micro_batch.ids]
 
     def __len__(self) -> int:
         """Return the number of micro-batches of the epoch, as currently planned."""
@@ -252,6 +273,7 @@ class ElasticLoader:
             problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
             raise UsageError(problem, f"{hint}use train_set, or a DataLoader of your own")
+        self._executor.check_trained()
         source: Iterator[Any] | None = None
         between_steps = True  # True between two steps
         while True:

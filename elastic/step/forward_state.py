@@ -22,9 +22,8 @@ class ForwardState:
     def __init__(self, tensors: TensorState) -> None:
         self._tensors = tensors
         self._kept = _FlatCopy([])  # buffers at the start of the step
-        self._sent = _FlatCopy([])  # buffers at the last exchange
-        self._exchanged = False  # in the running or last step
-        self._recovered = False  # since the last step began
+        self._sent = _FlatCopy([])  # room for the next exchange
+        self._recovered = False  # in the running step
         self._limited = [_LimitedRows(module) for module in tensors.limited_embeddings()]
 
     def exchange(self, group: ProcessGroup, source: int, cancelled: threading.Event) -> None:
@@ -49,46 +48,31 @@ class ForwardState:
             rows.limit_again()
 
     def begin(self) -> None:
-        """Keep the buffers as they are before a step of a group.
-
-        After a recovery, the script may have run further forward passes of the broken step.
-        """
-        if self._recovered:
-            self._restore()
-            self._recovered = False
-        elif self._exchanged:
-            self._kept, self._sent = self._sent, self._kept
-        elif not self._kept.fits(self._tensors.buffers()):
-            self._keep()
-        self._exchanged = False
-
-    def end(self) -> None:
-        """Forget the buffers, because the worker trains alone."""
-        if self._recovered:
-            self._restore()
-        self._kept, self._recovered, self._exchanged = _FlatCopy([]), False, False
+        """Keep the buffers as they are before a step of a group."""
+        buffers = self._tensors.buffers()
+        if not self._kept.fits(buffers):
+            self._kept = _FlatCopy(buffers)
+        if buffers:
+            torch._foreach_copy_(self._kept.views, buffers)
 
     def roll_back(self) -> None:
         """Restore the buffers of the last finished step, and forget the rows of the broken one."""
         for rows in self._limited:
             rows.used.zero_()
-        self._restore()
-
-    def recovered(self) -> None:
-        """Keep the buffers of a recovered group."""
-        self._keep()
-        self._recovered, self._exchanged = True, False
-
-    def _keep(self) -> None:
-        buffers = self._tensors.buffers()
-        self._kept = _FlatCopy(buffers)
-        if buffers:
-            torch._foreach_copy_(self._kept.views, buffers)
-
-    def _restore(self) -> None:
         buffers = self._tensors.buffers()
         if buffers and self._kept.fits(buffers):
             torch._foreach_copy_(buffers, self._kept.views)
+
+    def recovered(self) -> None:
+        """Keep the buffers of a recovered group."""
+        self.begin()
+        self._recovered = True
+
+    def conclude(self) -> None:
+        """Restore the buffers of a recovery, after which the script runs further passes."""
+        if self._recovered:
+            self.roll_back()
+            self._recovered = False
 
     def _broadcast(
         self,
@@ -107,7 +91,7 @@ class ForwardState:
         group.broadcast(sent.flat, source, cancelled)
         if group.rank != source:
             torch._foreach_copy_(buffers, sent.views)
-        self._sent, self._exchanged = sent, True
+        self._sent = sent
 
 
 class _FlatCopy:

@@ -7,6 +7,7 @@ changes. DistributedDataParallel is not used, because it cannot change its group
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,11 +34,10 @@ from elastic.sample_stream import MicroBatch
 from elastic.state.state_tensors import dense_strides
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError
+from elastic.usage_checks import SPARSE_REMEDY
 
 MAX_SAMPLED: Final = 1 << 20  # numbers by which a worker that trains alone measures the noise
-SPARSE: Final = (
-    "the model has sparse gradients", "use sparse=False: groups reduce dense gradients"
-)  # fmt: skip
+SPARSE: Final = ("the model has sparse gradients", SPARSE_REMEDY)
 
 
 class Reducer:
@@ -54,11 +54,12 @@ class Reducer:
         # Sum over the step's passes, and the parameters used in them, by `place`.
         self._kept: dict[int, tuple[torch.Tensor, list[bool]]] = {}
         self._flat: torch.Tensor | None = None
-        self._views: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []  # gradients that the script gets, parts of `_flat`
+        self._unshared: tuple[int, int] = (0, 0)  # result of `_references` for a new bucket
         self.active = False  # False in a group of one with a single pass
         self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
-        self._check_sparse = True  # look for sparse gradients
+        self.found_sparse = False  # a pass had sparse gradients
         self.losses: list[torch.Tensor] = []  # losses of this step on which backward() ran
         self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before a pass
         for index, parameter in enumerate(self.parameters):
@@ -91,6 +92,9 @@ class Reducer:
     def _after(self, index: int, _: torch.Tensor) -> None:
         self._any = True
         self._fired[index] = self.active
+        grad = self.parameters[index].grad
+        if grad is not None and grad.layout is not torch.strided:
+            self.found_sparse = True
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         flat = self._flat
@@ -109,12 +113,6 @@ class Reducer:
         """Unset `watch_kept`; return True if kept gradients were found while it was set."""
         found, self.found_kept, self.watch_kept = self.found_kept, False, False
         return found
-
-    def is_sparse(self) -> bool:
-        """Return whether a gradient is sparse; only the first call checks."""
-        check, self._check_sparse = self._check_sparse, False
-        grads = [parameter.grad for parameter in self.parameters] if check else []
-        return any(grad is not None and grad.layout is not torch.strided for grad in grads)
 
     def sample(self) -> torch.Tensor:
         """Return a copy of some numbers of all gradients, shape (numbers,)."""
@@ -211,11 +209,14 @@ class Reducer:
         self._clear()
 
     def _filled(self, weight: float, extra: int = 0) -> torch.Tensor:
+        for index in range(len(self.parameters)):
+            if not self._fired[index]:
+                self._set_aside(index)  # before the bucket's part for it is overwritten
+        if self._flat is not None and self._references(self._flat) != self._unshared:
+            self._flat = None  # the script kept a gradient, which must not change
         flat = self._allocated(extra)
         sources, targets = [], []
         for index, parameter in enumerate(self.parameters):
-            if not self._fired[index]:
-                self._set_aside(index)  # before the bucket's part for it is overwritten
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:
@@ -232,7 +233,8 @@ class Reducer:
 
     def _allocated(self, extra: int) -> torch.Tensor:
         size = self._scalars + extra + len(self.parameters)
-        if self._flat is None or self._flat.numel() < size:
+        flat = self._flat
+        if flat is None or flat.numel() < size:
             first = self.parameters[0]
             wide = torch.float64 if any(p.dtype is torch.float64 for p in self.parameters) else None
             flat = torch.zeros(size, dtype=wide or torch.float32, device=first.device)
@@ -241,7 +243,14 @@ class Reducer:
                 strides = dense_strides(parameter)
                 self._views.append(flat.as_strided(parameter.shape, strides, start))
                 start += parameter.numel()
-        return self._flat
+            self._unshared = self._references(flat)
+        return flat
+
+    def _references(self, flat: torch.Tensor) -> tuple[int, int]:
+        """Return the numbers of references to the views, and of tensors that share their memory."""
+        storage = flat.untyped_storage()
+        shared: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
+        return sum(map(sys.getrefcount, self._views)), shared
 
 
 FAULT_POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
@@ -254,6 +263,7 @@ class Contribution:
     micro_batch: MicroBatch
     items: float | None  # items that this pass's losses are averaged over, if set
     place: int  # number of the backward pass in its batch, from 0
+    samples: int = 0  # samples of this worker in the step so far, including this batch
     step_items: float = 0.0  # sum of `items` over all passes of the step
     skipped: bool = False  # the script skipped the batch
     terms: ReductionTerms = NO_TERMS
@@ -299,15 +309,12 @@ class StepReduction:
         self._cancelled = cancelled
         self._lap = (0.0, 0.0)  # time of the last reduction, last result of `_step_s`
         self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
-        self._samples = 0  # samples of the step's earlier passes
 
     def accumulate(self, contribution: Contribution, *, measures: bool) -> None:
         """Accumulate a pass that is not the step's last; `measures`: measure the noise scale."""
-        micro_batch, place = contribution.micro_batch, contribution.place
+        micro_batch = contribution.micro_batch
         self._add_loss(contribution)
-        if place == 0:
-            self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
-        gradients = self._reducer.accumulate(contribution.weight, place)
+        gradients = self._reducer.accumulate(contribution.weight, contribution.place)
         if measures and contribution.measures_noise:
             self._measure_pass(gradients, micro_batch)
 
@@ -358,7 +365,7 @@ class StepReduction:
         if measured and not agreed.skipped:
             self._training.noise.add_total(gradients, micro_batch.total)
         self._unpack(contribution, agreed)
-        if agreed.samples and contribution.place == 0:
+        if agreed.samples and contribution.place == 0 and not agreed.skipped:
             self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.samples))
         return agreed
 
@@ -372,10 +379,9 @@ class StepReduction:
     def _words(self, contribution: Contribution, seconds: float, ranks: int) -> ControlWords:
         micro_batch, terms = contribution.micro_batch, contribution.terms
         compares = terms.compare_checksums and contribution.has_full_state and ranks > 1
-        rates = terms.compare_rates and ranks > 1
-        earlier, tensors = 0 if micro_batch.first else self._samples, self._training.tensors()
+        rates, tensors = terms.compare_rates and ranks > 1, self._training.tensors()
         return ControlWords(
-            earlier + micro_batch.count,
+            contribution.samples,
             terms.ready,
             seconds,
             tensors.digest() if compares else bytes(DIGEST_BYTES),

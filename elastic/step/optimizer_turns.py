@@ -76,14 +76,13 @@ class GradientOrigins:
 class StepUndo:
     """Rollback of a step after the group broke and an optimizer had already stepped.
 
-    Buffers, schedulers and scalers are copied when the step starts. The parameters and the state of
-    an optimizer are copied before the optimizer's first step.
+    Schedulers and scalers are copied when the step starts. The parameters and the state of an
+    optimizer are copied before the optimizer's first step.
     """
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._snapshot = training.snapshot()
-        self._buffers = [buffer.clone() for buffer in training.tensors().buffers()]
         self._copies: list[_OptimizerCopy] = []  # ordered by their first steps
         self.is_complete = True  # False if an optimizer stepped without a copy
 
@@ -96,13 +95,7 @@ class StepUndo:
         """Restore the state before the step."""
         for known in reversed(self._copies):  # two optimizers may have the same parameter
             known.restore()
-        self.restore_buffers()
         self._training.restore(self._snapshot)
-
-    def restore_buffers(self) -> None:
-        """Restore the buffers, because forward passes after a rollback can change them."""
-        for buffer, saved in zip(self._training.tensors().buffers(), self._buffers, strict=True):
-            buffer.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,40 +146,23 @@ class OptimizerTurns:
         self.origins = origins
         self._passes = 0  # backward passes of the current batch
         self._max_passes = 0  # maximum of backward passes in a batch; 0: not known yet
-        self._stepped = False  # an optimizer stepped or skipped in the current batch
         self._undo: StepUndo | None = None
         self._broken = False  # the group broke during the current step
         self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
         """Prepare for `micro_batch`; `may_break` is True in a group, with the full state here."""
-        self._passes, self._stepped = 0, False
+        self._passes = 0
         if not micro_batch.first:
             return
         self._undo = StepUndo(self._training) if may_break else None
         self._broken, self._before_rollback = False, None
         self.origins.begin()
 
-    def backward_finished(self, micro_batch: MicroBatch) -> int:
-        """Record an outermost backward pass; return its number in the batch, from 0.
-
-        If an optimizer stepped already, the batch must be a single micro-batch.
-        """
+    def backward_finished(self) -> None:
+        """Record an outermost backward pass."""
         self.origins.backward_finished()
-        if self._stepped and not (micro_batch.first and micro_batch.last):
-            raise UsageError(
-                "an optimizer steps between two backward passes of a batch, and this worker takes "
-                "its share of the batch in several passes: the later gradients would be those of "
-                "parameters that have not stepped yet",
-                "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
-                "or step all optimizers after the last backward pass",
-            )
         self._passes += 1
-        return self._passes - 1
-
-    def note_step(self) -> None:
-        """Record that an optimizer steps, or skips its step."""
-        self._stepped = True
 
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer that is about to step, if another reduction can follow.
@@ -228,15 +204,9 @@ class OptimizerTurns:
             hint = "call backward() and step in every batch; multiply the loss by 0 to skip one"
             raise UsageError(problem, hint)
 
-    def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """Conclude a batch; if gradients of earlier passes were not reduced, `unused` is True."""
+    def conclude(self, micro_batch: MicroBatch) -> None:
+        """Conclude a batch."""
         if not self._broken:
             self._max_passes = max(self._max_passes, self._passes)
-        if not micro_batch.last:
-            return
-        if self._before_rollback is not None and self._undo is not None:
-            self._undo.restore_buffers()
-        self._undo = None
-        if unused:
-            problem = "the passes of a step call backward() a different number of times"
-            raise UsageError(problem, "call backward() equally often for each batch of the loader")
+        if micro_batch.last:
+            self._undo = None

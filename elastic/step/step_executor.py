@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from elastic import fault_points
 from elastic.group.membership import Membership
 from elastic.group.transitions import NO_TERMS, GroupTransitions
-from elastic.hooks import train_here
+from elastic.hooks import CHANGED_BETWEEN, parameter_marks, train_here
 from elastic.reporting import SampleRecords
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.state.carried_state import CarriedRows
@@ -34,6 +35,48 @@ UNCLEAR_SUM: Final = (
     "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "
     "divide it by the number of its terms: a group takes it as a mean (docs/exactness.md)"
 )
+SEVERAL_PASSES: Final = "call backward() equally often for each batch of the loader"
+
+
+class ParameterMarks:
+    """Marks by which a change of parameters between two backward passes of a batch is found.
+
+    They are versions and addresses of the parameters. A write into `p.data` changes neither, so
+    the first element of each parameter is compared too, in the first batch only: reading it waits
+    for the device. Further marks are taken only if a batch had several passes.
+    """
+
+    def __init__(self) -> None:
+        self._taken: tuple[list[tuple[int, int]], torch.Tensor | None] | None = None
+        self._first = True  # no batch is over yet
+        self._several = False  # a batch had several backward passes
+
+    def clear(self) -> None:
+        """Forget the marks: a batch begins, or an optimizer steps."""
+        self._first = self._first and self._taken is None
+        self._taken = None
+
+    def take(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Mark the parameters after a backward pass, if another one may follow."""
+        if self._first or self._several:
+            self._taken = (
+                parameter_marks(parameters),
+                _first_elements(parameters) if self._first else None,
+            )
+
+    def differ(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Return whether marked parameters have changed since `take`."""
+        self._several = True
+        if self._taken is None:
+            return False
+        marks, elements = self._taken
+        changed = elements is not None and not torch.equal(elements, _first_elements(parameters))
+        return changed or marks != parameter_marks(parameters)
+
+
+def _first_elements(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    found = [parameter.detach().reshape(-1)[:1].float() for parameter in parameters]
+    return torch.cat(found).nan_to_num()
 
 
 class StepExecutor:
@@ -62,6 +105,14 @@ class StepExecutor:
         self.in_loop = True  # False in a worker that joins, until it gets its first batch
         self._skip_steps = False
         self._reduced = False
+        self._trained = False  # a rank has used gradients in the running step
+        self._samples = 0  # samples of this worker in the running step so far
+        self._backwards = 0  # backward passes of the current batch
+        self._outside = False  # a backward pass ran outside of the loop since the last batch
+        self._stepped_between = False  # an optimizer stepped in the current batch
+        self._marks = ParameterMarks()
+        self._averaged = False  # the script updated averages of parameters in the current batch
+        self._skipped_by = 0  # ranks that skipped the current batch
         self._reductions = 0  # number of backward passes whose gradients were reduced
         self._stepped_at: dict[int, int] = {}  # reductions at the last step, by id of the optimizer
         self._step_began_at = 0  # number of reductions before the last step's first
@@ -85,13 +136,18 @@ class StepExecutor:
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
-        """Check at the start of an epoch that exactly the trained parameters are reduced."""
+        """Check before a loop that exactly the parameters and groups of `load` are trained."""
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
         frozen = self._turns is not None and set(trained) <= set(summed)  # another optimizer steps
         if trained != summed and not frozen:
             problem = "the trained parameters changed after load()"
-            self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
+            remedy = "freeze, unfreeze and add parameters in build_model"
+            self._refuse_under_cluster(problem, f"{remedy}: a worker that joins runs only that")
+        try:
+            self._training.tensors().check_groups()
+        except UsageError as error:
+            self._refuse_under_cluster(error.message, error.hint)
 
     def check_size(self, size: int) -> None:
         """Check at the start of an epoch that the data set still has the samples of `load`."""
@@ -101,6 +157,7 @@ class StepExecutor:
 
     def check_tracked(self) -> None:
         """Check at the start of training that all tracked state can be transferred."""
+        self._training.averages_are_fixed = True
         try:
             self._training.check_metadata()
         except UsageError as error:
@@ -117,14 +174,19 @@ class StepExecutor:
             self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers
         self._items = None
+        self._outside = self._stepped_between = self._averaged = False
+        self._backwards = self._skipped_by = 0
+        self._marks.clear()
         self._passes = 1 if micro_batch.first else self._passes + 1
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
+            self._samples, self._trained = 0, False
+            if self._reducer.has_kept:
+                self._reducer.discard()  # the script left its loop between two passes of a step
             if self._membership.group.size > 1:
                 self._forward_state.begin()
-            else:
-                self._forward_state.end()
+        self._samples += micro_batch.count
         grouped, reducer = self._membership.group.size > 1, self._reducer
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
@@ -140,8 +202,11 @@ class StepExecutor:
     def finish(self, micro_batch: MicroBatch) -> bool:
         """Conclude `micro_batch`; return True if the script should continue.
 
-        Returns False if the epoch is over, or the job has trained all its samples.
+        Returns False if the epoch is over, or the job has trained all its samples, or the
+        micro-batch is concluded already.
         """
+        if self.micro_batch is not micro_batch:
+            return False
         outcome = self._conclude(micro_batch)
         training = self._training
         if self.carried is not None:
@@ -152,25 +217,39 @@ class StepExecutor:
             return True
         version = self._membership.version
         return training.commit_step(
-            micro_batch.step, micro_batch.cursor_after, version, self._passes
+            micro_batch.step,
+            micro_batch.cursor_after,
+            version,
+            self._passes,
+            trained=self._trained,
         )
 
+    def finish_last(self) -> None:
+        """Conclude the last batch if the script reports the epoch before it asks for another."""
+        if self.micro_batch is not None:
+            self.finish(self.micro_batch)
+
     def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
-        if not self._reduced and micro_batch.last and self._membership.group.size > 1:
+        peers_wait = self._membership.group.size > 1
+        if not self._reduced and micro_batch.last and (peers_wait or self._reducer.has_kept):
             self._contribute_nothing(micro_batch)
         self._skip_steps, self.micro_batch = False, None
         self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
+        if micro_batch.last:
+            self._forward_state.conclude()
         if self._turns is not None:
-            unused = micro_batch.last and self._reducer.has_kept
-            if unused:
-                self._reducer.discard()
-            self._turns.conclude(micro_batch, unused=unused)
+            self._turns.conclude(micro_batch)
+        if micro_batch.last and self._reducer.has_kept:
+            self._reducer.discard()
+            problem = "the passes of a step call backward() a different number of times"
+            raise UsageError(problem, SEVERAL_PASSES)
         outcome, self.outcome = self.outcome, StepOutcome.COMMITTED
         if outcome is not StepOutcome.ROLLED_BACK and micro_batch.last:
-            self._records.add(micro_batch, self._workers)
+            if self._trained:
+                self._records.add(micro_batch, self._workers)
             if self._membership.group.size == 1:
                 self._records.write()
         return outcome
@@ -178,10 +257,14 @@ class StepExecutor:
     def _contribute_nothing(self, micro_batch: MicroBatch) -> None:
         """Join the reduction of a batch that the script skipped, because the peers wait for it.
 
-        The agreed gradients are then applied here, because the script skipped its optimizer step.
-        The state is broadcast afterwards, because the script also skipped its clipping and scaling.
+        The reduction includes gradients of the step's earlier passes. The agreed gradients are then
+        applied here, because the script skipped its optimizer step. If a peer did not skip the
+        batch, the state is broadcast afterwards, because the script also skipped its clipping and
+        scaling.
         """
         reducer = self._reducer
+        if self._turns is not None and reducer.has_kept:
+            return  # refused by `_conclude`: an optimizer would have to step between two passes
         reducer.active = True
         for parameter in reducer.parameters:
             parameter.grad = None  # the peers cleared the previous batch's gradients
@@ -216,26 +299,55 @@ class StepExecutor:
         """Reduce or accumulate the gradients after an outermost backward pass over the model."""
         micro_batch = self.micro_batch
         if micro_batch is None:
+            self._outside = True
             return
         if self.outcome is not StepOutcome.COMMITTED:
             self._reducer.discard()  # the group broke in an earlier pass of this batch
             return
         self._refuse_accumulation()
-        if not self._reducer.active and self._reducer.is_sparse():
-            self._refuse_in_group(*SPARSE)
+        if self._reducer.found_sparse:
+            self._refuse_under_cluster(*SPARSE)
         self._skip_steps = not micro_batch.last
-        place = self._turns.backward_finished(micro_batch) if self._turns is not None else 0
+        if self._stepped_between and not (micro_batch.first and micro_batch.last):
+            raise UsageError(
+                "an optimizer steps between two backward passes of a batch, and this worker takes "
+                "its share of the batch in several passes: the later gradients would be those of "
+                "parameters that have not stepped yet",
+                "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
+                "or step all optimizers after the last backward pass",
+            )
+        place, self._backwards = self._backwards, self._backwards + 1
+        if place:
+            self._check_further_pass()
+        if self._turns is not None:
+            self._turns.backward_finished()
         if micro_batch.last:
             self._reduce(micro_batch, place)
         else:
             self._step_items[self._passes, place] = self._items or 0.0
-            contribution = Contribution(micro_batch=micro_batch, items=self._items, place=place)
+            contribution = Contribution(
+                micro_batch=micro_batch, items=self._items, place=place, samples=self._samples
+            )
             self._reduction.accumulate(contribution, measures=self._membership.rank == 0)
+        if self._turns is None:
+            self._marks.take(self._reducer.parameters)
+
+    def _check_further_pass(self) -> None:
+        """Check that the batch may have another backward pass."""
+        if self._skipped_by:
+            ranks = self._membership.group.size
+            problem = f"{self._skipped_by} of {ranks} workers skipped a batch of several backward()"
+            raise UsageError(problem, f"{SEVERAL_PASSES}; multiply the loss by 0 to skip one")
+        if self._marks.differ(self._reducer.parameters):
+            self.refuse(
+                "the script changes parameters between two backward passes of a batch, as SAM does",
+                CHANGED_BETWEEN,
+            )
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
-        if self._turns is not None:
-            self._turns.note_step()
+        self._stepped_between = True
+        self._marks.clear()  # the optimizer may change parameters
         return self._skip_steps
 
     def schedule_steps(self) -> int:
@@ -254,17 +366,11 @@ class StepExecutor:
             self._refuse_under_cluster(problem, remedy)
 
     def _refuse_under_cluster(self, problem: str, remedy: str) -> None:
-        self._raise_or_warn(self._membership.may_have_peers, "a cluster", problem, remedy)
-
-    def _refuse_in_group(self, problem: str, remedy: str) -> None:
-        self._raise_or_warn(self._membership.group.size > 1, "a group of workers", problem, remedy)
-
-    def _raise_or_warn(self, refused: bool, context: str, problem: str, remedy: str) -> None:  # noqa: FBT001
-        if refused:
+        if self._membership.may_have_peers:
             raise UsageError(problem, remedy)
         if problem not in self._warned:
             self._warned.add(problem)
-            sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")
+            sys.stderr.write(f"[ones] a cluster refuses this: {problem}; {remedy}\n")
 
     def _check_loss(self, loss: torch.Tensor) -> None:
         """Refuse losses that are sums, because they give workers with more samples a higher weight.
@@ -297,6 +403,7 @@ class StepExecutor:
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
         """Wait until parameters may change; return the factor for the learning rates."""
         self._stepped = True
+        self._trained |= self._membership.group.size == 1
         self._check_reduced(optimizer)
         factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns
@@ -311,8 +418,27 @@ class StepExecutor:
             turns.save_copy(optimizer)
         return factor
 
+    def track_averaged(self, averaged: AveragedModel, source: torch.nn.Module) -> bool:
+        """Track an AveragedModel of `source`; return False if it is not part of the state."""
+        return self._training.track_averaged(averaged, source)
+
+    def before_average(self) -> bool:
+        """Wait until averages may change; return False if the batch takes no optimizer step."""
+        if self._skip_steps:
+            return False
+        self._training.await_sent(self.cancelled)
+        self._averaged = self.micro_batch is not None
+        return True
+
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a step if no backward pass was reduced since the optimizer's last step."""
+        if self.micro_batch is None and self._outside:
+            self._refuse_under_cluster(
+                f"an optimizer ({type(optimizer).__name__}) steps on gradients of a backward pass "
+                "outside of the loop over the loader",
+                "write `for batch in loader`, or keep one iterator in an epoch: next(iter(loader)) "
+                "leaves the loop at once",
+            )
         if self._stepped_at.get(id(optimizer), 0) == self._reductions:
             self.refuse(
                 f"an optimizer ({type(optimizer).__name__}) steps on gradients that are not summed "
@@ -336,6 +462,7 @@ class StepExecutor:
             micro_batch=micro_batch,
             items=self._items,
             place=place,
+            samples=self._samples,
             step_items=sum(earlier) + (self._items or 0.0),
             skipped=skipped,
             terms=terms,
@@ -347,6 +474,8 @@ class StepExecutor:
         try:
             self._forward_state.exchange(membership.group, source, self.cancelled)
             agreed = self._reduction.run(membership.group, contribution)
+            self._trained |= membership.group.size == 1 or any(agreed.used)
+            self._skipped_by = agreed.skipped
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._reducer.discard()
             self._recover(micro_batch, error)
@@ -372,6 +501,9 @@ class StepExecutor:
         self._forward_state.recovered()
         if micro_batch.step <= recovered.step:
             self.outcome = StepOutcome.ADOPTED
+            state = recovered.metadata
+            if state is not None:
+                self._trained = state["samples_done"] > self._training.position.samples_done
             if self._turns is not None:
                 self._turns.adopt()
         else:
@@ -381,7 +513,8 @@ class StepExecutor:
     def _roll_back(self) -> None:
         """Restore the state of the last finished step, or set `has_full_state` to False."""
         self._forward_state.roll_back()
-        if self._turns is not None and not self._turns.roll_back():
+        stepped = self._turns is None and self._stepped_between and self._backwards > 1
+        if stepped or self._averaged or (self._turns is not None and not self._turns.roll_back()):
             self._membership.has_full_state = False
 
     # --- the end of an epoch

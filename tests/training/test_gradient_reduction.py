@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -77,6 +79,30 @@ def test_a_dropped_step_leaves_zeros_and_kept_gradients() -> None:
     assert kept.tolist() == [[1.0, 1.0]]
     assert bucket.tolist() == [3.5, 3.5, 0.0, 1.0]
     assert tail.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("part", [lambda grad: grad, lambda grad: grad.detach()[:1]])
+def test_a_gradient_that_is_kept_does_not_change(
+    part: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    layer = nn.Linear(2, 1)
+    reducer = Reducer(layer.parameters(), lambda: None)
+    reducer.active = True
+
+    def step(value: float) -> tuple[torch.Tensor, int]:
+        layer.zero_grad()
+        layer(torch.full((1, 2), value)).sum().backward()
+        bucket, _ = reducer.pack(1.0, 0)
+        reducer.unpack([True, True])
+        return layer.weight.grad, bucket.data_ptr()
+
+    first, second = step(1.0)[1], step(2.0)[1]
+    kept = part(step(3.0)[0])
+    third, fourth = step(4.0)[1], step(5.0)[1]
+    reducer.close()
+
+    assert kept.flatten()[0] == 3.0
+    assert first == second != third == fourth
 
 
 def test_a_batch_of_weight_0_adds_nothing() -> None:

@@ -53,8 +53,8 @@ def reader(source: Numbers) -> StreamReader:
     return StreamReader(source, SampleStream(3, SAMPLES, shuffled=False))
 
 
-def read(source: StreamReader, epoch: int, *places: int) -> list[Any]:
-    return source.__getitems__([(epoch, place) for place in places])
+def read(source: StreamReader, epoch: int, *places: int, keep: int = SAMPLES) -> list[Any]:
+    return source.__getitems__([(epoch, place, keep) for place in places])
 
 
 def test_an_earlier_position_restarts_the_reading() -> None:
@@ -67,6 +67,25 @@ def test_an_earlier_position_restarts_the_reading() -> None:
     assert read(stream, 1, 6, 9) == [6, 9]
     assert read(stream, 2, 0, 1) == [100, 101]
     assert numbers.epochs == [0, 0, 1]
+
+
+def test_kept_samples_are_returned_without_reading_again() -> None:
+    numbers = Numbers()
+    stream = reader(numbers)
+
+    taken = [
+        read(stream, 1, 2, 3, keep=2),
+        read(stream, 1, 6, 7, keep=4),
+        read(stream, 1, 4, 5, keep=4),  # the step is dropped, and divided anew
+        read(stream, 1, 6, 9, keep=4),
+        read(stream, 1, 6, 9, keep=6),
+    ]
+    read_once = numbers.epochs == [0]
+
+    assert (taken, read_once) == ([[2, 3], [6, 7], [4, 5], [6, 9], [6, 9]], True)
+    assert read(stream, 1, 5, keep=6) == [5]
+    assert numbers.epochs == [0, 0]
+    assert read(stream, 2, 6, keep=6) == [106]
 
 
 def test_a_stream_of_another_length_is_an_error() -> None:

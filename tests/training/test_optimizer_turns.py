@@ -247,13 +247,12 @@ def batch_of(turns: OptimizerTurns, step: int, sequence: str, optimizers: Any) -
     back = None
     for event in sequence:
         if event == "b":
-            turns.backward_finished(batch)
+            turns.backward_finished()
         elif event == "x":
             back = turns.roll_back()
         else:
-            turns.note_step()
             turns.save_copy(optimizers[int(event)])
-    turns.conclude(batch, unused=False)
+    turns.conclude(batch)
     return back
 
 

@@ -374,6 +374,17 @@ def test_a_data_set_that_grows_is_refused_in_the_next_epoch() -> None:
     agent._reducer.close()  # type: ignore[union-attr]
 
 
+def test_a_parameter_group_that_is_added_is_not_sent() -> None:
+    agent = ScalingAgent(assignment(run(A)), None)
+    _, optimizer, _ = loaded(agent)
+    agent._training.metadata()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    with pytest.raises(UsageError, match=r"2 with 2 parameters became 3 with 3; create all groups"):
+        agent._training.metadata()
+    agent._reducer.close()  # type: ignore[union-attr]
+
+
 def test_a_negative_weight_is_refused(agent: ScalingAgent) -> None:
     batches = iter(loaded(agent)[2])
     next(agent.epochs(1))
@@ -439,9 +450,9 @@ class Pickled:
     def load_state_dict(self, _: object) -> None: ...
 
 
-def all_that_groups_refuse(agent: ScalingAgent) -> None:
+def all_that_groups_refuse(agent: ScalingAgent, *, sparse: bool) -> None:
     model, optimizer, loader = agent.load(
-        lambda: nn.Sequential(nn.Embedding(10, 1, sparse=True), nn.Linear(1, 1)),
+        lambda: nn.Sequential(nn.Embedding(10, 1, sparse=sparse), nn.Linear(1, 1)),
         lambda parameters: torch.optim.SGD(parameters, lr=0.001),
         TensorDataset(torch.arange(4)),
         batch_size=2,
@@ -457,23 +468,22 @@ def all_that_groups_refuse(agent: ScalingAgent) -> None:
 def test_a_script_alone_gets_each_warning_once(
     agent: ScalingAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    all_that_groups_refuse(agent)
+    all_that_groups_refuse(agent, sparse=True)
 
-    in_groups = "[ones] a group of workers refuses this:"
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(";")[0] for line in lines] == [
         "[ones] a cluster refuses this: the tracked state of odd cannot be transferred",
         "[ones] a cluster refuses this: the loss is a sum over the batch",
-        f"{in_groups} the model has sparse gradients",
+        "[ones] a cluster refuses this: the model has sparse gradients",
         "[ones] a cluster refuses this: the script accumulates gradients over several batches",
-        f"{in_groups} the trained parameters changed after load()",
+        "[ones] a cluster refuses this: the trained parameters changed after load()",
     ]
 
 
 def test_a_cluster_raises_refusals() -> None:
     managed = ScalingAgent(assignment(run(A)), None)
     with pytest.raises(UsageError, match="the tracked state of odd"):
-        all_that_groups_refuse(managed)
+        all_that_groups_refuse(managed, sparse=False)
 
     managed._reducer.close()  # type: ignore[union-attr]
 

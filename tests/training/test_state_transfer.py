@@ -15,7 +15,7 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row
 from elastic.state.portions import byte_share, decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import TensorState
-from elastic.training_errors import ElasticError
+from elastic.training_errors import ElasticError, UsageError
 from tests.training.handing import (
     MAKERS,
     adam,
@@ -74,8 +74,17 @@ def test_another_model_is_refused() -> None:
     other = nn.Linear(2, 2)
     state = TensorState(other, momentum(other.parameters()))
 
-    with pytest.raises(ElasticError, match="the group trains 10 parameters, this worker 2"):
+    with pytest.raises(ElasticError, match="has 10 parameters and averaged models, this worker 2"):
         state.adopt(zoo(momentum, 1).structure(CPU), CPU)
+
+
+def test_other_parameter_groups_are_refused_with_the_reason() -> None:
+    layer = nn.Linear(2, 2)
+    state = TensorState(layer, momentum(layer.parameters()))
+    groups = [*state.hyperparameters(), {"lr": 0.1}]
+
+    with pytest.raises(UsageError, match="2 parameter groups, this worker 1; create all groups in"):
+        state.load_hyperparameters(groups)
 
 
 @pytest.mark.slow
