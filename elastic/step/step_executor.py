@@ -76,7 +76,7 @@ class ParameterMarks:
 
 def _first_elements(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
     found = [parameter.detach().reshape(-1)[:1].float() for parameter in parameters]
-    return torch.cat(found).nan_to_num()
+    return torch.cat(found).nan_to_num() if found else torch.empty(0)
 
 
 class StepExecutor:
@@ -111,6 +111,7 @@ class StepExecutor:
         self._outside = False  # a backward pass ran outside of the loop since the last batch
         self._stepped_between = False  # an optimizer stepped in the current batch
         self._marks = ParameterMarks()
+        self._marked: list[torch.nn.Parameter] = []  # parameters that only optimizers may change
         self._averaged = False  # the script updated averages of parameters in the current batch
         self._skipped_by = 0  # ranks that skipped the current batch
         self._reductions = 0  # number of backward passes whose gradients were reduced
@@ -132,7 +133,10 @@ class StepExecutor:
         """Set the reducer, the number of prefetched steps, and the turns of several optimizers."""
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self.cancelled)
-        self._forward_state = ForwardState(self._training.tensors())
+        tensors = self._training.tensors()
+        self._forward_state = ForwardState(tensors)
+        limited = {id(each.weight) for each in tensors.limited_embeddings()}  # of forward passes
+        self._marked = [each for each in reducer.parameters if id(each) not in limited]
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
@@ -330,7 +334,7 @@ class StepExecutor:
             )
             self._reduction.accumulate(contribution, measures=self._membership.rank == 0)
         if self._turns is None:
-            self._marks.take(self._reducer.parameters)
+            self._marks.take(self._marked)
 
     def _check_further_pass(self) -> None:
         """Check that the batch may have another backward pass."""
@@ -338,7 +342,7 @@ class StepExecutor:
             ranks = self._membership.group.size
             problem = f"{self._skipped_by} of {ranks} workers skipped a batch of several backward()"
             raise UsageError(problem, f"{SEVERAL_PASSES}; multiply the loss by 0 to skip one")
-        if self._marks.differ(self._reducer.parameters):
+        if self._marks.differ(self._marked):
             self.refuse(
                 "the script changes parameters between two backward passes of a batch, as SAM does",
                 CHANGED_BETWEEN,
