@@ -14,7 +14,7 @@ from elastic.training_errors import OutOfStepError
 
 DIGEST_BYTES: Final = 4  # length of a checksum
 DIGEST_WORDS: Final = 4 * DIGEST_BYTES  # half bytes and their squares: exact up to 74,000 ranks
-FIXED_WORDS: Final = 4 + 2 * DIGEST_WORDS + 4
+FIXED_WORDS: Final = 4 + 2 * DIGEST_WORDS + 5
 STEP_MODULUS: Final = 1024  # step numbers are sent modulo this, so that float sums are exact
 
 
@@ -31,6 +31,7 @@ class ControlWords:
     ends: bool = False  # this rank has finished the epoch and has no step
     skipped: bool = False  # the script skipped the batch
     items: float = 0.0  # items that the losses are averaged over; 0 if the script sets none
+    held: int = 0  # samples that the batches hold; fewer than `samples` if some were left out
 
     def encode(self) -> list[float]:
         """Return the words as FIXED_WORDS - 1 numbers; the reduction puts the loss sum first."""
@@ -44,6 +45,7 @@ class ControlWords:
             float(self.ends),
             float(self.skipped),
             self.items,
+            float(self.held),
         ]
 
 
@@ -61,6 +63,7 @@ class AgreedWords:
     ends: int  # ranks that have finished the epoch
     skipped: int  # ranks with a script that skipped the batch
     items: float  # items that the losses are averaged over; 0 if the script sets none
+    held: int  # samples that the batches hold
     used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
@@ -79,7 +82,7 @@ class AgreedWords:
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks get the same bits."""
     rates, end = 4 + DIGEST_WORDS, 4 + 2 * DIGEST_WORDS
-    step, ends, skipped, items = numbers[end:FIXED_WORDS]
+    step, ends, skipped, items, held = numbers[end:FIXED_WORDS]
     return AgreedWords(
         loss_sum=numbers[0],
         samples=round(numbers[1]),
@@ -91,6 +94,7 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
         ends=round(ends),
         skipped=round(skipped),
         items=items,
+        held=round(held),
         used=tuple(count > 0 for count in numbers[FIXED_WORDS:]),
     )
 

@@ -159,6 +159,29 @@ def _dataclass_to(batch: Any, device: torch.device) -> Any:
     return moved
 
 
+def held_samples(batch: Any, expected: int) -> int:
+    """Return the number of samples in a batch from which a `collate_fn` may have left some out.
+
+    It is the length of all tensors of the batch, if that is smaller than `expected`, and if these
+    are not sequences of batches, shape (time, expected, ...).
+    """
+    sizes: list[tuple[int, ...]] = []
+    parts = [batch]
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            sizes += [tuple(part.shape)] if part.dim() else []
+        elif isinstance(part, Mapping):
+            parts.extend(part.values())
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            parts.extend(vars(part).values())
+        elif isinstance(part, list | tuple):
+            parts.extend(part)
+    lengths = {size[0] for size in sizes}
+    if len(lengths) != 1 or all(size[1:2] == (expected,) for size in sizes):
+        return expected
+    return min(lengths.pop(), expected)
+
+
 READABLE_OPTIONS: Final = frozenset({
     "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
     "pin_memory", "prefetch_factor", "timeout", "worker_init_fn",
@@ -250,6 +273,7 @@ class ElasticLoader:
         self._reader: StreamReader | None = None
         if isinstance(dataset, IterableDataset):
             dataset = self._reader = StreamReader(dataset, training.stream)
+        self._collates = options.get("collate_fn") is not None  # it may leave samples out
         self._worker = worker
         self._seeds = torch.Generator()  # of the processes that load data
         self._loader: DataLoader[Any] = DataLoader(
@@ -289,7 +313,8 @@ class ElasticLoader:
             except StopIteration:
                 return
             micro_batch = self._sampler.handed_out.popleft()
-            self._executor.begin(micro_batch)
+            held = held_samples(batch, len(micro_batch.ids)) if self._collates else None
+            self._executor.begin(micro_batch, held)
             proceed = False
             try:
                 yield batch

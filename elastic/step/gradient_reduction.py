@@ -263,14 +263,14 @@ class Contribution:
     micro_batch: MicroBatch
     items: float | None  # items that this pass's losses are averaged over, if set
     place: int  # number of the backward pass in its batch, from 0
+    held: int  # samples that this batch holds, 0 if it only keeps the loop running
     samples: int = 0  # samples of this worker in the step so far, including this batch
+    step_held: int = 0  # samples that its batches hold
     step_items: float = 0.0  # sum of `items` over all passes of the step
     skipped: bool = False  # the script skipped the batch
     terms: ReductionTerms = NO_TERMS
     has_full_state: bool = False  # if True, the checksum of the state is included
-    stepped: Sequence[
-        bool
-    ] = ()  # per optimizer: True if it stepped since the last step's reduction
+    stepped: Sequence[bool] = ()  # per optimizer: True if it stepped after the last reduction
 
     @property
     def counts(self) -> bool:
@@ -280,7 +280,8 @@ class Contribution:
     @property
     def is_mean(self) -> bool:
         """True if the gradients are the mean over the samples of the first loss."""
-        return self.items is None and not self.place and self.counts
+        whole = self.held == self.micro_batch.count
+        return self.items is None and not self.place and self.counts and whole
 
     @property
     def measures_noise(self) -> bool:
@@ -291,11 +292,12 @@ class Contribution:
     def weight(self) -> float:
         """Weight of the gradients, 0 without samples: `items`, or samples / global batch.
 
-        With `items`, the summed gradients are divided by all workers' items after the reduction.
+        With `items`, the summed gradients are divided by all workers' items after the reduction. If
+        batches hold fewer samples than they should, they are divided by the part that they hold.
         """
         if not self.counts:
             return 0.0
-        return self.micro_batch.weight if self.items is None else self.items
+        return self.held / self.micro_batch.total if self.items is None else self.items
 
 
 class StepReduction:
@@ -329,7 +331,7 @@ class StepReduction:
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         count, items = contribution.micro_batch.count, contribution.items
-        weight = count if items is None else items
+        weight = contribution.held if items is None else items
         if loss is not None and count and contribution.place == 0:
             total = loss * weight if weight else torch.zeros_like(loss)  # a mean over 0 is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
@@ -366,7 +368,7 @@ class StepReduction:
             self._training.noise.add_total(gradients, micro_batch.total)
         self._unpack(contribution, agreed)
         if agreed.samples and contribution.place == 0 and not agreed.skipped:
-            self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.samples))
+            self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.held or 1))
         return agreed
 
     def _step_s(self, now: float) -> float:
@@ -389,6 +391,7 @@ class StepReduction:
             step=micro_batch.step,
             skipped=contribution.skipped,
             items=contribution.step_items,
+            held=contribution.step_held,
         )
 
     def _pack(
@@ -407,7 +410,8 @@ class StepReduction:
         if weighted and contribution.counts and contribution.items is None:
             problem = "agent.weight(n) was called for some batches of a step and not for others"
             raise UsageError(problem, "call it for every batch, before backward()")
-        self._reducer.unpack(agreed.used, 1.0 / agreed.items if weighted else 1.0)
+        scale = 1.0 / agreed.items if weighted else agreed.samples / (agreed.held or 1)
+        self._reducer.unpack(agreed.used, scale)
 
     def _finish_alone(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
@@ -424,7 +428,7 @@ class StepReduction:
                 self._reducer.sample(), micro_batch.step, micro_batch.total
             )
         if loss_sum is not None:
-            weight = contribution.step_items or max(1, micro_batch.total)
+            weight = contribution.step_items or max(1, contribution.step_held)
             self._training.losses.add(loss_sum / weight)
         return read_agreed_words([0.0, *words.encode()], 1)
 

@@ -107,6 +107,7 @@ class StepExecutor:
         self._reduced = False
         self._trained = False  # a rank has used gradients in the running step
         self._samples = 0  # samples of this worker in the running step so far
+        self._held = self._step_held = 0  # samples that the batch holds, and the step's batches
         self._backwards = 0  # backward passes of the current batch
         self._outside = False  # a backward pass ran outside of the loop since the last batch
         self._stepped_between = False  # an optimizer stepped in the current batch
@@ -169,8 +170,11 @@ class StepExecutor:
 
     # --- the loader
 
-    def begin(self, micro_batch: MicroBatch) -> None:
-        """Prepare for `micro_batch`, which the script gets next."""
+    def begin(self, micro_batch: MicroBatch, held: int | None = None) -> None:
+        """Prepare for `micro_batch`, which the script gets next.
+
+        It holds `held` samples, which are fewer than it should have if some were left out.
+        """
         self.micro_batch, self.outcome = micro_batch, StepOutcome.COMMITTED
         self.in_loop = True
         train_here()
@@ -185,12 +189,14 @@ class StepExecutor:
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
-            self._samples, self._trained = 0, False
+            self._samples, self._step_held, self._trained = 0, 0, False
             if self._reducer.has_kept:
                 self._reducer.discard()  # the script left its loop between two passes of a step
             if self._membership.group.size > 1:
                 self._forward_state.begin()
+        self._held = micro_batch.count if held is None or not micro_batch.count else held
         self._samples += micro_batch.count
+        self._step_held += self._held
         grouped, reducer = self._membership.group.size > 1, self._reducer
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
@@ -284,8 +290,8 @@ class StepExecutor:
     @property
     def loss_weight(self) -> float:
         """Samples, or items, over which the loss of the current batch is a mean."""
-        count = self.micro_batch.count if self.micro_batch is not None else 1
-        return float(count if self._items is None else self._items)
+        held = self._held if self.micro_batch is not None else 1
+        return float(held if self._items is None else self._items)
 
     def set_items(self, items: float) -> None:
         """Record that the losses of the current batch are means over `items` items."""
@@ -330,7 +336,11 @@ class StepExecutor:
         else:
             self._step_items[self._passes, place] = self._items or 0.0
             contribution = Contribution(
-                micro_batch=micro_batch, items=self._items, place=place, samples=self._samples
+                micro_batch=micro_batch,
+                items=self._items,
+                place=place,
+                held=self._held,
+                samples=self._samples,
             )
             self._reduction.accumulate(contribution, measures=self._membership.rank == 0)
         if self._turns is None:
@@ -466,7 +476,9 @@ class StepExecutor:
             micro_batch=micro_batch,
             items=self._items,
             place=place,
+            held=self._held,
             samples=self._samples,
+            step_held=self._step_held,
             step_items=sum(earlier) + (self._items or 0.0),
             skipped=skipped,
             terms=terms,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from elastic.step.batch_loader import loader_options, to_device
+from elastic.step.batch_loader import held_samples, loader_options, to_device
 from elastic.training_errors import UsageError
 
 THERE = torch.device("meta")
@@ -90,3 +90,20 @@ def test_a_loader_that_draws_samples_otherwise_is_refused() -> None:
             loader_options(DataLoader(data, 2, sampler=sampler), torch.device("cpu"))
 
     assert loader_options(DataLoader(data, 2, shuffle=True), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "held"),
+    [
+        ((torch.zeros(5, 8), torch.zeros(5)), 5),  # three samples were left out
+        ({"x": torch.zeros(5, 9), "names": ["a"] * 5}, 5),
+        ((torch.zeros(8, 5), torch.zeros(8)), 8),
+        ((torch.zeros(5, 8, 3), torch.zeros(5, 8)), 8),  # time before the samples
+        ((torch.zeros(5, 3), torch.zeros(4)), 8),  # packed
+        (torch.zeros(16, 3), 8),  # two views of each
+        (Record(torch.zeros(6), "name"), 6),
+        (["a"], 8),
+    ],
+)
+def test_samples_that_a_batch_holds_are_counted(batch: Any, held: int) -> None:
+    assert held_samples(batch, 8) == held

@@ -33,8 +33,8 @@ def summed(
 
 def test_all_ranks_read_the_same_from_the_sum() -> None:
     tails = [
-        ControlWords(3, ready=True, seconds=1.0, step=2051, items=70.5),
-        ControlWords(2, ready=False, seconds=3.0, step=2051, skipped=True, items=9.0),
+        ControlWords(3, ready=True, seconds=1.0, step=2051, items=70.5, held=3),
+        ControlWords(2, ready=False, seconds=3.0, step=2051, skipped=True, items=9.0, held=1),
         ControlWords(0, step=2051, ends=True),
     ]
 
@@ -43,7 +43,7 @@ def test_all_ranks_read_the_same_from_the_sum() -> None:
     assert len(ControlWords().encode()) == FIXED_WORDS - 1
     assert told == AgreedWords(
         loss_sum=1.5, samples=5, ready=1, seconds=4.0 / 3, same=True, same_rates=True, step=3.0, ends=1, skipped=1,
-        items=79.5, used=(True, False, True),
+        items=79.5, held=4, used=(True, False, True),
     )  # fmt: skip
 
 
