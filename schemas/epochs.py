@@ -28,7 +28,7 @@ class EpochFacts(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int  # 1-based, counted by the job
     step: int  # optimizer steps since the job began
     samples_per_s: float  # X_j, mean over the epoch, pauses included
-    train_loss: float | None  # mean over the samples of the epoch; None: not measured
+    train_loss: float | None  # mean over the epoch; None: not measured, or not finite
     metrics: dict[str, float]
     global_batch: int
     lr: float
@@ -37,4 +37,5 @@ class EpochFacts(msgspec.Struct, frozen=True, kw_only=True):
     noise_scale: float | None = None  # gradient noise scale, samples; needs two batch sizes
     trained_samples: int | None = None  # samples trained in this epoch; None: not known
     left_early: bool = False  # the script left its loop before the epoch's end
+    loss_is_not_finite: bool = False  # the mean training loss is NaN or infinite
     step_times: StepTimes | None = None  # means over the epoch; None: not measured

@@ -94,6 +94,9 @@ class Metrics:
         self.registry = Registry()
         gauge, count = self.registry.gauge, self.registry.counter
         self._jobs = gauge("ones_jobs", "Jobs by state.", "state")
+        self._bad_losses = gauge(
+            "ones_jobs_loss_not_finite", "Jobs whose last epoch's loss is NaN."
+        )
         self._promises = gauge("ones_promises", "Promised ends of jobs by outcome.", "outcome")
         self._slots = gauge("ones_slots", "Slots of nodes that are up.")
         self._busy = gauge("ones_slots_busy", "Slots with a process.")
@@ -189,6 +192,8 @@ class Metrics:
             owner = core.state.jobs[name].owner
             jobs[owner] += 1
             slots[owner] += len(allocation)
+        progress = (core.state.jobs[name].progress for name in core.state.slot_index.allocations())
+        self._bad_losses.set(sum(each.loss_is_not_finite for each in progress))
         self._user_jobs.clear()
         self._user_slots.clear()
         for owner, number in jobs.items():

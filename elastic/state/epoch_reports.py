@@ -108,6 +108,7 @@ class EpochReports:
             noise_scale=training.noise.scale(),
             trained_samples=trained,
             left_early=left_early,
+            loss_is_not_finite=agreed.loss is not None and not math.isfinite(agreed.loss),
             step_times=training.recent_steps.over_epoch(),
         )
         values = {

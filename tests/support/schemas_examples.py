@@ -204,6 +204,7 @@ _OF_WORKERS: Final = (
             noise_scale=512.5,
             trained_samples=1024,
             left_early=True,
+            loss_is_not_finite=True,
             step_times=_STEP_TIMES,
         ),
     ),

@@ -230,6 +230,7 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
     for name in ("epoch", "step", "samples_done", "epoch_samples", "samples_per_s"):
         setattr(progress, name, getattr(facts, name))
     progress.train_loss, progress.metrics, progress.lr = facts.train_loss, facts.metrics, facts.lr
+    progress.loss_is_not_finite = facts.loss_is_not_finite
     progress.epoch_at, progress.epoch_step = now, facts.step
     progress.stated_epochs = event.stated_epochs
     noise_scale = _noise_scale(event)

@@ -64,6 +64,7 @@ class Progress(msgspec.Struct, kw_only=True):
     samples_per_s: float = 0.0  # X_j
     lr: float | None = None
     train_loss: float | None = None
+    loss_is_not_finite: bool = False  # in the last finished epoch
     metrics: dict[str, float] = {}
     noise_scale: float | None = None  # gradient noise scale, smoothed, samples
     noise_epochs: int = 0  # epochs that reported a noise scale

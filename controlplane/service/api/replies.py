@@ -70,9 +70,8 @@ def job_summary(
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_wait_reason:
         why = f"{job.reason}; {job.override_wait_reason}"
-    remark = _slow_start_note(job, now) or _stuck_note(job, telemetry, now)
-    if remark:
-        why = f"{remark}; {why}"
+    remarks = (_slow_start_note(job, now) or _stuck_note(job, telemetry, now), _loss_note(job))
+    why = "; ".join([*filter(None, remarks), why])
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -135,6 +134,12 @@ def _stuck_note(job: Job, telemetry: TelemetryTable, now: Seconds) -> str | None
         f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
+
+
+def _loss_note(job: Job) -> str | None:
+    if not job.progress.loss_is_not_finite:
+        return None
+    return f"the training loss of epoch {job.progress.epoch} was NaN or infinite"
 
 
 def _duration(seconds: float) -> str:

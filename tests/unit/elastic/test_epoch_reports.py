@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,32 @@ def test_rank_0_reports_each_epoch_once(tmp_path: Path) -> None:
 
     assert told.epochs == [(1, 1, 0.25), (2, 1, 0.5), (3, 1, 0.75)]
     assert first.summary({}, None) == msgspec.msgpack.encode(EpochSummary({}, None, 3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reported"),
+    [
+        (0.5, (0.5, False)),
+        (None, (None, False)),
+        (math.nan, (None, True)),
+        (math.inf, (None, True)),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_reported_as_such(
+    tmp_path: Path, loss: float | None, reported: tuple[float | None, bool]
+) -> None:
+    told: list[tuple[float | None, bool]] = []
+
+    def report(_: type[Any], **values: Any) -> None:
+        facts = values["facts"]
+        told.append((facts.train_loss, facts.loss_is_not_finite))
+
+    reports = EpochReports(training(), report)
+    reports.open(tmp_path / "checkpoints")
+    reports.end_epoch(msgspec.msgpack.encode(EpochSummary({}, loss)), 1.0, version=1, first=True)
+    reports.close()
+
+    assert told == [reported]
 
 
 def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_clients_and_prometheus_read_what_the_policy_states() -> None:
         length_coverage_90=0.875,
     )  # fmt: skip
     assert numbers(controller) == {
-        "ones_slots": 1.0, "ones_slots_busy": 1.0, "ones_search_up": 1.0,
+        "ones_jobs_loss_not_finite": 0.0, "ones_slots": 1.0, "ones_slots_busy": 1.0, "ones_search_up": 1.0,
         "ones_search_best_fitness": 0.75, "ones_search_mean_fitness": 0.5,
         "ones_search_incumbent_fitness": 0.6, "ones_search_diversity": 0.25,
         "ones_decision_seconds": 0.0015, "ones_gain_predicted_ratio": 2.0,

@@ -45,6 +45,23 @@ def test_the_reason_of_a_waiting_job_is_not_repeated(waits: str, said: str) -> N
     assert waiting_reason(PAUSED, Reason("wait", waits)) == said
 
 
+def test_a_loss_that_is_not_finite_is_told_until_one_is_finite_again() -> None:
+    controller = running(retries=1)
+
+    def told() -> str:
+        return job_summary(
+            controller.job(A), None, TelemetryTable(), Seconds(controller.now)
+        ).reason
+
+    before = told()
+    controller.tell(N1, epoch_end(A, 1, train_loss=None, loss_is_not_finite=True))
+    bad = told()
+    controller.tell(N1, epoch_end(A, 2))
+
+    assert bad == f"the training loss of epoch 1 was NaN or infinite; {before}"
+    assert told() == before
+
+
 def test_an_override_hides_the_reason_of_an_older_plan() -> None:
     controller = cluster_of()
     controller.submit("a")
