@@ -135,6 +135,11 @@ def finish_device_work(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Return whether the current stream of `device` records a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def backend_for(info: RendezvousInfo) -> Backend:
     """Return a new, unconnected backend for tensors on the device of `info`."""
     return _makers[info.device.type](info)

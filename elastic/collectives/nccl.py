@@ -143,6 +143,16 @@ class NcclOperation:
         return True
 
 
+COMMUNICATOR_BYTES: Final = 1 << 30  # free memory with which NCCL connects
+
+
+def _make_room(device: torch.device) -> None:
+    """Release memory that torch keeps, if the batch fills the device: NCCL allocates its own."""
+    free, _ = torch.cuda.mem_get_info(device) if device.type == "cuda" else (COMMUNICATOR_BYTES, 0)
+    if free < COMMUNICATOR_BYTES:
+        torch.cuda.empty_cache()
+
+
 class NcclBackend:
     """Backend that connects the ranks' GPUs and runs one operation at a time.
 
@@ -165,6 +175,7 @@ class NcclBackend:
         options = self._make.Options()
         options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)  # noqa: SLF001 - no public name
         options.config.blocking = 0
+        _make_room(info.device)
         group = self._make(info.store, info.rank, info.size, options)
         with self._lock:
             self._group = group  # from here on, another thread can abort the group

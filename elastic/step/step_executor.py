@@ -17,6 +17,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from elastic import fault_points
+from elastic.collectives.backends import is_capturing
 from elastic.group.membership import Membership
 from elastic.group.transitions import NO_TERMS, GroupTransitions
 from elastic.hooks import CHANGED_BETWEEN, parameter_marks, train_here
@@ -317,6 +318,11 @@ class StepExecutor:
         self._refuse_accumulation()
         if self._reducer.found_sparse:
             self._refuse_under_cluster(*SPARSE)
+        if is_capturing(self._membership.device):
+            self._refuse_under_cluster(
+                "a CUDA graph captures backward(), and its replays are not reduced",
+                "capture forward passes only, or use torch.compile",
+            )
         self._skip_steps = not micro_batch.last
         if self._stepped_between and not (micro_batch.first and micro_batch.last):
             raise UsageError(
