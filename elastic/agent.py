@@ -401,6 +401,13 @@ class ScalingAgent:
             raise UsageError(f"agent.{name} was used before load()", "call agent.load(...) first")
         return self._training
 
+    def _require_joined(self, name: str) -> None:
+        if not self._joined:
+            problem = f"agent.{name} was used before the first epoch"
+            raise UsageError(
+                problem, "call it in the loop over agent.epochs(...) or agent.steps(...)"
+            )
+
     def track(self, **stateful: Any) -> None:
         """Keep the states of these objects in checkpoints and transfers.
 
@@ -636,8 +643,10 @@ class ScalingAgent:
             rows: shape (rows, ...), on the worker's device.
 
         Raises:
-            UsageError: if the worker takes its share of the step in several passes.
+            UsageError: before the first epoch, or if the worker takes its share of the step in
+                several passes.
         """
+        self._require_joined("all_gather")
         return self._collectives.all_gather(rows)
 
     @property
@@ -655,12 +664,15 @@ class ScalingAgent:
         all workers, and workers without samples in the step add zeros.
 
         Raises:
-            UsageError: if the worker takes its share of the step in several passes.
+            UsageError: before the first epoch, or if the worker takes its share of the step in
+                several passes.
         """
+        self._require_joined("all_reduce")
         return self._collectives.all_reduce(value)
 
     def barrier(self) -> None:
         """Wait until all workers of the group have called it."""
+        self._require_joined("barrier")
         self._collectives.barrier()
 
     def evaluate_loader(
@@ -677,6 +689,7 @@ class ScalingAgent:
             batch_size: samples of a worker's batch.
             options: other options of torch's DataLoader.
         """
+        self._require_joined("evaluate_loader")
         return self._collectives.evaluate_loader(dataset, batch_size, **options)
 
     def stop(self, why: str) -> None:

@@ -21,7 +21,7 @@ from elastic import fault_points
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import Membership
 from elastic.group.transitions import GroupTransitions
-from elastic.sample_stream import MicroBatch, share_sizes
+from elastic.sample_stream import MicroBatch, StepOutcome, share_sizes
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.training_state import TrainingState
 from elastic.step.batch_loader import to_device
@@ -119,7 +119,12 @@ class ScriptCollectives:
             raise UsageError(problem, hint)
 
     def in_step(self, tensor: torch.Tensor) -> None:
-        """Sum `tensor` over the group, in place; if a worker is lost, the step is repeated."""
+        """Sum `tensor` over the group, in place; if a worker is lost, the step is repeated.
+
+        After a recovery in the current batch, nothing is summed: peers may be in another batch.
+        """
+        if self._executor.outcome is not StepOutcome.COMMITTED:
+            return
         try:
             self._membership.group.all_reduce(tensor, self._executor.cancelled)
         except LOST:
@@ -161,10 +166,8 @@ class ScriptCollectives:
 
         if self._executor.micro_batch is None:
             return self._between_steps(meet)
-        try:
-            return meet(self._membership.group)
-        except LOST:
-            return list(self._membership.workers)
+        self.in_step(torch.zeros(1, device=self._membership.device))
+        return list(self._membership.workers)
 
     def _between_steps(self, run: Callable[[ProcessGroup], T]) -> T:
         """Return the result of `run`, which is called again in each recovered group."""

@@ -96,6 +96,14 @@ def test_a_collective_in_a_share_that_is_taken_in_passes_is_refused(tmp_path: Pa
         assert "agent.all_gather was called in a batch that is taken in several passes" in error
 
 
+EARLY = LOOP.replace("for epoch in", "agent.barrier()\nfor epoch in", 1)
+
+
+def test_a_collective_before_the_first_epoch_is_refused(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, EARLY)) as job:
+        assert "agent.barrier was used before the first epoch" in job.refusal(6, 6)
+
+
 # --- between epochs: an evaluation that the workers share
 
 EVALUATED = """    read, right = [], 0.0
