@@ -124,12 +124,12 @@ class _LimitedRows:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self.used = torch.zeros(module.num_embeddings, dtype=torch.int32)
-        self._last = torch.empty(0, dtype=torch.int64)
+        device = module.weight.device
+        self.used = torch.zeros(module.num_embeddings, dtype=torch.int32, device=device)
+        self._last = torch.empty(0, dtype=torch.int64, device=device)
         module.register_forward_pre_hook(self._note)
 
-    def _note(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        self.used = self.used.to(module.weight.device)
+    def _note(self, _: Any, inputs: tuple[Any, ...]) -> None:
         if inputs:
             self.used[inputs[0].detach().reshape(-1)] = 1
 

@@ -110,9 +110,11 @@ class Average:  # an exponential mean of the parameters, which the script keeps
         return {"values": self.values}
 
     def load_state_dict(self, state):
-        self.values = [each.clone() for each in state["values"]]
+        for mean, each in zip(self.values, state["values"]):
+            mean.copy_(each)
 
-TEMPERATURE = [nn.Parameter(torch.ones(1))] if OUTSIDE else []
+WHERE = globals().get("DEVICE", "cpu")
+TEMPERATURE = [nn.Parameter(torch.ones(1, device=WHERE))] if OUTSIDE else []
 
 class Steps:
     def step(self):
