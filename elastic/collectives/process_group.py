@@ -110,6 +110,22 @@ class ProcessGroup:
         _complete(lambda: control.broadcast(row, source), cancel)
         return as_bytes(row)
 
+    def gather_bytes(self, data: bytes, cancel: threading.Event) -> list[bytes]:
+        """Return the `data` of all ranks, by rank, of any lengths. The device is not used."""
+        if self.size == 1:
+            return [data]
+        control = self._require_backends().control
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        _complete(lambda: control.all_reduce(sizes), cancel)
+        lengths: list[int] = sizes.tolist()
+        start, row = sum(lengths[: self.rank]), torch.zeros(sum(lengths), dtype=torch.uint8)
+        if data:
+            row[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if any(lengths):
+            _complete(lambda: control.all_reduce(row), cancel)  # zeros on all other ranks
+        return [as_bytes(part) for part in row.split_with_sizes(lengths)]
+
     def send(self, tensor: torch.Tensor, to: int) -> Any:
         """Start to send a host tensor to rank `to`; see `GlooBackend.send`."""
         return self._require_backends().transfers.send(tensor, to)

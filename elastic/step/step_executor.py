@@ -602,10 +602,7 @@ class StepView:
             return []
         own = data if batch.count else b""
         try:
-            found = [
-                group.broadcast_bytes(own, self._executor.cancelled, rank)
-                for rank in range(group.size)
-            ]
+            found = group.gather_bytes(own, self._executor.cancelled)
         except (BrokenGroupError, CancelledError):  # the next reduction fails too and recovers
             found = [data]
         return [part for part in found if part]

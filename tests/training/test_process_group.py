@@ -29,6 +29,8 @@ def _use_two_versions(meeting: RendezvousInfo) -> list[object]:
     own = bytes([meeting.rank]) * 5
     found += [first.broadcast_bytes(own, cancel, source) for source in range(3)]
     found.append(first.broadcast_bytes(b"", cancel))
+    found.append(first.gather_bytes(b"x" * meeting.rank, cancel))
+    found.append(first.gather_bytes(b"", cancel))
     tensor = torch.arange(3.0) * meeting.rank
     first.broadcast(tensor, 2, cancel)
     first.retire()
@@ -40,7 +42,7 @@ def _use_two_versions(meeting: RendezvousInfo) -> list[object]:
 
 @pytest.mark.slow
 def test_versions_of_a_group_work_side_by_side() -> None:
-    words = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b""]
+    words = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [b"", b"x", b"xx"], [b"", b"", b""]]
     both = [[6.0, 6.0], [3.0, 3.0]] * 2
 
     assert each(_use_two_versions, 3) == [
@@ -151,6 +153,7 @@ def test_a_group_of_one_needs_no_backend() -> None:
 
     assert tensor.tolist() == [1.0, 1.0]
     assert group.broadcast_bytes(b"word", cancel) == b"word"
+    assert group.gather_bytes(b"word", cancel) == [b"word"]
 
 
 def test_an_unreachable_store_is_an_error() -> None:
