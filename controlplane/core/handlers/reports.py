@@ -110,6 +110,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     if isinstance(report, WorkerEvent) and job is not None and report.journal != job.journal:
         job = None  # another job with the same name
     if isinstance(report, JobCleared):
+        _release_foreign(ctx, node, _cleared(node, report))
         if job is not None:
             exits.on_job_cleared(ctx, job, node, report)
     elif isinstance(report, StateCopied | StateNotCopied):
@@ -130,7 +131,7 @@ def _handle_worker_report(
     worker = job.workers.get(name) if job is not None else None
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
-            _release_foreign(ctx, node, name)
+            _release_foreign(ctx, node, {name})
         elif (
             job is not None
             and isinstance(report, EpochReported)
@@ -161,12 +162,22 @@ def _is_new(worker: Worker, report: WorkerEvent) -> bool:
     return new
 
 
-def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    if name not in node.foreign_workers.values():
+def _cleared(node: Node, event: JobCleared) -> set[WorkerId]:
+    """Return the foreign workers of a job that the node has no longer."""
+    gone = set()
+    for name in node.foreign_workers.values():
+        job, _, place = name.rpartition(".v")
+        if job == event.job and int(place.partition(".r")[0]) < event.version:
+            gone.add(name)
+    return gone
+
+
+def _release_foreign(ctx: HandlerContext, node: Node, gone: set[WorkerId]) -> None:
+    if gone.isdisjoint(node.foreign_workers.values()):
         return
     slots = list(node.foreign_workers)
     node.foreign_workers = {
-        slot: other for slot, other in node.foreign_workers.items() if other != name
+        slot: name for slot, name in node.foreign_workers.items() if name not in gone
     }
     ctx.state.slot_index.touch_node(node.node)
     for slot in slots:

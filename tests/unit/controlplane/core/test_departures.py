@@ -24,6 +24,7 @@ from tests.support.builders import (
     B,
     C,
     cancelled,
+    cleared,
     exited,
     finished,
     greeting,
@@ -72,6 +73,11 @@ LEAVE: Final[dict[str, Story]] = {
     "a node that comes back with a process of a job that left is told to stop it": [
         gone, {left_version: 2}, greeting(N1, seen(A)),
         {"orders": to(stop(A, 2, forget=True), N1), foreign: {S0: "a-1.v1.r0"}},  # until it has exited
+    ],
+    "a process that a node no longer has gives its slot back": [
+        gone, greeting(N1, seen(A)), {foreign: {S0: "a-1.v1.r0"}},
+        (N1, cleared(A, 1)), {foreign: {S0: "a-1.v1.r0"}},  # only older versions
+        (N1, cleared(A, 2)), {foreign: {}},
     ],
     "a node hears which of the jobs that left something there have ended": [
         gone, place({B: S0}), greeting(N1, seen(B), jobs=(A, B, JobId("unknown-9"))),
