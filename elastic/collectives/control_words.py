@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from elastic.training_errors import OutOfStepError
@@ -99,10 +100,11 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     )
 
 
-def _digest_words(digest: bytes) -> list[float]:
+@lru_cache(maxsize=16)  # most steps have the checksums of the last one
+def _digest_words(digest: bytes) -> tuple[float, ...]:
     """Return the half bytes of a checksum, followed by their squares."""
     parts = [float(half) for byte in digest for half in divmod(byte, 16)]
-    return [*parts, *(part * part for part in parts)]
+    return (*parts, *(part * part for part in parts))
 
 
 def _are_equal(words: Sequence[float], ranks: int) -> bool:

@@ -18,6 +18,7 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
+HASHED: Final = frozenset({bool, int, float, str, tuple})  # types of hyperparameters
 DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
 ROUNDING: Final = 1e-4  # relative difference that devices of other kinds can cause
 
@@ -78,6 +79,8 @@ class TensorState:
         self.optimizer = self.optimizers[0]
         self._group_sizes = self._sizes()  # parameters of each group, at `load`
         self._averaged: list[AveragedModel] = []
+        self._modules: list[nn.Module] | None = None  # of model and averages; None: to be found
+        self._rates = ("", b"")  # hyperparameters at the last checksum, and the checksum
         self._averages: dict[int, list[torch.Tensor]] = {}  # by id of the averaged parameter
 
     @property
@@ -122,6 +125,7 @@ class TensorState:
             self._averages.setdefault(id(own), []).append(average)
             averaged.n_averaged = averaged.n_averaged.to(own.device)  # torch leaves it on the host
         self._averaged.append(averaged)
+        self._modules = None
         return True
 
     def trained(self) -> list[nn.Parameter]:
@@ -148,8 +152,15 @@ class TensorState:
 
     def buffers(self) -> list[torch.Tensor]:
         """Return buffers of model and averages; like `units`, they can be overwritten safely."""
-        modules = (self.model, *self._averaged)
-        return [buffer.data for module in modules for buffer in module.buffers()]
+        if self._modules is None:
+            every = (self.model, *self._averaged)
+            self._modules = [part for module in every for part in module.modules()]
+        found: dict[int, torch.Tensor] = {}
+        for module in self._modules:
+            for buffer in module._buffers.values():  # noqa: SLF001 - `buffers()` is slow
+                if buffer is not None:
+                    found[id(buffer)] = buffer.data
+        return list(found.values())
 
     def limited_embeddings(self) -> list[nn.Module]:
         """Return the embeddings with `max_norm`, whose weights forward passes change."""
@@ -238,8 +249,17 @@ class TensorState:
 
     def rates_digest(self, stepped: Sequence[bool]) -> bytes:
         """Return a checksum of all hyperparameters on the host, and of who `stepped`."""
-        text = repr((self._numbers(), *stepped))
-        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        values = [
+            value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+            for group in self.groups
+            for value in group.values()
+            if type(value) in HASHED or (isinstance(value, torch.Tensor) and value.is_cpu)
+        ]
+        text = repr((values, *stepped))
+        if text != self._rates[0]:
+            digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+            self._rates = text, digest
+        return self._rates[1]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the hyperparameters that are on the host, by name."""
@@ -248,7 +268,7 @@ class TensorState:
             for key, value in group.items():
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu":
                     found[f"{key} of group {index}"] = value.tolist()
-                elif isinstance(value, bool | int | float | str | tuple):
+                elif type(value) in HASHED:
                     found[f"{key} of group {index}"] = value
         return found
 
