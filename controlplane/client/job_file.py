@@ -261,6 +261,8 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
         BadFieldError: if a field is invalid; the error names the field and the remedy.
     """
     spec = _typed(spec)
+    if (python := spec.python) is not None and "/" in python:
+        spec = msgspec.structs.replace(spec, python=str((base / python).absolute()))
     for problem in problems(spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = _folder(base, spec.workdir)
@@ -271,11 +273,8 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
         check_functions(sweep, workdir, own_python=spec.python is not None)
     else:
         _check_script(spec, workdir)
-    python = spec.python
-    if python is not None and "/" in python:
-        python = str((base / python).absolute())
     limit = None if spec.batch_limit_is_auto else spec.batch_limit  # understood by every release
-    return msgspec.structs.replace(spec, workdir=str(workdir), python=python, max_batch_size=limit)
+    return msgspec.structs.replace(spec, workdir=str(workdir), max_batch_size=limit)
 
 
 def _script_error(path: Path, data: bytes) -> SettingsError | None:

@@ -68,6 +68,11 @@ def test_an_interpreter_without_a_slash_is_looked_up_on_the_node(tmp_path: Path)
     assert (spec.python, spec.workdir) == ("python3.11", str(tmp_path))
 
 
+def test_an_interpreter_whose_absolute_path_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFieldError, match=r"python: a path of \d+ characters, at most 4096"):
+        checked(job_spec(python="a/" * 2047), tmp_path)
+
+
 J = JOB.replace
 UTILITY = "utility = {"
 NO_ARGUMENTS = 'args is not a list of strings in the job file; write args = ["--width", "64"]'
