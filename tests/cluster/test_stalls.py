@@ -51,6 +51,7 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
 @pytest.mark.parametrize("fault", ["handover.receive", "reduce"])
 def test_a_newcomer_that_stops_costs_the_others_half_a_minute(cluster: Cluster, fault: str) -> None:
     job = training_job(cluster, 2, faults=f"{fault}:rank=2:version=2=stop")
+    further(cluster, job)  # the pause lies between two epochs
     assert cluster.ones("resize", job, "--slots", "3").code == 0
     cluster.until(job, lambda s: "rank 2 did not answer" in s["reason"])
     cluster.until(job, lambda s: s["state"] == "running")
