@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -114,7 +115,13 @@ class ScalingAgent:
             use_local_rank(launched.local_rank)
         training = self._training = initial_training_state(assignment)
         membership = self._membership = Membership.begin(assignment, slot_device(), launched)
-        self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
+        own = weakref.ref(self)  # hooks of torch keep the reporter, and must not keep the loader
+
+        def is_leader() -> bool:
+            agent = own()
+            return agent is not None and agent.rank == 0
+
+        self._reporter = WorkerReporter(assignment, is_leader)
         self._last_warning = ""  # warning about the loss of the previous epoch
         report = self._reporter.report
         self._epochs = EpochReports(training, report)
@@ -318,7 +325,10 @@ class ScalingAgent:
         loader = self._hook_training(tensors, train_set, bound, options)
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
+        track = self._training.track
+        track_lr_schedulers(
+            tensors.optimizers, lambda **made: track(made), self._executor.schedule_steps
+        )
         track_grad_scalers(self._training.track_scaler)
         track_averaged_models(self._executor)
         self._training.begin_timing()

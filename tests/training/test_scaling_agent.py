@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -508,3 +510,26 @@ def test_a_loop_that_learns_nothing_is_logged_once(
                 loss_of(out).backward()
 
     assert re.findall(r"epoch \d+: [\w ()]+", capsys.readouterr().err) == said
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_dropped_leaves_no_process_that_loads_data() -> None:
+    def train() -> None:
+        agent = ScalingAgent.from_env()
+        data = TensorDataset(torch.zeros(8, 2))
+        options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+        model, optimizer, loader = agent.load(
+            lambda: nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1), data,
+            batch_size=4, **options,
+        )  # fmt: skip
+        for _ in agent.epochs(1):
+            for (inputs,) in loader:
+                optimizer.zero_grad()
+                model(inputs).mean().backward()
+                optimizer.step()
+
+    before = set(psutil.Process().children())
+    train()
+    gc.collect()
+
+    assert set(psutil.Process().children()) == before
