@@ -95,8 +95,8 @@ class ScalingAgent:
     """Worker of a job. If the job file and the script set the same value, the job file wins.
 
     Args:
-        assignment: assignment of this worker. If it is None, the worker trains alone and the script
-            decides everything.
+        assignment: assignment of this worker. If it is None, no cluster started the worker, and the
+            script decides everything.
         folder: folder of the worker's files; None without an assignment.
         launched: group of the launcher that started this process without a cluster, if any.
     """

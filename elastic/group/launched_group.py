@@ -22,7 +22,7 @@ from schemas.ids import WorkerId
 
 LAUNCHERS = (  # variables with rank, size, local rank and the job's name
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID"),  # set by srun only
     (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -106,8 +106,8 @@ def launched_group(variables: Mapping[str, str]) -> LaunchedGroup | None:
 
 
 def _first_host(variables: Mapping[str, str]) -> str:
-    """Return the first host of a job of Slurm, this host for others on one host, or ""."""
-    if nodes := variables.get("SLURM_JOB_NODELIST", ""):
+    """Return the first host of a step of Slurm, this host for others on one host, or ""."""
+    if nodes := variables.get("SLURM_STEP_NODELIST", ""):
         name, bracket, rest = nodes.partition("[")
         return name.split(",")[0] if not bracket or "," in name else _first_of(name, rest)
     local = variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") or variables.get("MPI_LOCALNRANKS")

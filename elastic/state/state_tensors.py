@@ -248,7 +248,10 @@ class TensorState:
         return hashed.digest()
 
     def rates_digest(self, stepped: Sequence[bool]) -> bytes:
-        """Return a checksum of all hyperparameters on the host, and of who `stepped`."""
+        """Return a checksum of all hyperparameters on the host and of `stepped`.
+
+        `stepped` has a flag for each optimizer: True if it has stepped since the last step.
+        """
         values = [
             value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
             for group in self.groups

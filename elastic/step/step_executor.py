@@ -380,7 +380,7 @@ class StepExecutor:
     def refuse(self, problem: str, remedy: str) -> None:
         """Refuse an operation in the loop that a group cannot do exactly.
 
-        A worker that no cluster started always trains alone, so it only gets a warning.
+        A worker that always trains alone only gets a warning.
         """
         if self.micro_batch is not None:
             self._refuse_under_cluster(problem, remedy)

@@ -29,7 +29,8 @@ TORCHRUN = {
     [
         ({}, None),
         ({**TORCHRUN, "WORLD_SIZE": "1"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # a batch script without srun
         (TORCHRUN, LaunchedGroup(3, 8, 1, "h", 7)),
         (
             {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"},
@@ -37,13 +38,13 @@ TORCHRUN = {
         ),
         (
             {
-                "SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1",
-                "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[003-004,009]-a,other",
+                "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1",
+                "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "gpu[003-004,009]-a,other",
             },
             LaunchedGroup(5, 6, 1, "gpu003-a", 24_622),
         ),
         (
-            {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a1,b[2-3]"},
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a1,b[2-3]"},
             LaunchedGroup(1, 2, 0, "a1", 23_495),
         ),
         (
@@ -118,8 +119,8 @@ def srun(folder: Path, workers: int) -> list[int]:
     """Start the processes with the variables of Slurm, and return their exit codes."""
     (folder / "train.py").write_text(SCRIPT)
     common = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_NTASKS": str(workers),
-        "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost",
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_STEP_NUM_TASKS": str(workers),
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost",
     }  # fmt: skip
     started = [
         subprocess.Popen(
