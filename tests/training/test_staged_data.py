@@ -41,13 +41,23 @@ class Lazy(Dataset[int]):
     {"images": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), 7: X.t()},
     [np.arange(6, dtype="int16").reshape(2, 3), np.float32([0.5]), np.zeros((0, 3))],
     (torch.empty(0, 3), torch.tensor(1 + 2j)),
-], ids=["tensor", "dataset", "tuple", "mapping", "arrays", "odd"])  # fmt: skip
+    [X[1:3], np.arange(3, dtype="uint16")],
+], ids=["tensor", "dataset", "tuple", "mapping", "arrays", "odd", "parts"])  # fmt: skip
 def test_staged_data_are_equal(tmp_path: Path, data: Any) -> None:
     first = StagedData(tmp_path).get(2, lambda: data)
     second = StagedData(tmp_path).get(2, never)
 
     assert same(data, first)
     assert same(data, second)
+
+
+def test_columns_are_staged_densely(tmp_path: Path) -> None:
+    columns = {"tensor": X[:, 1:3], "array": X.numpy()[:, ::-1]}
+
+    found = StagedData(tmp_path).get(0, lambda: columns)
+
+    expected = {"tensor": X[:, 1:3].contiguous(), "array": X.numpy()[:, ::-1].copy()}
+    assert same(expected, found)
 
 
 def test_partitions_and_evaluation_are_separate(tmp_path: Path) -> None:
@@ -73,9 +83,25 @@ def test_unstaged_data_must_keep_their_size(tmp_path: Path) -> None:
         StagedData(tmp_path).get(0, lambda: Lazy(4))
 
 
-def test_a_truncated_file_is_staged_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [
+    Lazy(), [torch.nn.Parameter(X)], {"x": X.to_sparse()}, np.array([None]), np.array(["text"]),
+    np.arange(3, dtype=">i4"), TensorDataset(X.clone().requires_grad_()), iter([1]), Path(),
+], ids=repr)  # fmt: skip
+def test_other_data_are_read_by_each_worker(tmp_path: Path, data: Any) -> None:
+    assert [StagedData(tmp_path).get(0, lambda: data) is data for _ in range(2)] == [True, True]
+
+
+def test_a_part_of_a_tensor_is_staged_without_the_rest(tmp_path: Path) -> None:
+    StagedData(tmp_path).get(0, lambda: torch.zeros(1 << 20)[:3])
+
+    assert (tmp_path / "partition-0.data").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_a_truncated_file_is_staged_again(tmp_path: Path, kept: int) -> None:
     StagedData(tmp_path).get(0, lambda: X)
-    (tmp_path / "partition-0.data").write_bytes(b"")
+    path = tmp_path / "partition-0.data"
+    path.write_bytes(path.read_bytes()[:kept])
 
     assert same(StagedData(tmp_path).get(0, lambda: X), X)
     assert same(StagedData(tmp_path).get(0, never), X)
