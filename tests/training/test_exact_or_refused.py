@@ -122,7 +122,7 @@ def test_an_inexact_loop_is_refused_at_once(
 
 UNCLEAR = """\
         optimizer.zero_grad()
-        shares = torch.full((len(x), 1), 1.0 / len(x))
+        shares = torch.full((len(x), 1), 1.0 / len(x), device=x.device)
         (shares * nn.functional.mse_loss(model(x), y, reduction="none")).sum().backward()
         optimizer.step()
 """

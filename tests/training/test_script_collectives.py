@@ -35,7 +35,7 @@ CONTRASTIVE = """\
         second = nn.functional.normalize(model(x * 0.9 + 0.1), dim=1)
         others = agent.all_gather(second)
         scores = first @ others.T / 0.5
-        labels = torch.arange(len(x)) + agent.batch_offset
+        labels = torch.arange(len(x), device=x.device) + agent.batch_offset
         nn.functional.cross_entropy(scores, labels).backward()
 """
 
