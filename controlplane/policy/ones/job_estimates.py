@@ -336,7 +336,7 @@ class Estimates:
         Return None if there is a better estimate, or if no finished job needed more slot seconds
         than this job has used.
         """
-        alone = not self._options.share_lengths
+        alone = not self._options.share_family
         if alone or self.families[job.family].finished or job.stop_samples is not None:
             return None
         if self.lengths.informed(job.job):

@@ -115,6 +115,7 @@ class RecordedModel(TrainingModel):
         self._families = {family.name: family for family in recording.families}
         self._took = recording.took
         self._given = costs
+        self.costs = _costs(ChangeTimes(), recording.took, costs)
         self._stated = stated
         self._step_times: dict[str, FamilyStepTimes] = {}
         noise: dict[str, list[float]] = {}

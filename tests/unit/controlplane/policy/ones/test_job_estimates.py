@@ -248,7 +248,7 @@ def test_jobs_with_more_service_predict_the_rest_without_better_evidence(
     past: list[JobEnded], changes: dict[str, Any], left: float | None
 ) -> None:
     events = [(1.0, event) for event in past]
-    alone = knowing(*events, options=OnesOptions(share_lengths=False))
+    alone = knowing(*events, options=OnesOptions(share_family=False))
 
     assert knowing(*events).remaining_service(running(**changes), Seconds(0.0)) == left
     assert alone.remaining_service(running(**changes), Seconds(0.0)) is None
