@@ -190,6 +190,8 @@ def test_costs_are_those_of_the_family_then_of_the_cluster_then_as_given() -> No
         (ChangeTimes(join_s=40.0), (10.0, 30.0)),
         (ChangeTimes(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
         (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
+        (ChangeTimes(join_s=9.0, switch_s=2.0, pause_s=0.5), (8.5, 0.5)),
+        (ChangeTimes(pause_s=0.5), (20.0, 0.5)),
     ],
 )  # fmt: skip
 def test_recorded_changes_bound_pauses(took: ChangeTimes, expected: tuple[float, float]) -> None:
