@@ -76,7 +76,7 @@ class GainCorrections:
         return np.where(beyond, self.factor(family), np.nan)
 
 
-BATCH_HOLD_S: Final = 60.0  # shortest time between two changes of the batch alone; a judgement
+BATCH_HOLD_S: Final = 60.0  # time in which a change of the batch alone is not taken back
 OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
@@ -288,13 +288,13 @@ class Estimates:
     def batch_hold(self, job: JobView, now: Seconds) -> BatchHold:
         """Return whether the batch of a job may change on its present slots.
 
-        Estimates of the best batch swing with each report, so a batch that changed is kept for a
-        while, unless it reached R and grows on, or it measurably lost progress.
+        Estimates of the best batch swing with each report, so a change is not taken back for a
+        while, unless it measurably lost progress.
         """
         history = self._histories[job.job]
         if now >= history.batch_at + BATCH_HOLD_S or history.batch > self.limit(job):
             return BatchHold.NO
-        return BatchHold.GROW_ONLY if history.batch_was_limited else BatchHold.KEEP
+        return BatchHold.GROW_ONLY if history.batch_grew else BatchHold.SHRINK_ONLY
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """Return (progress now / progress before, slots before) if the last growth lost progress.

@@ -176,6 +176,7 @@ class BatchHold(Enum):
 
     NO = auto()
     GROW_ONLY = auto()
+    SHRINK_ONLY = auto()
     KEEP = auto()
 
 
@@ -205,7 +206,7 @@ class OnesJobHistory(JobHistory):
     slots: int = 0  # number of slots in the last view
     batch: int = 0  # global batch in the last view in which the job had slots
     batch_at: Seconds = Seconds(-1e9)  # time of the last change of the batch alone
-    batch_was_limited: bool = False  # that change reached R
+    batch_grew: bool = False  # direction of that change
     slots_before_return: int = 0  # slots before the job last returned some while no job waited
     returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
@@ -241,7 +242,7 @@ class OnesJobHistory(JobHistory):
         if present and present != self.batch:
             alone = len(job.running_on) == self.slots
             self.batch_at = now if alone else Seconds(-1e9)
-            self.batch, self.batch_was_limited = present, present >= self.limit
+            self.batch, self.batch_grew = present, present > self.batch
         if present:
             self.limit = self.bounds.clip(max(present, min(self.limit, 2 * present)))
         if not job.running_on:

@@ -89,10 +89,13 @@ def size_table(
         grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
     speeds, useful, goodputs = rate(grid)
     if keeps:
+        row = held[0]
         if hold is BatchHold.GROW_ONLY:
-            goodputs[held[0], grid[held[0]] < present] = 0.0
+            goodputs[row, grid[row] < present] = 0.0
+        elif hold is BatchHold.SHRINK_ONLY:
+            goodputs[row, grid[row] > present] = 0.0
         margin = 0.0 if hold is BatchHold.KEEP else 1.0 + options.batch_margin
-        _prefer_present(goodputs, int(held[0]), useful[held[0], -1], margin)
+        _prefer_present(goodputs, int(row), useful[row, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good = goodputs[rows, best]
     free = _grid(job, every, job.batch_limit, options.batches_per_doubling)
