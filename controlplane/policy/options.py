@@ -121,7 +121,7 @@ class OnesOptions(Options, frozen=True):
     noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
     length_model: LengthModelName = "residual"  # model of remaining work that no rule states
     gain_correction: bool = True  # correct speed-ups predicted for new sizes by the measured ones
-    share_lengths: bool = True  # predict new families from all jobs; False: from their own past
+    share_family: bool = True  # predict new families from all jobs; False: from their own past
     forecast_starts: bool = True  # forecast when waiting jobs start
     interference: bool = True  # learn how jobs on one node slow each other down, and separate them
     gpu_types: bool = True  # learn how fast each type of GPU is
@@ -236,7 +236,7 @@ class OasisOptions(Options, frozen=True):
     window: Annotated[int, Within(2, 100_000)] = 200  # latest jobs used to estimate U and L
     # added to a promised end: this share of the remaining time, at least one interval
     margin: Annotated[float, Within(0.0, 10.0)] = 0.1
-    start_s: NotNegative = 20.0  # planned duration of a start, or of a start after a pause
+    start_stall_s: NotNegative = 20.0  # planned duration of a start, or of a start after a pause
     measured_at_once: Count = 16  # cluster slots per job that can be measured at the same time
     placer: PlacerName = "consolidate"
 
@@ -264,7 +264,8 @@ class HarmonyOptions(Options, frozen=True):
     backfill: bool = True  # start small jobs before a large waiting job if that does not delay it
     settle_s: Annotated[float, Within(0.0, 1e6)] = 60.0  # minimum time between moves
     margin: NotNegative = 0.05  # minimum gain of a move, in the sum of normalised speeds
-    stall_s: NotNegative = 5.0  # assumed cost of a move; a pause costs as much as the last start
+    # assumed stall of a running job at a move; a pause costs as much as the last start
+    rescale_stall_s: NotNegative = 5.0
 
 
 RESTART_S: Final = 30.0  # delta of the paper: a new size starts from a checkpoint
@@ -289,7 +290,8 @@ class GoodputOptions(Options, frozen=True):
     ] = -1.0  # p of the power mean of speed-ups: lower is fairer
     # maximum growth, relative to the most slots that the job ever had
     growth: Annotated[float, Within(1.0)] = 2.0
-    reallocation_s: NotNegative | None = None  # delta: cost of a re-allocation; None: by `moves`
+    # delta: assumed stall of a running job at a change; None: by `moves`
+    rescale_stall_s: NotNegative | None = None
     batch_margin: NotNegative = 0.05  # minimum gain in goodput of a new batch on the same slots
     batches_per_doubling: Count = 2  # batches tried per doubling, from the first batch to the limit
     # noise scale in multiples of the first batch, until a job reports one
@@ -304,9 +306,9 @@ class GoodputOptions(Options, frozen=True):
 
     @property
     def change_s(self) -> float:
-        """Assumed seconds of a re-allocation: `reallocation_s`, or a default for `moves`."""
-        if self.reallocation_s is not None:
-            return self.reallocation_s
+        """Assumed stall at a change: `rescale_stall_s`, or a default for `moves`."""
+        if self.rescale_stall_s is not None:
+            return self.rescale_stall_s
         return ELASTIC_S if self.moves == "elastic" else RESTART_S
 
 

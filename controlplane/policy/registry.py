@@ -154,6 +154,16 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
         raise SettingsError(problem, remedy, "policy.options") from None
 
 
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the names of a policy's options.
+
+    Raises:
+        SettingsError: if there is no such policy.
+    """
+    names: tuple[str, ...] = _load(entry(name).options).__struct_fields__
+    return names
+
+
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
     """True if the policy or its placer learns from telemetry between epochs.
 

@@ -79,12 +79,13 @@ def simulate(
     """
     began = time.perf_counter()
     entry(policy)  # refuse an unknown policy before reading any file
+    model = model or model_of(scenario)
     run = _Run(
         policy=policy,
-        options=options_of(policy, scenario, options or {}),
+        options=options_of(policy, scenario, model, options or {}),
         scenario=scenario,
         seed=seed,
-        model=model or model_of(scenario),
+        model=model,
         trace=trace or trace_of(scenario, seed),
     )
     _check_trace(run.trace, scenario)

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from controlplane.policy.registry import option_names
 from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
-from controlplane.sim.models import curves, harmony
 from controlplane.sim.models.curves import (
     WORK_CORE_S,
     CurvesModel,
@@ -29,7 +29,7 @@ from controlplane.sim.models.job_model import ChangeCosts, EarlyStops, TrainingM
 from controlplane.sim.models.profiles import ProfilesModel
 from controlplane.sim.models.recorded import RecordedModel
 from controlplane.sim.models.recording import Recording, read_recording
-from controlplane.sim.models.table2 import TYPICAL_COSTS, Table2Model, duration_s
+from controlplane.sim.models.table2 import Table2Model, duration_s
 from controlplane.sim.models.table2_constants import ROWS
 from controlplane.sim.results import Trace
 from controlplane.sim.traces.generators import (
@@ -180,11 +180,6 @@ HARMONY: Final = Scenario(
 
 
 USUAL_STALL_S: Final = 30.0  # stall of a change without a value in the scenario or the model
-USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
-    "table2": TYPICAL_COSTS,
-    "curves": curves.COSTS,
-    "harmony": harmony.COSTS,
-}
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # The same options as in the simulator that was published with the profiles.
     "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
@@ -194,7 +189,7 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def model_of(scenario: Scenario) -> TrainingModel:
     """Return the training model of the scenario's jobs."""
-    costs, stated = costs_of(scenario), scenario.knowledge == "L3"
+    costs, stated = default_costs(scenario), scenario.knowledge == "L3"
     model: TrainingModel
     match scenario.physics:
         case "profiles":
@@ -204,11 +199,13 @@ def model_of(scenario: Scenario) -> TrainingModel:
             model = RecordedModel(recording_of(scenario), costs, stated=stated)
         case "curves":
             model = CurvesModel(
-                curves_of(scenario).by_name(), costs, stated=stated,
+                curves_of(scenario).by_name(), stated=stated,
                 work_core_s=scenario.work_core_s, scaling=scenario.scaling,
             )  # fmt: skip
         case "harmony":
-            model = HarmonyModel(costs, scenario.widest, scenario.job_s, stated)
+            model = HarmonyModel(
+                slots_per_node=scenario.widest, job_s=scenario.job_s, stated=stated
+            )
         case "table2":
             model = Table2Model(stated=stated, erratic=scenario.erratic)
     return EarlyStops(model, scenario.early_share) if scenario.early_share else model
@@ -260,31 +257,25 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
     return with_utilities(trace, seed, lambda job: duration_s(job.workload, job.slots))
 
 
-def costs_of(scenario: Scenario) -> ChangeCosts:
-    """Return the costs of changes that apply to any job of the scenario.
-
-    A cost that the scenario leaves open depends on the physics: 30 s for every change with profiles
-    or a recording, otherwise `USUAL_COSTS`.
-    """
-    usual = USUAL_COSTS.get(scenario.physics)
-    if usual is not None:
-        return usual.overridden(scenario.stall_s, scenario.first_stall_s, scenario.prepare_s)
+def default_costs(scenario: Scenario) -> ChangeCosts:
+    """Return the costs of changes for a model that has none, or that misses measurements."""
     stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
     start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
     prepare_s = start_s if scenario.prepare_s is None else scenario.prepare_s
     return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=prepare_s, switch_s=stall_s)
 
 
-def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options, and those that an operator would set for these costs."""
-    chosen: dict[str, Any] = {}
+def options_of(
+    policy: str, scenario: Scenario, model: TrainingModel, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the given options, and those that an operator would set for the model's costs."""
+    costs = model.costs.overridden(scenario.stall_s, scenario.first_stall_s)
+    usual = {
+        "rescale_stall_s": costs.switch_s,
+        "start_stall_s": costs.restart_s,
+        "share_family": scenario.share_families,
+    }
+    chosen = {name: usual[name] for name in usual.keys() & option_names(policy)}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})
-    costs = costs_of(scenario)
-    if policy in {"ones", "ones-paper"}:
-        chosen |= {"rescale_stall_s": costs.switch_s, "start_stall_s": costs.restart_s}
-    if policy == "ones" and not scenario.share_families:
-        chosen["share_lengths"] = False
-    if policy == "goodput":
-        chosen |= {"share_family": scenario.share_families, "reallocation_s": costs.switch_s}
     return chosen | dict(options)

@@ -38,7 +38,7 @@ LOOK_S: Final = 0.5
 EPOCHS: Final = 5  # that a speed is the median of
 LIMIT_S: Final = 240.0  # until all are apart that hurt each other
 OPTIONS: Final = {  # what takes minutes in a cluster shall take seconds here
-    "harmony": "{ settle_s = 15.0, stall_s = 1.0, margin = 0.15 }",
+    "harmony": "{ settle_s = 15.0, rescale_stall_s = 1.0, margin = 0.15 }",
     "ones": '{ report_interval_s = 15.0, search = "evolution" }',  # greedy moves nobody for this
 }
 SCRIPT: Final = """

@@ -27,7 +27,7 @@ from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario, options_of, trace_of
+from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of
 from schemas.ids import Seconds
 from tests.bench import report
 from tests.bench.simulations import workloads
@@ -131,7 +131,7 @@ def _cases(
 
 def _simulated(case: Case) -> Found:
     scenario = case.scenario
-    options = options_of("ones", scenario, {"length_model": case.model})
+    options = options_of("ones", scenario, model_of(scenario), {"length_model": case.model})
     policy = make("ones", options)
     trace = trace_of(scenario, case.seed)
     if case.shuffled:

@@ -48,7 +48,6 @@ BEST_ORDER: Final = "srtf"  # fixed sizes in the best order that is known; needs
 POLICIES: Final = "ones,fifo,tiresias"
 QUICK_GAP_S: Final = 2.0
 GENERATIONS: Final = 20  # of a search at each question; a live one has all the time in between
-STANDS_S: Final = 0.3  # that nobody trains in a change of a group; journals do not tell
 Options = Mapping[str, Mapping[str, Any]]
 Averages = Mapping[str, float]  # completion times in seconds by policy
 
@@ -123,7 +122,12 @@ def parts(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
     if FIRST_COME in policies:
         others = (FIRST_COME, BEST_ORDER, "tiresias", OURS)
         simulated = [
-            replay(home(base, FIRST_COME, at), [home(base, one, at) for one in policies], others, options)
+            {
+                policy: float(found["avg_jct_s"])
+                for policy, found in replay(
+                    home(base, FIRST_COME, at), others, options, [home(base, one, at) for one in policies]
+                ).items()
+            }
             for at in repeats(chosen)
         ]  # fmt: skip
         yield ordered(runs, simulated, ours)
@@ -153,19 +157,12 @@ def in_turn(
 
 
 def replay(
-    home: Path,
-    others: Sequence[Path],
-    policies: Sequence[str],
-    options: Options,
-) -> dict[str, float]:
-    """Average completion times of the jobs in a cluster's journal under other policies, simulated.
+    home: Path, policies: Sequence[str], options: Options, others: Sequence[Path] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return the results of `ones sim run` by policy for the jobs in a cluster's journal.
 
-    Speeds by size, lengths, arrivals and the time of starts are those that the journal has; how
-    long changes take that this cluster never made, other clusters tell. Policies know the work
-    that users stated, as they do live.
-
-    Returns:
-        Seconds by policy.
+    The costs of changes that this cluster did not make are those in the journals of `others`.
+    Policies know the work that users stated, as they do live.
     """
     tool, file = Cluster(home, home), home / "jobs.rec"
     imported = tool.ones("sim", "import", str(home / JOURNAL), str(file), "--layout", "journal")
@@ -174,7 +171,6 @@ def replay(
         read_recording(file), [recording_from_journal(other / JOURNAL) for other in others]
     )
     write_recording(recording, file)
-    start_s = recording.took.start_s or 0.0
     found = {}
     for policy in report.counted("simulated policy", policies, len(policies)):
         given = [
@@ -185,11 +181,10 @@ def replay(
         simulated = tool.ones(
             "sim", "run", "--policy", policy, "--physics", "recorded", "--workload", str(file),
             "--nodes", "1", "--gpus-per-node", str(SLOTS), "--knowledge", "L3",
-            "--stall", str(STANDS_S), "--first-stall", str(start_s),
             "--generations", str(GENERATIONS), "--think-every", "1", "-o", "json", *given,
         )  # fmt: skip
         assert simulated.code == 0, simulated.err
-        found[policy] = float(simulated.json["avg_jct_s"])
+        found[policy] = simulated.json
     return found
 
 

@@ -1,19 +1,21 @@
 """Every policy on a real cluster: eight jobs come to four slots, one policy after the other.
 
 The steps of the jobs sleep, so that the cores of this host matter little. Shown with the completion times: the
-changes that each policy made, and how long slots were idle while a job waited that would have fitted.
+changes that each policy made, how long slots were idle while a job waited that would have fitted, and the
+completion times and re-scales of the same journal, simulated under the same policy.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
@@ -22,17 +24,16 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec, Utility
 from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
-from tests.bench.live import GAP, KEEP, names
+from tests.bench.live import GAP, KEEP, names, replay
 from tests.bench.live_cluster import cluster, submitted
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, sleepers, spec_of
 
 GAP_S: Final = 4.0
-LIMITS: Final = "{ limits = [10.0, 40.0] }"  # slot seconds of jobs of half a minute
-OPTIONS: Final = {  # as an operator would set them for such jobs
-    "tiresias": LIMITS,
-    "gittins": "{ quantum = 10.0 }",
-    "oasis": "{ interval_s = 5.0, start_s = 5.0 }",
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {  # as an operator would set them for such jobs
+    "tiresias": {"limits": [10.0, 40.0]},  # slot seconds of jobs of half a minute
+    "gittins": {"quantum": 10.0},
+    "oasis": {"interval_s": 5.0, "start_stall_s": 5.0},
 }
 QUICK: Final = ("fifo", "tiresias", "ones")
 PATIENT: Final = Utility(value=3.0)
@@ -49,7 +50,9 @@ class Outcome:
     changes: Counter[str]  # decisions that were carried out, by their codes
     migrations: int  # changes that went to slots which the job did not have, and gave up others
     failed: int
+    rescales: float  # changes of membership per job
     load: float  # of the host at the end, processes that want a core
+    replayed: Mapping[str, Any] = field(default_factory=dict)  # simulated on the same journal
 
     @property
     def average_s(self) -> float:
@@ -83,8 +86,10 @@ def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outco
     def spec(job: Sleeper) -> JobSpec:
         return spec_of(job, base / "sleepers", utility=PATIENT)
 
-    with cluster(home, policy, options=OPTIONS.get(policy, "")) as (made, client):
-        return outcome(policy, client, submitted(made, client, coming, spec))
+    options = ", ".join(f"{k} = {json.dumps(v)}" for k, v in OPTIONS.get(policy, {}).items())
+    with cluster(home, policy, options=f"{{ {options} }}" if options else "") as (made, client):
+        found = outcome(policy, client, submitted(made, client, coming, spec))
+    return replace(found, replayed=replay(home, [policy], OPTIONS)[policy])
 
 
 def outcome(policy: str, client: BlockingClient, jobs: Sequence[JobId]) -> Outcome:
@@ -105,6 +110,7 @@ def outcome(policy: str, client: BlockingClient, jobs: Sequence[JobId]) -> Outco
         changes=Counter(one.code for one in orders),
         migrations=sum(map(is_migration, orders)),
         failed=sum(detail.summary.state not in {"succeeded", "rejected"} for detail in details),
+        rescales=statistics.fmean(detail.summary.rescales for detail in details),
         load=os.getloadavg()[0],
     )
 
@@ -169,6 +175,9 @@ COLUMNS: Final[Mapping[str, Callable[[Outcome], object]]] = {
     "moves": lambda one: one.changes["pack"] + one.changes["move"],
     "migrations": lambda one: one.migrations,
     "failed": lambda one: one.failed,
+    "re-scales": lambda one: f"{one.rescales:.1f}",
+    "replayed": lambda one: f"{one.replayed['rescales_per_job']:.1f}",
+    "avg JCT s, replayed": lambda one: f"{one.replayed['avg_jct_s']:.1f}",
     "load": lambda one: f"{one.load:.1f}",
 }
 
@@ -191,6 +200,9 @@ def figures(found: Sequence[Outcome]) -> dict[str, float]:
             f"rescales_per_job_{policy}": changed / jobs,
             f"pauses_per_job_{policy}": counts["pause"] / jobs,
             f"failed_{policy}": sum(one.failed for one in mine),
+            f"replayed_over_live_{policy}": statistics.geometric_mean(
+                one.replayed["avg_jct_s"] / one.average_s for one in mine
+            ),
         }
     return told
 

@@ -26,7 +26,7 @@ def submitted(cluster: Cluster, **fields: Any) -> tuple[str, list[str]]:
 
 
 def test_oasis_promises_rejects_and_keeps_its_promise(tmp_path: Path) -> None:
-    options = "options = { interval_s = 1.0, start_s = 5.0 }"
+    options = "options = { interval_s = 1.0, start_stall_s = 5.0 }"
     with running(tmp_path, options, policy="oasis", slots=2) as cluster:
         patient, told = submitted(cluster, stop=SAMPLES)
         cluster.until_epoch(patient, 1)  # now it is known how fast its like are

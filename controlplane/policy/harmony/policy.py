@@ -125,7 +125,7 @@ class Migrations:
 
     def _cost_s(self, layouts: Mapping[JobId, Layout]) -> float:
         """Return the training seconds that moving costs; an exchange also pauses one job."""
-        costs = [self._options.stall_s for _ in layouts]
+        costs = [self._options.rescale_stall_s for _ in layouts]
         if len(layouts) > 1:
             starts = [self._jobs[name].start_s for name in layouts]
             costs.append(min(DEFAULT_START_S if one is None else one for one in starts))

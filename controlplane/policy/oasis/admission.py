@@ -202,7 +202,7 @@ class Admissions:
             slots = sum(many for _, many in spread)
             if slots:
                 lasts = grid.left_s if interval == grid.first else grid.interval_s
-                trains_s = lasts if runs else max(0.0, lasts - self._options.start_s)
+                trains_s = lasts if runs else max(0.0, lasts - self._options.start_stall_s)
                 size = (slots, len(spread))
                 if size not in rates:
                     rate = self._estimates.samples_per_s(job, (slots,), (len(spread),))
@@ -298,7 +298,7 @@ class Admissions:
             return
         self._counted.add(job.job)
         rate = float(self._estimates.samples_per_s(job, (job.least,), (1,))[0])
-        slot_s = job.least * (remaining / rate + self._options.start_s)
+        slot_s = job.least * (remaining / rate + self._options.start_stall_s)
         self._bounds.add(utility.value / slot_s if math.isfinite(slot_s) and slot_s > 0.0 else 0.0)
 
     # --- plans
@@ -315,7 +315,9 @@ class Admissions:
             return None
         prices = SlotPrices(used, grid.capacity, *self._bounds.now())
         rates = partial(self._estimates.samples_per_s, job)
-        return plans_of(job, samples, rates, grid, prices, start_s=self._options.start_s, by=by)
+        return plans_of(
+            job, samples, rates, grid, prices, start_s=self._options.start_stall_s, by=by
+        )
 
     def _work(self, job: JobView, grid: IntervalGrid) -> float | None:
         """Return the remaining samples, at least 1; None if work or speed of the job is unknown."""

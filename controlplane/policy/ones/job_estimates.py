@@ -20,7 +20,7 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.ones.job_history import BatchCaps, Migration, OnesJobHistory
+from controlplane.policy.ones.job_history import BatchCaps, BatchHold, Migration, OnesJobHistory
 from controlplane.policy.ones.job_lengths import JobLengths
 from controlplane.policy.ones.length_evidence import ErrorStatistics
 from controlplane.policy.ones.slowdowns import LearnedSlowdowns, PlacementIndex
@@ -76,6 +76,7 @@ class GainCorrections:
         return np.where(beyond, self.factor(family), np.nan)
 
 
+BATCH_HOLD_S: Final = 60.0  # time in which a change of the batch alone is not taken back
 OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
@@ -234,8 +235,12 @@ class Estimates:
             return None
         family = self.families[job.family]
         own = history.last_noise is not None
-        gate, kept_until = self.gate(job), history.returned_at + options.report_interval_s
-        until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
+        times = (
+            self.gate(job),
+            history.returned_at + options.report_interval_s,
+            history.batch_at + BATCH_HOLD_S,
+        )
+        until = min((at for at in times if now <= at), default=math.inf)
         return EstimateVersion(
             history.edition,
             family.edition,
@@ -272,13 +277,24 @@ class Estimates:
         """Return the batch limit R of a job, in samples per step."""
         limit = self._histories[job.job].limit
         if job.job in self._caps:
-            limit = self._caps.capped(job, limit, self.noise_scale(job))
+            limit = self._caps.capped(job, limit)
         return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
         """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
         warm = self._histories[job.job].steps >= self._options.warmup_steps
         return job.epoch > 0 or (warm and bool(self.families[job.family].means))
+
+    def batch_hold(self, job: JobView, now: Seconds) -> BatchHold:
+        """Return whether the batch of a job may change on its present slots.
+
+        Estimates of the best batch swing with each report, so a change is not taken back for a
+        while, unless it measurably lost progress.
+        """
+        history = self._histories[job.job]
+        if now >= history.batch_at + BATCH_HOLD_S or history.batch > self.limit(job):
+            return BatchHold.NO
+        return BatchHold.GROW_ONLY if history.batch_grew else BatchHold.SHRINK_ONLY
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """Return (progress now / progress before, slots before) if the last growth lost progress.
@@ -336,7 +352,7 @@ class Estimates:
         Return None if there is a better estimate, or if no finished job needed more slot seconds
         than this job has used.
         """
-        alone = not self._options.share_lengths
+        alone = not self._options.share_family
         if alone or self.families[job.family].finished or job.stop_samples is not None:
             return None
         if self.lengths.informed(job.job):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -137,7 +138,13 @@ class BatchCaps:
         self._caps: dict[JobId, _Cap] = {}
 
     def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Limit the job's batch if the trial shows that a larger batch made less progress."""
+        """Limit the job's batch if the trial shows that a larger batch made less progress.
+
+        A limit ends for good once phi has grown by `NOISE_GROWTH`.
+        """
+        cap = self._caps.get(job.job)
+        if cap is not None and noise_scale >= NOISE_GROWTH * cap.noise_scale:
+            del self._caps[job.job]
         loss = trial.job_loss(job, noise_scale)
         if loss is not None and loss.batch is not None:
             until = Seconds(now + CAP_DURATION_S)
@@ -156,12 +163,21 @@ class BatchCaps:
         """Remove the limit on the batch of a job, if there is one."""
         self._caps.pop(job, None)
 
-    def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
+    def capped(self, job: JobView, limit: int) -> int:
         """Return `limit` (R), lowered to the temporary limit of the job if that still applies."""
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit
-        return limit if noise_scale >= NOISE_GROWTH * cap.noise_scale else min(limit, cap.batch)
+        return min(limit, cap.batch)
+
+
+class BatchHold(Enum):
+    """What may be done with the batch of a job on its present slots."""
+
+    NO = auto()
+    GROW_ONLY = auto()
+    SHRINK_ONLY = auto()
+    KEEP = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +204,9 @@ class OnesJobHistory(JobHistory):
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
     group_step: int = 0  # step of the job at which this group started with this batch
     slots: int = 0  # number of slots in the last view
+    batch: int = 0  # global batch in the last view in which the job had slots
+    batch_at: Seconds = Seconds(-1e9)  # time of the last change of the batch alone
+    batch_grew: bool = False  # direction of that change
     slots_before_return: int = 0  # slots before the job last returned some while no job waited
     returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
@@ -219,7 +238,12 @@ class OnesJobHistory(JobHistory):
         self.view = job
         self.bounds = LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
         self.limit = max(self.limit, job.batch_size)
-        if present := sum(job.running_on.values()):
+        present = sum(job.running_on.values())
+        if present and present != self.batch:
+            alone = len(job.running_on) == self.slots
+            self.batch_at = now if alone else Seconds(-1e9)
+            self.batch, self.batch_grew = present, present > self.batch
+        if present:
             self.limit = self.bounds.clip(max(present, min(self.limit, 2 * present)))
         if not job.running_on:
             self.slots = 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
+from controlplane.policy.ones.job_history import BatchHold
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
 from controlplane.prediction import FloatArray, IntArray
@@ -46,7 +47,7 @@ def size_table(
     sizes: IntArray,
     nodes: IntArray,
     *,
-    keep_batch: bool,
+    hold: BatchHold,
     cores: float = math.inf,
 ) -> SizeTable:
     """Return the table of speed, batch and goodput of `job` for `sizes`, shape (L,), on `nodes`.
@@ -58,7 +59,7 @@ def size_table(
     always win, so the prior noise scale is a few times the first batch.
 
     Args:
-        keep_batch: keep the present batch at the present size.
+        hold: what may be done with the present batch at the present size.
         cores: number of cores that the slots of a node share; infinite: each slot has its own.
     """
     model = estimates.families[job.family].speed_model(job.batch_size)
@@ -83,13 +84,18 @@ def size_table(
         most = min(most, max(2 * last, job.batch_size))
     grid = _grid(job, every, most, options.batches_per_doubling)
     held = np.flatnonzero(every[1:] == len(job.running_on)) + 1  # row of the present size
-    keeps = bool(present and len(held) and (present <= most or keep_batch))
+    keeps = bool(present and len(held) and (present <= most or hold is BatchHold.KEEP))
     if keeps:  # the present batch is the last column
         grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
     speeds, useful, goodputs = rate(grid)
     if keeps:
-        margin = 0.0 if keep_batch else 1.0 + options.batch_margin
-        _prefer_present(goodputs, int(held[0]), useful[held[0], -1], margin)
+        row = held[0]
+        if hold is BatchHold.GROW_ONLY:
+            goodputs[row, grid[row] < present] = 0.0
+        elif hold is BatchHold.SHRINK_ONLY:
+            goodputs[row, grid[row] > present] = 0.0
+        margin = 0.0 if hold is BatchHold.KEEP else 1.0 + options.batch_margin
+        _prefer_present(goodputs, int(row), useful[row, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good = goodputs[rows, best]
     free = _grid(job, every, job.batch_limit, options.batches_per_doubling)
@@ -253,9 +259,12 @@ class JobRowBuilder:
             most = min(most, max(size, tried))
         noise = estimates.noise_scale(job)
         others = _coarse(estimates.remaining_service(job, supply.now))
+        hold = estimates.batch_hold(job, supply.now)
+        if gated and not self._options.rebatch:
+            hold = BatchHold.KEEP
         key = (
-            family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
-            most, family.largest, others,
+            family.edition, hold, noise, limit, warm, gated, losing and losing[1], moves_to,
+            samples, most, family.largest, others,
         )  # fmt: skip
         if known is not None and known.key == key:
             self._rows[job.job] = known._replace(version=version, capacity=supply.capacity)
@@ -264,8 +273,7 @@ class JobRowBuilder:
         now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
         nodes = np.maximum(1, -(-sizes // self._cluster.widest))
         nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
-        keep_batch = gated and not self._options.rebatch
-        table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
+        table = self._table(job, (family.edition, limit, hold), noise, sizes, nodes)
         one_s = math.nan
         if samples is not None and table.known and table.one_speed > 0:
             one_s = samples / table.one_speed
@@ -294,7 +302,7 @@ class JobRowBuilder:
     def _table(
         self,
         job: JobView,
-        known: tuple[int, int, bool],
+        known: tuple[int, int, BatchHold],
         noise: float,
         sizes: IntArray,
         nodes: IntArray,
@@ -311,7 +319,7 @@ class JobRowBuilder:
             if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             found = self._tables[key] = size_table(
-                job, self._estimates, self._options, sizes, nodes, keep_batch=known[2], cores=cores
+                job, self._estimates, self._options, sizes, nodes, hold=known[2], cores=cores
             )
         return found
 

@@ -132,6 +132,7 @@ class TrainingModel(ABC):
     """Factory of job models."""
 
     whole_seconds: bool = False  # epochs end at whole seconds, as in Pollux' simulator
+    costs: ChangeCosts  # of a typical job; single jobs may differ
 
     @abstractmethod
     def job_model(
@@ -190,7 +191,7 @@ class EarlyStops(TrainingModel):
     def __init__(self, model: TrainingModel, share: float) -> None:
         """Let a random share of the jobs of `model` end early; `share` is in [0, 1]."""
         self.model, self.share = model, share
-        self.whole_seconds = model.whole_seconds
+        self.whole_seconds, self.costs = model.whole_seconds, model.costs
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int

@@ -297,7 +297,7 @@ class ProfilesModel(TrainingModel):
             raise TraceError(f"{folder} is not a folder", hint, "profiles")
         self.whole_seconds = whole_seconds
         self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
-        self._costs = costs
+        self.costs = costs
         self._stated = stated
         self._applications: dict[str, MeasuredApplication] = {}
 
@@ -309,7 +309,7 @@ class ProfilesModel(TrainingModel):
         stop = StopRule(epochs=app.epochs) if self._stated else None
         sizes = _elastic_sizes(app, job) if batch == "elastic" else _fixed_sizes(app, job)
         spec = job_spec(job, family=app.name, stop=stop, **sizes)
-        return ProfiledJob(app, spec, self._costs)
+        return ProfiledJob(app, spec, self.costs)
 
     def _application(self, name: str) -> MeasuredApplication:
         if name not in self._applications:

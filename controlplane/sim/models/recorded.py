@@ -115,6 +115,7 @@ class RecordedModel(TrainingModel):
         self._families = {family.name: family for family in recording.families}
         self._took = recording.took
         self._given = costs
+        self.costs = _costs(ChangeTimes(), recording.took, costs)
         self._stated = stated
         self._step_times: dict[str, FamilyStepTimes] = {}
         noise: dict[str, list[float]] = {}
@@ -271,11 +272,12 @@ def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> Change
 
     In a measured change without new workers, the members first agree on a step, then training
     pauses while the group changes. A change with new workers ends with the same two parts. Both
-    measured times are therefore upper limits of the pause.
+    measured times are therefore upper limits of the pause, if the pause was not measured.
     """
+    pause_s = _first_known(own.pause_s, cluster.pause_s, given.switch_s)
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
     join_s = _first_known(own.join_s, cluster.join_s, math.inf)
-    switch_s = min(given.switch_s, alone_s, join_s)
+    switch_s = min(pause_s, alone_s, join_s)
     return ChangeCosts(
         start_s=_first_known(own.start_s, cluster.start_s, given.start_s),
         restart_s=_first_known(own.restart_s, cluster.restart_s, given.restart_s),

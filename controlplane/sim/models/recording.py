@@ -48,6 +48,7 @@ Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Median seconds from the order of a change to its outcome, or None if none was recorded."""
 
+    pause_s: NotNegative | None = None  # pause of training in changes of a running group
     start_s: NotNegative | None = None  # first start
     restart_s: NotNegative | None = None  # start from a checkpoint
     join_s: NotNegative | None = None  # change with new workers; training continues

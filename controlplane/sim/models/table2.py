@@ -195,10 +195,19 @@ def closest(gpu_seconds: float, slots: int) -> str:
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
 
 
+TYPICAL_COSTS: Final = ChangeCosts(
+    start_s=constants.COLD_START_S,
+    restart_s=sum(constants.RESTART_S) / 2.0,
+    prepare_s=constants.PREPARE_S,
+    switch_s=constants.SWITCH_S,
+)
+
+
 @dataclass(eq=False)
 class Table2Model(TrainingModel):
     """Training model of the jobs of the paper's Table 2."""
 
+    costs: ChangeCosts = TYPICAL_COSTS
     stated: bool = False  # True: users state epochs; False: a target accuracy
     erratic: bool = False  # True: losses have plateaus, spikes and more noise
 
@@ -259,7 +268,7 @@ class Table2Job(JobModel):
         if model.stated and job.utility is not None:  # a stated deadline implies a known length
             stop = StopRule(samples=self.epochs * workload.samples)
         self.spec = _spec(job, workload, stop, batch)
-        self.costs = costs_of(row)
+        self.costs = _costs(row)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group; the noise scale is constant within an epoch."""
@@ -295,20 +304,12 @@ class Table2Job(JobModel):
         return self._phi[min(epoch, self.epochs)]
 
 
-def costs_of(row: Row) -> ChangeCosts:
+def _costs(row: Row) -> ChangeCosts:
     """Return the costs of changes; a start from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = constants.RESTART_S
     return replace(TYPICAL_COSTS, restart_s=quick + (slow - quick) * share)
-
-
-TYPICAL_COSTS: Final = ChangeCosts(
-    start_s=constants.COLD_START_S,
-    restart_s=sum(constants.RESTART_S) / 2.0,
-    prepare_s=constants.PREPARE_S,
-    switch_s=constants.SWITCH_S,
-)
 
 
 def _spec(

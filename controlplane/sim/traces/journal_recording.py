@@ -309,8 +309,12 @@ def _positive(number: float | None) -> float | None:
 
 
 def _change_times(histories: Iterable[JobHistory]) -> ChangeTimes:
-    took: dict[str, list[float]] = {"start": [], "restart": [], "join": [], "switch": []}
+    took: dict[str, list[float]] = {
+        kind: [] for kind in ("pause", "start", "restart", "join", "switch")
+    }
     for history in histories:
+        pauses = (decision.numbers.get("pause_ms") for decision in history.decisions)
+        took["pause"] += [pause_ms / 1000.0 for pause_ms in pauses if pause_ms is not None]
         before: VersionInfo | None = None
         for version in history.versions:
             if version.outcome != "formed":

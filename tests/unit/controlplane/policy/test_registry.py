@@ -70,7 +70,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
         ("goodput", {"power": 2.0}, ".power: 2.0 is above 1.0; lower it"),
         ("goodput", {"growth": 0.5}, ".growth: 0.5 is below 1.0; raise it"),
         ("goodput", {"batches_per_doubling": 0}, ".batches_per_doubling: 0 is below 1; raise it"),
-        ("goodput", {"reallocation_s": NAN}, ".reallocation_s: nan is not finite; give a number"),
+        ("goodput", {"rescale_stall_s": NAN}, ".rescale_stall_s: nan is not finite; give a number"),
         ("goodput", {"interval_s": 0.05}, ".interval_s: 0.05 is too short; give 0, or 0.1"),
         ("optimus", {"remaining": "oracle"}, " of optimus: no cluster has an oracle"),
         ("optimus", {"interval_s": -1.0}, ".interval_s: -1.0 is below 0.0; raise it"),
@@ -101,7 +101,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
         ("slaq", {"normalise": "largest"}, r": .*\$\.normalise"),
         ("harmony", {"prior": 1.0}, ".prior: 1.0 is above 0.95; lower it"),
         ("harmony", {"ridge": 0.0}, ".ridge: 0.0 is below 0.001; raise it"),
-        ("harmony", {"stall_s": NAN}, ".stall_s: nan is not finite; give a number"),
+        ("harmony", {"rescale_stall_s": NAN}, ".rescale_stall_s: nan is not finite; give a number"),
         ("harmony", {"slowdowns": "oracle"}, " of harmony: no cluster has an oracle"),
     ],
 )

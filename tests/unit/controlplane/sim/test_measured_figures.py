@@ -12,7 +12,7 @@ from controlplane.policy.api import EpochSeen, StepsSeen
 from controlplane.sim.engine.event_queue import SimOptions
 from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario, costs_of
+from controlplane.sim.scenario import Scenario, default_costs
 from schemas.epochs import StepTimes
 from tests.support.simulations import (
     RATE,
@@ -123,7 +123,8 @@ def test_preparation_of_newcomers_has_a_cost_of_its_own() -> None:
 
     assert [
         (costs.start_s, costs.prepare_s, costs.switch_s)
-        for costs in (costs_of(Scenario(**profiles)), costs_of(Scenario(**profiles, prepare_s=2.0)))
+        for given in ({}, {"prepare_s": 2.0})
+        for costs in [default_costs(Scenario(**profiles, **given))]
     ] == [(30.0, 30.0, 1.0), (30.0, 2.0, 1.0)]
     ends = [
         simulated_run(

@@ -177,6 +177,8 @@ def test_costs_are_those_of_the_family_then_of_the_cluster_then_as_given() -> No
     found = recording(a_job(), took=ChangeTimes(start_s=3.0, join_s=9.0, switch_s=0.5))
     found = msgspec.structs.replace(found, took=ChangeTimes(start_s=4.0, restart_s=2.0))
 
+    model = RecordedModel(found, COSTS)
+    assert model.costs == ChangeCosts(4.0, 2.0, 20.0, 1.0)  # policies are told these
     assert job_model_of(found).costs == ChangeCosts(3.0, 2.0, 8.5, 0.5)
 
 
@@ -188,6 +190,8 @@ def test_costs_are_those_of_the_family_then_of_the_cluster_then_as_given() -> No
         (ChangeTimes(join_s=40.0), (10.0, 30.0)),
         (ChangeTimes(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
         (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
+        (ChangeTimes(join_s=9.0, switch_s=2.0, pause_s=0.5), (8.5, 0.5)),
+        (ChangeTimes(pause_s=0.5), (20.0, 0.5)),
     ],
 )  # fmt: skip
 def test_recorded_changes_bound_pauses(took: ChangeTimes, expected: tuple[float, float]) -> None:

@@ -16,7 +16,7 @@ from controlplane.policy.registry import POLICIES, check_options
 from controlplane.sim.cluster import NodeGroup, TraceError, node_specs
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario, options_of, trace_of
+from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of
 from schemas.errors import SettingsError
 from tests.support.simulations import FREE, ToyModel, job, simulated_run
 
@@ -100,16 +100,30 @@ def test_an_unknown_option_is_refused() -> None:
 # --- what policies are told
 
 
-@pytest.mark.parametrize("policy", ["ones", "ones-paper"])
-def test_a_search_gets_the_costs_of_changes_and_starts(policy: str) -> None:
-    told = options_of(policy, Scenario(stall_s=6.0, first_stall_s=40.0), {"start_stall_s": 2.0})
+def told(policy: str, scenario: Scenario, **options: Any) -> dict[str, Any]:
+    return options_of(policy, scenario, model_of(scenario), options)
 
-    assert told == {"rescale_stall_s": 6.0, "start_stall_s": 2.0}
-    check_options(policy, options_of(policy, Scenario(), {}))
-    assert options_of(policy, Scenario(stall_s=6.0, first_stall_s=40.0), {}) == {
-        "rescale_stall_s": 6.0,
-        "start_stall_s": 40.0,
-    }
+
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        ("fifo", set()),
+        ("harmony", {"rescale_stall_s"}),
+        ("oasis", {"start_stall_s"}),
+        ("ones-paper", {"rescale_stall_s", "start_stall_s"}),
+        ("goodput", {"rescale_stall_s", "share_family"}),
+        ("ones", {"rescale_stall_s", "start_stall_s", "share_family"}),
+    ],
+)
+def test_policies_get_the_costs_of_the_model_for_options_of_that_name(
+    policy: str, names: set[str]
+) -> None:
+    costs = {"rescale_stall_s": 6.0, "start_stall_s": 40.0, "share_family": True}
+    scenario = Scenario(stall_s=6.0, first_stall_s=40.0)
+
+    assert told(policy, scenario) == {name: costs[name] for name in names}
+    assert told(policy, scenario, start_stall_s=2.0)["start_stall_s"] == 2.0
+    check_options(policy, told(policy, Scenario()))
 
 
 @pytest.mark.parametrize("policy", ["goodput", "ones", "ones-paper"])
@@ -220,5 +234,5 @@ def test_the_work_per_event_does_not_grow_with_the_length_of_a_trace() -> None:
 
 
 def test_ones_shares_no_lengths_at_level_0() -> None:
-    assert options_of("ones", Scenario(knowledge="L0"), {})["share_lengths"] is False
-    assert "share_lengths" not in options_of("ones", Scenario(knowledge="L2"), {})
+    assert told("ones", Scenario(knowledge="L0"))["share_family"] is False
+    assert told("ones", Scenario(knowledge="L2"))["share_family"] is True

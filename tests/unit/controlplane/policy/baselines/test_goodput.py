@@ -118,7 +118,7 @@ def _total(value: list[Any], chosen: Any) -> float:
 
 
 def test_a_job_at_most_doubles_in_each_round() -> None:
-    policy = goodput(reallocation_s=0.0)
+    policy = goodput(rescale_stall_s=0.0)
     perfect(policy, A)
     it = InstantCluster(policy, row_of(4, 4))
     it.submit(elastic(A, noise_scale=1e9))
@@ -135,7 +135,7 @@ def test_a_job_at_most_doubles_in_each_round() -> None:
 
 
 def test_equal_jobs_share_the_slots_with_a_new_job() -> None:
-    policy = goodput(reallocation_s=0.0)
+    policy = goodput(rescale_stall_s=0.0)
     it = InstantCluster(policy, row_of(4, 4))
     names = [JobId(f"j-{number}") for number in range(3)]
     for name in names:

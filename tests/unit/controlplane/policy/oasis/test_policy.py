@@ -22,7 +22,7 @@ from tests.support.sizes import examples
 from tests.support.views import InstantCluster, epoch_seen, row_of, steps_seen, view_of
 
 RATE: Final = 100.0  # samples per second on each slot of a job of family f
-OPTIONS: Final = OasisOptions(interval_s=10.0, horizon=60, start_s=0.0, l=1e-3, u=1.0)
+OPTIONS: Final = OasisOptions(interval_s=10.0, horizon=60, start_stall_s=0.0, l=1e-3, u=1.0)
 SURE: Final = Utility(value=10.0, deadline_s=300.0, decay=0.1)
 A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")
 

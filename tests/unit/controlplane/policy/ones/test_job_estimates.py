@@ -26,6 +26,7 @@ from controlplane.policy.ones.job_estimates import (
     Estimates,
     GainCorrections,
 )
+from controlplane.policy.ones.job_history import BatchHold
 from controlplane.policy.ones.job_rows import SizeTable, size_table
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.observed_families import Colocation
@@ -248,7 +249,7 @@ def test_jobs_with_more_service_predict_the_rest_without_better_evidence(
     past: list[JobEnded], changes: dict[str, Any], left: float | None
 ) -> None:
     events = [(1.0, event) for event in past]
-    alone = knowing(*events, options=OnesOptions(share_lengths=False))
+    alone = knowing(*events, options=OnesOptions(share_family=False))
 
     assert knowing(*events).remaining_service(running(**changes), Seconds(0.0)) == left
     assert alone.remaining_service(running(**changes), Seconds(0.0)) is None
@@ -526,7 +527,7 @@ def promised(*events: PolicyEvent, **options: Any) -> SizeTable:
         estimates.observe(event, Seconds(1.0))
     job = job_view(A, slots=(1, 4), family="f", batch_limit=64, local_limit=64)
     sizes = np.array([1, 2, 4])
-    return size_table(job, estimates, chosen, sizes, np.ones_like(sizes), keep_batch=False)
+    return size_table(job, estimates, chosen, sizes, np.ones_like(sizes), hold=BatchHold.NO)
 
 
 def test_a_wrong_prediction_corrects_unmeasured_sizes_of_the_next_job() -> None:

@@ -157,9 +157,10 @@ def test_a_batch_that_lost_is_capped_on_the_same_slots(
     """Two slots went from a batch of 64 in 0.1 s to one of 128; R would be 256."""
     caps = BatchCaps()
     caps.observe(a_job(S0, S1, batch=128), trial_of(*TWO, *[(2, 2, 128, step_s)] * 3), PHI, NOW)
+    caps.observe(a_job(*on, batch=128), trial_of(), phi, NOW)
     caps.expire(Seconds(NOW + later_s))
 
-    assert caps.capped(a_job(*on, batch=128), 256, phi) == limit
+    assert caps.capped(a_job(*on, batch=128), 256) == limit
     caps.forget(A)
     assert A not in caps
 

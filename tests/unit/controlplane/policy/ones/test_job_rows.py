@@ -16,6 +16,7 @@ from controlplane.policy.api import (
     JobView,
 )
 from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import BatchHold
 from controlplane.policy.ones.job_rows import (
     SizeTable,
     size_table,
@@ -36,7 +37,9 @@ def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
     return epoch_seen(B, family="f", slots=slots, global_batch=batch, samples_per_s=batch / step_s)
 
 
-def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> SizeTable:
+def table(
+    job: JobView, *events: EpochSeen, limit: int = 0, hold: BatchHold = BatchHold.NO
+) -> SizeTable:
     """What one and two slots offer; the job's R is `limit`."""
     estimates = Estimates(OPTIONS)
     for event in events:
@@ -48,7 +51,7 @@ def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = F
             Seconds(1.0),
         )  # fmt: skip
     sizes = np.array([1, 2])
-    return size_table(job, estimates, OPTIONS, sizes, np.ones_like(sizes), keep_batch=keep_batch)
+    return size_table(job, estimates, OPTIONS, sizes, np.ones_like(sizes), hold=hold)
 
 
 def a_job(**changes: object) -> JobView:
@@ -115,7 +118,7 @@ def test_a_batch_is_the_best_within_r_and_the_limits_and_twice_the_present_or_la
 def test_keep_batch_keeps_the_present_batch() -> None:
     job, steps = a_job(**NOISY, running_on=ON_TWO), (measured(2, 64, 0.1), measured(2, 128, 0.1))
 
-    assert table(job, *steps, limit=128, keep_batch=True).batches[1] == 64
+    assert table(job, *steps, limit=128, hold=BatchHold.KEEP).batches[1] == 64
 
 
 # --- length and change

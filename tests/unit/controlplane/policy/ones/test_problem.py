@@ -435,7 +435,7 @@ def lives(draw: st.DrawFn) -> Life:
 @settings(max_examples=examples(80), deadline=None)
 @given(life=lives(), shared=st.booleans())
 def test_caches_never_change_a_problem(*, life: Life, shared: bool) -> None:
-    options = OnesOptions(share_lengths=shared)
+    options = OnesOptions(share_family=shared)
     estimates, builder = builder_of(options=options)
     for view, events, at in life:
         for event in events:

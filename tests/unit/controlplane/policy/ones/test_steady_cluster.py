@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,6 +58,22 @@ def test_rough_noise_scales_seldom_change_batches(phi: float) -> None:
     late = [change for change in cluster.changes if change[0] > 180]
     assert {change[2] for change in late} <= {"batch"}
     assert len(late) <= len(jobs) / 2
+
+
+def test_a_batch_is_taken_back_within_a_minute_only_after_a_measured_loss() -> None:
+    job = a_job(1, most=2)
+    cluster = SteadyCluster(row_of(2), [job], step_s=0.4, scaling=0.9, phi=300.0, noise=0.2)
+
+    cluster.run(420)
+
+    found = [(at, text) for at, _, code, text in cluster.changes if code == "batch"]
+    soon = [
+        text
+        for (at, before), (later, text) in pairwise(found)
+        if later - at < 60.0 and ("up" in before) != ("up" in text)
+    ]
+    assert soon != []
+    assert [text for text in soon if "its limit is" not in text] == []
 
 
 @pytest.mark.slow
