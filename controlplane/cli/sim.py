@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -364,4 +365,5 @@ WORK: Final = ("work", "jobs", "GPU hours", "variation")  # standard deviation /
 
 def _work(title: str, gpu_s: Sequence[float]) -> tuple[object, ...]:
     hours, mean = sum(gpu_s) / HOUR_S, fmean(gpu_s)
-    return title, len(gpu_s), f"{hours:.1f}", f"{pstdev(gpu_s, mean) / mean:.2f}"
+    deviation = math.sqrt(fmean((each - mean) ** 2 for each in gpu_s))
+    return title, len(gpu_s), f"{hours:.1f}", f"{deviation / mean:.2f}"
