@@ -54,8 +54,8 @@ class Setup:
     "Mean seconds between submissions; default 30, 15 (curves), 240 (harmony)."
     arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
     "Distribution of submission times."
-    mix: Literal["philly", "uniform"] = "philly"
-    "Distribution of workloads."
+    mix: Literal["philly", "heavy", "uniform"] = "philly"
+    "Distribution of workloads; heavy: as philly, with its longest jobs."
     warm_up: float | None = None
     "Share of the first jobs that is not counted; default 0.05 of Table 2's traces, else 0."
     round: float = 0.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -29,11 +31,14 @@ from controlplane.sim.engine.simulation import Recorder
 from controlplane.sim.experiment import Cell
 from controlplane.sim.models.curves import encode
 from controlplane.sim.models.recording import write_recording, write_whole
+from controlplane.sim.models.table2 import gpu_times
 from controlplane.sim.results import SimulationResult, Trace
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import trace_of
+from controlplane.sim.traces.foreign_traces import import_trace, layout_of
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.trace_csv import Layout, import_trace, write_trace
+from controlplane.sim.traces.trace_csv import write_trace
+from controlplane.sim.traces.trace_layouts import Layout
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds
 from schemas.jobs import ENDED
@@ -268,9 +273,12 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> None:
     setup
         Scenario of the trace.
     """
-    trace = trace_of(setup.scenario(), seed)
+    scenario = setup.scenario()
+    trace = trace_of(scenario, seed)
     write_trace(trace, file)
-    print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
+    _print_trace(file, trace)
+    if scenario.physics == "table2":
+        print_table(WORK, [_work("simulated", gpu_times(trace.jobs))])
 
 
 @sim.command
@@ -305,30 +313,41 @@ def import_(
     file: Path,
     /,
     *,
-    layout: Layout | Literal["journal"],
+    layout: Layout | Literal["journal"] | None = None,
     most_gpus: int | None = None,
 ) -> None:
     """Convert a foreign trace, or a cluster's own journal, into one that can be simulated.
 
+    The output shows what the conversion changed, and how many jobs were left out.
+
     Parameters
     ----------
     source
-        Trace file of another simulator, or a controller's journal.
+        Trace file of another simulator, log of a cluster, or a controller's journal.
     file
         File to write: CSV, or a recording for --physics recorded.
     layout
-        Format of the source.
+        Format of the source; default: recognised from its first line.
     most_gpus
         Omit jobs that request more GPUs.
     """
+    layout = layout or layout_of(source)
     if layout == "journal":
         recording = recording_from_journal(source)
         write_recording(recording, file)
-        trace = recording.as_trace()
-    else:
-        trace = import_trace(source, layout, most_slots=most_gpus)
-        write_trace(trace, file)
-    print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
+        _print_trace(file, recording.as_trace())
+        return
+    found = import_trace(source, layout, most_slots=most_gpus)
+    write_trace(found.trace, file)
+    _print_trace(file, found.trace)
+    if found.gpu_s:
+        simulated = gpu_times(found.trace.jobs)
+        print_table(WORK, [_work("source", found.gpu_s), _work("simulated", simulated)])
+    changes = dict(found.left_out)
+    if found.rounded:
+        changes["requested a fraction of a GPU, which was rounded up"] = found.rounded
+    if changes:
+        print_table(("jobs", "note"), [(many, note) for note, many in changes.items()])
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
@@ -336,5 +355,15 @@ def simulate_cell(cell: Cell) -> SimulationResult:
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 
-def _row(file: Path, trace: Trace) -> tuple[object, ...]:
-    return file, len(trace.jobs), f"{trace.jobs[-1].at:.0f} s"
+def _print_trace(file: Path, trace: Trace) -> None:
+    row = file, len(trace.jobs), f"{trace.jobs[-1].at:.0f} s"
+    print_table(("trace", "jobs", "submissions end after"), [row])
+
+
+WORK: Final = ("work", "jobs", "GPU hours", "variation")  # standard deviation / mean of GPU times
+
+
+def _work(title: str, gpu_s: Sequence[float]) -> tuple[object, ...]:
+    hours, mean = sum(gpu_s) / HOUR_S, fmean(gpu_s)
+    deviation = math.sqrt(fmean((each - mean) ** 2 for each in gpu_s))
+    return title, len(gpu_s), f"{hours:.1f}", f"{deviation / mean:.2f}"

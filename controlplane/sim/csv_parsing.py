@@ -7,19 +7,22 @@ cannot be read, is too large, is not text, or has the wrong columns.
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from controlplane.sim.cluster import TraceError
 
-MAX_JOBS: Final = 1_000_000
-MAX_LINES: Final = 2 * MAX_JOBS  # including empty lines
+MAX_LINES: Final = 4_000_000  # including empty lines
 MAX_LINE_BYTES: Final = 16_384
 MAX_TEXT: Final = 200  # characters of a name
 MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
+TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
+BLANKS: Final = ""  # delimiter: any number of blanks; a line that begins with `;` is a comment
+DELIMITERS: Final = ",;\t"  # of files with a header
 NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -27,8 +30,7 @@ NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 class CsvRow:
     """Line of a table; a method raises `TraceError` if the cell does not contain its value."""
 
-    file: str
-    line: int  # 1-based
+    place: str  # file and line
     values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
@@ -63,20 +65,48 @@ class CsvRow:
             raise self.error(column, said, "round it")
         return int(number)
 
+    def time(self, column: str) -> float:
+        """Return the time in a column, like 2017-10-09 07:01:55, as seconds since 1970."""
+        said = self.values[column]
+        try:
+            at = dt.datetime.fromisoformat(said if TIME.fullmatch(said) else "")
+        except ValueError:
+            hint = "write it like 2017-10-09 07:01:55"
+            raise self.error(column, f"{_short(said)} is not a time", hint) from None
+        return (at - EPOCH).total_seconds()
+
     def given(self, column: str) -> bool:
         """Return whether the row has a non-empty value in this optional column."""
         return bool(self.values.get(column))
 
     def error(self, column: str, problem: str, hint: str) -> TraceError:
         """Return an error that names file, line and column; the caller raises it."""
-        return TraceError(f"{self.file}:{self.line}: column {column}: {problem}", hint, column)
+        return TraceError(f"{self.place}: column {column}: {problem}", hint, column)
+
+
+EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - traces do not state their time zone
+
+
+def unique(rows: Iterable[CsvRow], column: str) -> Iterator[CsvRow]:
+    """Yield the rows; raise `TraceError` for a row with the same text in a column as another."""
+    seen = set()
+    for row in rows:
+        text = row.values[column]
+        if text in seen:
+            problem = f"two jobs are called {_short(text)}"
+            raise row.error(column, problem, "give every job a name of its own")
+        seen.add(text)
+        yield row
 
 
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file. Its first line names the columns, in any order."""
-    lines = _split(path, ",")
+    """Yield the rows of a CSV file. Its first line names the columns, in any order.
+
+    The delimiter is the one of `DELIMITERS` that is most frequent in the first line.
+    """
+    lines = _split(path, None)
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
     if missing := [column for column in required if column not in names]:
@@ -89,7 +119,8 @@ def with_header(
         known = ", ".join([*required, *optional])
         problem = f"{path}:{line}: column {_short(unknown[0])} is unknown"
         raise TraceError(problem, f"known columns are {known}", unknown[0])
-    yield from _rows(path, lines, {len(names): names})
+    for line, cells in lines:
+        yield _row(f"{path}:{line}", cells, {len(names): names})
 
 
 def without_header(
@@ -97,47 +128,55 @@ def without_header(
 ) -> Iterator[CsvRow]:
     """Yield the rows of a file without a header; `layouts` has the names by number of columns.
 
-    If the delimiter is a tab, quotes have no special meaning.
+    If the delimiter is a tab or `BLANKS`, quotes have no special meaning.
     """
-    yield from _rows(path, _split(path, delimiter), layouts)
+    for line, cells in _split(path, delimiter):
+        yield _row(f"{path}:{line}", cells, layouts)
+
+
+def first_line(path: Path) -> str:
+    """Return the first line that is neither empty nor a comment, or "" if there is none."""
+    return next((text for _, text in _lines(path) if not text.lstrip().startswith(";")), "")
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
     """Parse one line of a CSV file; `file` and `line` appear in errors."""
-    return _row(file, line, _cells(file, line, text, ","), {len(names): names})
+    place = f"{file}:{line}"
+    return _row(place, _cells(place, text, ","), {len(names): names})
 
 
-def _rows(
-    path: Path, lines: Iterator[tuple[int, list[str]]], layouts: Mapping[int, Sequence[str]]
-) -> Iterator[CsvRow]:
-    for count, (line, cells) in enumerate(lines):
-        if count == MAX_JOBS:
-            raise TraceError(f"{path}:{line}: more than {MAX_JOBS} jobs", "split the file")
-        yield _row(str(path), line, cells, layouts)
-
-
-def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[str]]) -> CsvRow:
+def _row(place: str, cells: list[str], layouts: Mapping[int, Sequence[str]]) -> CsvRow:
     names = layouts.get(len(cells))
     if names is None:
         known = " or ".join(str(number) for number in sorted(layouts))
         fullest = layouts[max(layouts)]
         missing = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
-        problem = f"{file}:{line}: column {missing}: {len(cells)} columns instead of {known}"
+        problem = f"{place}: column {missing}: {len(cells)} columns instead of {known}"
         raise TraceError(problem, f"the columns are {', '.join(fullest)}", missing)
-    return CsvRow(file, line, dict(zip(names, cells, strict=True)))
+    return CsvRow(place, dict(zip(names, cells, strict=True)))
 
 
-def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and cells of each non-empty line; read the file line by line."""
+def _split(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and cells of each line with a job or a header."""
+    for line, text in _lines(path):
+        if delimiter == BLANKS and text.lstrip().startswith(";"):
+            continue
+        if delimiter is None:
+            delimiter = max(DELIMITERS, key=text.count)
+        yield line, _cells(f"{path}:{line}", text, delimiter)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not empty; read the file line by line."""
     try:
         with path.open("rb") as file:
             for line in range(1, MAX_LINES + 1):
                 raw = file.readline(MAX_LINE_BYTES + 1)
                 if not raw:
                     return
-                text = _decoded(str(path), line, raw)
+                text = _decoded(f"{path}:{line}", line, raw)
                 if text.strip():
-                    yield line, _cells(str(path), line, text, delimiter)
+                    yield line, text
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
     except ValueError as error:  # a NUL in the path
@@ -145,28 +184,30 @@ def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     raise TraceError(f"{path}: more than {MAX_LINES} lines", "split the file")
 
 
-def _decoded(file: str, line: int, raw: bytes) -> str:
+def _decoded(place: str, line: int, raw: bytes) -> str:
     if len(raw) > MAX_LINE_BYTES:
-        problem = f"{file}:{line}: longer than {MAX_LINE_BYTES} bytes"
+        problem = f"{place}: longer than {MAX_LINE_BYTES} bytes"
         raise TraceError(problem, "write one job on each line; such a long line is not a trace")
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        problem = f"{file}:{line}: byte {error.start + 1} is not UTF-8"
+        problem = f"{place}: byte {error.start + 1} is not UTF-8"
         raise TraceError(problem, "save the file as UTF-8 text") from None
     if "\0" in text:
-        raise TraceError(f"{file}:{line}: has a NUL byte", "name a trace, which is a text file")
+        raise TraceError(f"{place}: has a NUL byte", "name a trace, which is a text file")
     return text
 
 
-def _cells(file: str, line: int, text: str, delimiter: str) -> list[str]:
+def _cells(place: str, text: str, delimiter: str) -> list[str]:
+    if delimiter == BLANKS:
+        return text.split()
     if delimiter == "\t":  # no quoting, because commands contain quotes
         return [cell.strip() for cell in text.split("\t")]
     try:
         (cells,) = csv.reader([text], delimiter=delimiter, strict=True)
     except (csv.Error, ValueError) as error:
         said = str(error) if isinstance(error, csv.Error) else "a line break inside a line"
-        raise TraceError(f"{file}:{line}: {said}", "close every quote on its line") from None
+        raise TraceError(f"{place}: {said}", "close every quote on its line") from None
     return [cell.strip() for cell in cells]
 
 

@@ -75,7 +75,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
     arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
-    mix: Literal["philly", "uniform"] = "philly"
+    mix: Literal["philly", "heavy", "uniform"] = "philly"
     warm_up: float = 0.05  # share of the jobs that averages exclude; these are the first jobs
     nodes: tuple[NodeGroup, ...] = (NodeGroup(count=16, slots=4),)
     round_s: float = 0.0  # time between plans; 0: plan after every event

@@ -142,7 +142,7 @@ def _trace_job(job: Submission) -> TraceJob:
 # on one GPU, from the smallest to the largest batch. The range is 0.15 to 0.82.
 BATCH_POWER: Final = 0.7
 # Over the slots, at the same local batch: the median of the 19 workloads that Gavel published
-# both on 1 and on 8 GPUs (`trace_csv.STEPS_PER_S`). The range is -0.19 to 0.57.
+# both on 1 and on 8 GPUs (`trace_layouts.STEPS_PER_S`). The range is -0.19 to 0.57.
 SLOTS_POWER: Final = 0.1
 MIN_STEP_S: Final = 1e-9
 

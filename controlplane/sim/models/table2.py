@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, Literal
@@ -33,6 +33,7 @@ from schemas.epochs import StepTimes
 from schemas.jobs import JobSpec, StopRule
 
 MARGIN = 1e-4  # smallest distance between an accuracy and its target
+MAX_GPU_S: Final = 1e12  # longest job: 30,000 years on one GPU
 
 
 def noise_scale(row: Row, share: float) -> float:
@@ -161,22 +162,67 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 }
 
 
-def workload_of(name: str) -> Workload:
-    """Return the workload with a name like `resnet18-cifar10-20k`, or raise `TraceError`."""
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
+LARGEST: Final = tuple({each.application: each for each in WORKLOADS.values()}.values())
+
+
+def workload_of(name: str, slots: int) -> Workload:
+    """Return the workload with a name like `resnet18-cifar10-20k` or `gpu-time:SECONDS`.
+
+    The second form is a workload with this GPU time on `slots`. `TraceError` is raised for other
+    names.
+    """
     if name in WORKLOADS:
         return WORKLOADS[name]
+    if name.startswith(GPU_TIME):
+        return _workload_with(_gpu_seconds(name), slots)
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"one of them is {next(iter(WORKLOADS))}"
     raise TraceError(f"{name!r} is not a workload of Table 2", hint, "workload")
 
 
+def _gpu_seconds(name: str) -> float:
+    try:
+        gpu_s = float(name.removeprefix(GPU_TIME))
+    except ValueError:
+        gpu_s = math.nan
+    if not 0.0 <= gpu_s <= MAX_GPU_S:
+        hint = f"write {GPU_TIME}SECONDS, from 0 to {MAX_GPU_S:g}"
+        raise TraceError(f"{name!r} does not state a GPU time", hint, "workload")
+    return gpu_s
+
+
+def _workload_with(gpu_s: float, slots: int) -> Workload:
+    """Return the workload with the closest GPU time on `slots` (ONES, appendix).
+
+    Paper: the longest workload replaces all longer jobs. Here: a job that is longer than all
+    workloads trains an application on a larger data set, so that its GPU time is right. The choice
+    among the applications depends on the GPU time only, and all of them are equally frequent.
+    """
+    if gpu_s <= max(_gpu_times(slots)):
+        return WORKLOADS[closest(gpu_s, slots)]
+    base = LARGEST[crc32(f"{gpu_s!r}".encode()) % len(LARGEST)]
+    return replace(base, samples=round(base.samples * gpu_s / slots / duration_s(base.name, slots)))
+
+
 @cache
+def _gpu_times(slots: int) -> tuple[float, ...]:
+    return tuple(slots * duration_s(name, slots) for name in WORKLOADS)
+
+
+def closest(gpu_seconds: float, slots: int) -> str:
+    """Return the name of the workload of Table 2 with the closest GPU time on `slots`."""
+    times = zip(WORKLOADS, _gpu_times(slots), strict=True)
+    return min(times, key=lambda each: abs(each[1] - gpu_seconds))[0]
+
+
+@lru_cache(maxsize=100_000)
 def duration_s(name: str, slots: int) -> float:
     """Return the training seconds of a workload on packed slots, with the batch tuned for them.
 
     The time of starts and the random differences between jobs are not included.
     """
-    workload = workload_of(name)
+    workload = workload_of(name, slots)
     row, batch = workload.row, workload.row.tuned * slots
     seconds_per_sample = step_s(row, packed(slots, constants.GPUS_PER_NODE), batch) / batch
     return sum(
@@ -185,14 +231,6 @@ def duration_s(name: str, slots: int) -> float:
         / efficiency(row, batch, noise_scale(row, epoch / row.epochs))
         for epoch in range(row.epochs + constants.ABOVE_TARGET)
     )
-
-
-def closest(gpu_seconds: float, slots: int) -> str:
-    """Return the name of the workload with the closest GPU time on `slots` (ONES, appendix)."""
-    return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
-
-
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
 
 
 TYPICAL_COSTS: Final = ChangeCosts(
@@ -221,16 +259,12 @@ class Table2Model(TrainingModel):
         if job.slots < 1 or 0 < job.batch < job.slots or job.batch < 0:
             problem = f"{job.name}: {job.slots} slots with batch {job.batch} are impossible"
             raise TraceError(problem, "give at least one slot, and a sample for each", "slots")
-        if not job.workload.startswith(GPU_TIME):
-            return workload_of(job.workload)
-        try:
-            gpu_s = float(job.workload.removeprefix(GPU_TIME))
-        except ValueError:
-            gpu_s = math.nan
-        if not 0.0 <= gpu_s < math.inf:
-            problem = f"{job.name}: {job.workload!r} does not state a GPU time"
-            raise TraceError(problem, f"write {GPU_TIME}SECONDS", "workload")
-        return workload_of(closest(gpu_s, job.slots))
+        return workload_of(job.workload, job.slots)
+
+
+def gpu_times(jobs: Iterable[TraceJob]) -> list[float]:
+    """Return the GPU seconds of Table 2's jobs on the requested slots, without starts."""
+    return [job.slots * duration_s(job.workload, job.slots) for job in jobs]
 
 
 class Table2Job(JobModel):

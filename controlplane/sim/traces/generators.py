@@ -25,7 +25,7 @@ from controlplane.prediction import FloatArray
 from controlplane.sim.models.curves import WORK_CORE_S, LossCurve
 from controlplane.sim.models.demands import demand_of
 from controlplane.sim.models.harmony import BATCHES, JOB_S
-from controlplane.sim.models.table2 import WORKLOADS, closest, duration_s
+from controlplane.sim.models.table2 import GPU_TIME, WORKLOADS, closest, duration_s
 from controlplane.sim.models.table2_constants import CRASHES, PATIENCE, USER_SHARES, USER_SLOTS
 from controlplane.sim.results import Trace, TraceJob
 from schemas.ids import Seconds
@@ -154,7 +154,7 @@ def generate(
     *,
     jobs: int = 400,
     seed: int,
-    mix: Literal["philly", "uniform"] = "philly",
+    mix: Literal["philly", "heavy", "uniform"] = "philly",
     arrivals: str = "poisson",
     mean_interval_s: float = 30.0,
     crash_share: float = 0.0,
@@ -165,7 +165,8 @@ def generate(
 
     ONES, appendix: GPU times are drawn from Microsoft's trace, and each is replaced by the workload
     with the closest GPU time. The paper does not specify how many GPUs its jobs request. Here this
-    number is drawn first. With mix "uniform" all workloads are equally frequent.
+    number is drawn first. With mix "heavy", jobs that are longer than all workloads keep the GPU
+    time that was drawn. With mix "uniform" all workloads are equally frequent.
     """
     rngs = [default_rng((seed, number)) for number in range(5)]
     times = PROCESSES[arrivals](rngs[0], jobs, mean_interval_s)
@@ -173,6 +174,8 @@ def generate(
     slots = [min(int(many), most_slots or int(many)) for many in drawn]
     if mix == "uniform":
         names = [str(name) for name in rngs[2].choice(tuple(WORKLOADS), size=jobs)]
+    elif mix == "heavy":
+        names = [f"{GPU_TIME}{gpu_s:.6g}" for gpu_s in sample(rngs[2], jobs)]
     else:
         names = [closest(float(s), n) for s, n in zip(sample(rngs[2], jobs), slots, strict=True)]
     drawn_jobs = (

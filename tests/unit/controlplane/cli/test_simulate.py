@@ -106,10 +106,14 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
     foreign, ours = tmp_path / "60_job.csv", tmp_path / "jobs.csv"
     foreign.write_text(
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
-        "0,1,0,606,vgg19,164,30\n1,8,30,133,vgg11,147,23\n"
+        "0,1,0,606,vgg19,164,30\n1,8,30,133,vgg11,147,23\n2,16,40,133,vgg11,600,23\n"
     )
-    sim("import", str(foreign), str(ours), "--layout", "tiresias")
+    out = sim("import", str(foreign), str(ours), "--most-gpus", "8")
 
+    assert [line.split() for line in out.splitlines() if line.startswith(("source", "simulated"))] == [
+        ["source", "3", "3.0", "1.16"], ["simulated", "2", "0.4", "0.74"],
+    ]  # fmt: skip
+    assert "1      requested more GPUs than the limit" in out
     assert result("run", "--policy", "fifo", "--workload", str(ours), "--gpus", "8")["jobs"] == 2
 
 

@@ -37,7 +37,7 @@ from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.trace_csv import STEPS_PER_S
+from controlplane.sim.traces.trace_layouts import STEPS_PER_S
 from schemas.codec import encode
 from schemas.epochs import StepTimes
 from schemas.jobs import StopRule

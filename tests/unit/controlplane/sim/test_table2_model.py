@@ -21,12 +21,14 @@ from controlplane.sim.models.job_model import (
     TrainingModel,
     packed,
     seconds_of,
+    training_s,
 )
 from controlplane.sim.models.table2 import (
     WORKLOADS,
     Table2Model,
     closest,
     duration_s,
+    gpu_times,
     lost_epochs,
     step_parts,
     step_s,
@@ -122,6 +124,7 @@ def test_an_unknown_workload_is_refused_with_suggestions() -> None:
     [
         trace_job(slots=0), trace_job(slots=4, batch=3), trace_job(batch=-1),
         trace_job("gpu-time:soon"), trace_job("gpu-time:nan"), trace_job("gpu-time:-1"),
+        trace_job("gpu-time:1e400"), trace_job("gpu-time:1.1e12"),
     ],
 )  # fmt: skip
 def test_impossible_numbers_are_refused(job: TraceJob) -> None:
@@ -134,6 +137,28 @@ def test_a_recorded_gpu_time_becomes_the_closest_workload() -> None:
 
     assert closest(target + 1.0, 4) == "bert-cola-7k"
     assert job_model_of(f"gpu-time:{target + 1.0}", slots=4).spec.args == ("bert-cola-7k",)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8, 16])
+@pytest.mark.parametrize("gpu_s", [1e4, 123_456.0, 3.7e7, 1e12])
+def test_a_job_longer_than_all_workloads_keeps_its_gpu_time(gpu_s: float, slots: int) -> None:
+    name = f"gpu-time:{gpu_s}"
+    job = job_model_of(name, "fixed", slots=slots)
+
+    assert slots * duration_s(name, slots) == pytest.approx(gpu_s, rel=1e-4)
+    assert job.epochs < 50  # the data set grows instead
+    assert problems(job.spec) == ()
+    assert duration_s(name, slots) == pytest.approx(
+        training_s(job, packed(slots, 4), job.spec.batch_size), rel=0.3  # epochs are random
+    )  # fmt: skip
+
+
+def test_long_jobs_train_all_applications_equally_often() -> None:
+    jobs = [job_model_of(f"gpu-time:{gpu_s}", slots=1) for gpu_s in range(10_000, 12_000)]
+    counts = Counter(job.application for job in jobs)
+
+    assert counts.keys() == ROWS.keys()
+    assert min(counts.values()) > 150
 
 
 def test_recorded_samples_set_the_length() -> None:
@@ -398,6 +423,21 @@ def test_gpu_times_are_replaced_by_the_closest_workload(monkeypatch: pytest.Monk
     assert [job.workload for job in trace.jobs] == [
         closest(1500.0, job.slots) for job in trace.jobs
     ]
+
+
+def test_the_heavy_mix_is_the_mix_of_philly_with_its_longest_jobs() -> None:
+    philly, heavy = (generate(jobs=2000, seed=3, mix=mix) for mix in ("philly", "heavy"))
+    longest = {slots: max(slots * duration_s(name, slots) for name in WORKLOADS)
+               for slots in (1, 2, 4, 8)}  # fmt: skip
+    pairs = list(zip(gpu_times(philly.jobs), gpu_times(heavy.jobs), philly.jobs, strict=True))
+
+    assert [(job.name, job.at, job.slots) for job in philly.jobs] == [
+        (job.name, job.at, job.slots) for job in heavy.jobs
+    ]
+    cut = [(short, long) for short, long, job in pairs if long > longest[job.slots]]
+    assert all(short == long for short, long, job in pairs if long <= longest[job.slots])
+    assert len(cut) / len(pairs) == pytest.approx(0.25, abs=0.05)
+    assert sum(long for _, long in cut) > 20.0 * sum(short for short, _ in cut)
 
 
 def test_users_ask_for_few_slots_more_often_than_for_many() -> None:

@@ -1,10 +1,10 @@
-"""Traces in files: our own layout, and those of other projects."""
+"""Files of traces in our own layout."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import MAX_LINE_BYTES
 from controlplane.sim.results import Trace, TraceJob
-from controlplane.sim.traces.trace_csv import Layout, import_trace, read_trace, write_trace
+from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 from schemas.jobs import Utility
 
@@ -50,10 +50,13 @@ def complaint(path: Path) -> str:
         (HEADER + "c,9,cifar10,2,64\nb,5,cifar10,2,64\na,5,cifar10,2,64\n",
          [job("b", 5.0), job("a", 5.0), job("c", 9.0)]),
         (b"\xef\xbb\xbfbatch_size, time ,Name,application,num_replicas\r\n\r\n64,1,a,cifar10,2.0\r\n", [job("a", 1.0)]),
+        (HEADER.replace(",", ";") + '"a;b";1;cifar10;2;64\n', [job("a;b", 1.0)]),
+        (HEADER.replace(",", "\t") + "a, b\t1\tcifar10\t2\t64\n", [job("a, b", 1.0)]),
     ],
     ids=[
         "a workload of the Pollux artifact", "further columns, whose empty cells have defaults",
         "sorted by time, and ties as in the file", "columns in any order, and any line ends",
+        "semicolons", "tabs",
     ],
 )  # fmt: skip
 def test_jobs_of_a_file_are_read(tmp_path: Path, text: str | bytes, jobs: list[TraceJob]) -> None:
@@ -85,7 +88,7 @@ def test_jobs_of_a_file_are_read(tmp_path: Path, text: str | bytes, jobs: list[T
         (HEADER + "a\x07,1,m,1,1\n", "FILE:2: column name: has a character that cannot be printed"),
         (HEADER + "a,1,m,1\n", "FILE:2: column batch_size: 4 columns instead of 5; the columns are"),
         (HEADER + "a,1,m,1,1,1\n", "FILE:2: column batch_size: 6 columns instead of 5"),
-        (HEADER + "a,1,m,1,1\na,2,m,1,1\n", "FILE: column name: two jobs are called 'a'; give every"),
+        (HEADER + "a,1,m,1,1\na,2,m,1,1\n", "FILE:3: column name: two jobs are called 'a'; give every"),
         (HEADER + '"a,1,m,1,1\n', "FILE:2: unexpected end of data; close every quote on its line"),
         (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; name a trace"),
         (HEADER.encode() + b"a\xff,1,m,1,1\n", "FILE:2: byte 2 is not UTF-8; save the file as UTF-8"),
@@ -106,9 +109,9 @@ def test_a_line_without_an_end_is_refused_without_reading_it_all(tmp_path: Path)
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_JOBS", 2)
+    monkeypatch.setattr("controlplane.sim.traces.trace_csv.MAX_JOBS", 2)
     path = file_with(tmp_path, HEADER + "a,1,m,1,1\nb,1,m,1,1\nc,1,m,1,1\n")
-    assert complaint(path) == "FILE:4: more than 2 jobs; split the file"
+    assert complaint(path) == "FILE: more than 2 jobs; split the file"
 
     monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_LINES", 5)
     path = file_with(tmp_path, HEADER + "\n" * 20)
@@ -189,93 +192,3 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Is a directory"):
         write_trace(trace, tmp_path / "folder")
     assert [at.name for at in tmp_path.iterdir()] == ["folder"]
-
-
-PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
-2017-10-09 07:01:55,66.0,1,66.0,11cb48
-2017-10-09 06:01:55,2951.5,4,11806,6214e9
-"""
-TIRESIAS = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
-0,1,0,606,vgg19,164,30
-1,8,30,133,vgg11,147,23
-"""
-GAVEL_10 = "ResNet-18 (batch size 128)\tpython3 main.py --x='a, b\"'\tcifar10\t--num_steps\t1\t{steps}\t{gpus}\t1\t-1.000000\t{at}\n"
-GAVEL_9 = "A3C\tcd %s/rl && python3 main.py\t--max-steps\t0\t7176\t1\t1\t-1.000000\t5\n"
-GAVEL_7 = "CycleGAN\tcd %s/cyclegan && python3 x.py\t--n_steps\t1\t4426\t17.000000\t1\n"
-
-
-def imported(name: str, at: float, workload: str, slots: int, batch: int = 0) -> TraceJob:
-    return TraceJob(name=name, at=Seconds(at), workload=workload, slots=slots, batch=batch)
-
-
-@pytest.mark.parametrize(
-    ("layout", "text", "jobs"),
-    [
-        # GPUs times duration
-        ("tiresias", TIRESIAS, [imported("job-0", 0.0, "gpu-time:164", 1), imported("job-1", 30.0, "gpu-time:1176", 8)]),
-        # counted from the first job
-        ("philly", PHILLY, [imported("job-1", 0.0, "gpu-time:11806", 4), imported("job-0", 3600.0, "gpu-time:66", 1)]),
-        # steps as on V100s: 1799 at 17.99 per second, and 6995 at 69.95 on four
-        ("gavel", GAVEL_10.format(steps=1799, gpus=1, at=0) + GAVEL_10.format(steps=6995, gpus=4, at=2.5),
-         [imported("job-0", 0.0, "gpu-time:100", 1), imported("job-1", 2.5, "gpu-time:400", 4)]),
-        ("gavel", GAVEL_9 + GAVEL_7, [imported("job-0", 5.0, "gpu-time:1000", 1), imported("job-1", 17.0, "gpu-time:1000", 1)]),
-        ("pollux", "name,time,application,num_replicas,batch_size\nbert-1,60,bert,1,12\n",
-         [imported("bert-1", 60.0, "bert", 1, 12)]),
-    ],
-    ids=["tiresias", "philly", "gavel", "older files of gavel", "pollux, which is our layout"],
-)  # fmt: skip
-def test_jobs_of_every_layout_are_imported(
-    tmp_path: Path, layout: Layout, text: str, jobs: list[TraceJob]
-) -> None:
-    assert import_trace(file_with(tmp_path, text), layout).jobs == tuple(jobs)
-
-
-def test_jobs_that_are_larger_than_the_cluster_are_left_out(tmp_path: Path) -> None:
-    path = file_with(tmp_path, TIRESIAS)
-
-    assert [job.name for job in import_trace(path, "tiresias", most_slots=4).jobs] == ["job-0"]
-    with pytest.raises(TraceError, match="no jobs"):
-        import_trace(path, "tiresias", most_slots=0)
-
-
-@pytest.mark.parametrize(
-    ("layout", "content", "said"),
-    [
-        ("philly", PHILLY.replace("06:01:55", "25:01:55"), ":3: column timestamp: '2017-10-09 25"),
-        ("philly", PHILLY.replace("66.0,1", "66.0,0"), ":2: column num_gpus: '0' is out of range"),
-        ("philly", PHILLY.replace("66.0,1", "0,1"), ":2: column duration: a job without duration"),
-        ("philly", TIRESIAS, ":1: column timestamp is missing"),
-        ("tiresias", TIRESIAS.replace("164", "long"), ":2: column duration: 'long' is not a number"),
-        ("tiresias", TIRESIAS.replace("\n1,8", "\n0,8"), ": column name: two jobs are called"),
-        ("gavel", "GPT\ta\tb\tc\t1\t5\t1\t1\t-1\t0\n", ":1: column job_type: 'GPT' is unknown"),
-        ("gavel", GAVEL_7.replace("4426", "x"), ":1: column total_steps: 'x' is not a number"),
-        ("gavel", GAVEL_7.replace("4426", "-3"), ":1: column total_steps: '-3' is out of range"),
-        ("gavel", GAVEL_7.replace("17.000000", "nan"), ":1: column arrival_time: 'nan' is not"),
-        ("gavel", "a\tb\n", ":1: column working_directory: 2 columns instead of 7 or 9 or 10"),
-        ("gavel", "", ": no jobs"),
-    ],
-)  # fmt: skip
-def test_a_malformed_line_is_named(tmp_path: Path, layout: Layout, content: str, said: str) -> None:
-    path = file_with(tmp_path, content)
-
-    with pytest.raises(TraceError) as caught:
-        import_trace(path, layout)
-
-    assert str(caught.value).startswith(f"{path}{said}")
-
-
-LINES = st.text(st.sampled_from("0123456789.,-:\t ex\n\"'naif\0é"), max_size=80)
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    layout=st.sampled_from(get_args(Layout)),
-    begin=st.sampled_from(["", PHILLY, TIRESIAS, GAVEL_7, GAVEL_9]),
-    rest=st.binary(max_size=200) | LINES.map(str.encode),
-)
-def test_any_bytes_raise_trace_errors(
-    tmp_path: Path, layout: Layout, begin: str, rest: bytes
-) -> None:
-    path = file_with(tmp_path, begin.encode() + rest)
-    with contextlib.suppress(TraceError):
-        import_trace(path, layout)
