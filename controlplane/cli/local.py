@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from controlplane.cli.output import COMMON, Common, say
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
-from controlplane.policy.registry import entry
+from controlplane.service.planner.policy_check import check_policy
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.host.files import pid_of
 from schemas.host.settings import read_toml
@@ -95,11 +95,12 @@ def up(
     common: Common = COMMON,
 ) -> None:
     """Start the cluster's processes that are not running; create the cluster if it is missing."""
-    entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
             raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
     home = home_folder(dir_ or common.home).resolve()
+    if policy is not None and not (home / "client.toml").exists():
+        check_policy(policy, {})
     try:
         pids = _bring_up(home, slots, agents, policy)
     except OSError as error:

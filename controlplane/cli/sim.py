@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,8 @@ from controlplane.cli.scenario_options import Setup
 from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import Input
-from controlplane.policy.registry import entry
+from controlplane.policy.guard import PolicyError
+from controlplane.service.planner.policy_check import check_policy
 from controlplane.sim import experiment
 from controlplane.sim.analysis import comparison
 from controlplane.sim.analysis import plots as figures
@@ -49,13 +50,31 @@ MAX_WORKERS: Final = 1024
 
 
 def check_run(
-    names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
-) -> None:
-    """Refuse options that would only fail after the simulation."""
-    if not names:
+    options: Mapping[str, Mapping[str, Any]],
+    ours: str,
+    seeds: Sequence[int],
+    workers: int,
+    plots: Path | None,
+) -> dict[str, str]:
+    """Refuse settings that would only fail after the simulation.
+
+    Modules of policies can be in the current folder, which comes first, as for `python -m`.
+
+    Args:
+        options: options of each policy.
+
+    Returns:
+        The digest of the code of each policy, which is "" for a policy that is part of ONES.
+    """
+    if not options:
         raise BadFieldError("no policies", "give names with commas between them", "policies")
-    for name in names:
-        entry(name)
+    here, names = Path.cwd(), list(options)
+    codes = {
+        name: check_policy(name, given, simulated=True, folder=here).code
+        for name, given in options.items()
+    }
+    if any(codes.values()):
+        sys.path.insert(0, str(here))  # workers have the same path
     if ours not in names:
         problem = f"{ours!r} is not one of {', '.join(names)}"
         raise BadFieldError(problem, "give --ours NAME, one of them", "ours")
@@ -69,6 +88,7 @@ def check_run(
             plots.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadFieldError(f"{plots}: {error.strerror}", "give a folder", "plots") from None
+    return codes
 
 
 def numbers(text: str, field: str) -> list[int]:
@@ -104,7 +124,7 @@ def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, d
     """Parse POLICY.NAME=VALUE settings and group them by policy."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in policy_options(given).items():
-        policy, dot, option = name.partition(".")
+        policy, dot, option = name.rpartition(".")  # the policy can be package.module:Class
         if not dot or policy not in names:
             problem = f"option {name!r} is for none of {', '.join(names)}"
             raise BadFieldError(problem, "give POLICY.NAME=VALUE", "option")
@@ -188,11 +208,17 @@ def run(
     setup
         Simulated scenario.
     """
-    check_run([policy], policy, [seed], 1, plots)
+    options = policy_options(option or [])
+    code = check_run({policy: options}, policy, [seed], 1, plots)[policy]
     scenario = setup.scenario(record_allocations=plots is not None)
-    trace, options = trace_of(scenario, seed), policy_options(option or [])
-    with jobs_bar(policy, len(trace.jobs)) as record:
-        result = simulate(policy, scenario, seed, options, trace=trace, record=record)
+    trace = trace_of(scenario, seed)
+    if code:
+        result = _simulate_apart(
+            Cell(policy=policy, options=options, scenario=scenario, seed=seed, code=code)
+        )
+    else:
+        with jobs_bar(policy, len(trace.jobs)) as record:
+            result = simulate(policy, scenario, seed, options, trace=trace, record=record)
     if plots is not None:
         figures.draw([result], plots)
     if output in {"json", "jsonl"}:
@@ -243,13 +269,12 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
     own = ours or ("ones" if "ones" in names else "".join(names[-1:]))
-    check_run(names, own, seed_numbers, processes, plots)
+    given = options_by_policy(option or [], names)
+    options = {name: given.get(name, {}) for name in names}
+    codes = check_run(options, own, seed_numbers, processes, plots)
     sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
-    given = options_by_policy(option or [], names)
-    cells = experiment.grid(
-        [(name, given.get(name, {})) for name in names], scenarios, seed_numbers
-    )
+    cells = experiment.grid(options.items(), scenarios, seed_numbers, codes)
     with experiment.bar("simulating") as progress:
         simulated = experiment.run(cells, simulate_cell, results, processes, progress)
     if plots is not None:
@@ -352,7 +377,17 @@ def import_(
 
 def simulate_cell(cell: Cell) -> SimulationResult:
     """Run one simulation of an experiment in a worker process."""
-    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
+    on_call = experiment.called if cell.code else None
+    return simulate(cell.policy, cell.scenario, cell.seed, cell.options, on_call=on_call)
+
+
+def _simulate_apart(cell: Cell) -> SimulationResult:
+    """Run one simulation in a worker process, which its policy cannot leave."""
+    try:
+        with experiment.bar(f"simulating {cell.policy}") as progress:
+            return experiment.run([cell], simulate_cell, on_progress=progress)[0]
+    except experiment.CellsFailedError as error:
+        raise PolicyError(error.failures[0].reason) from None
 
 
 def _print_trace(file: Path, trace: Trace) -> None:

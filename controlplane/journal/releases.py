@@ -121,9 +121,15 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 def child_environment(code: Path | None) -> dict[str, str]:
-    """Return the environment of a child process that runs `code`, or the installed code if None."""
+    """Return the environment of a child process that runs `code`, or the installed code if None.
+
+    Other modules are imported from where the parent imports them, such as those of a policy.
+    """
     found = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return found if code is None else {**found, "PYTHONPATH": str(code.absolute())}
+    if code is not None:
+        paths = (str(code.absolute()), found.get("PYTHONPATH", ""))
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return found
 
 
 def snapshot_by(code: Path, release: str, journal: Path, last: int) -> None:

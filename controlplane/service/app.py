@@ -24,6 +24,7 @@ from controlplane.policy.api import PolicyEvent
 from controlplane.service import keys
 from controlplane.service import settings as controller_settings
 from controlplane.service.api import replies
+from controlplane.service.api.replies import PolicyNotes
 from controlplane.service.api.server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import MAX_TOPIC, EventFeed
@@ -39,6 +40,7 @@ from controlplane.service.planner.plan_coordinator import (
     PolicyObserver,
     make_planner,
 )
+from controlplane.service.planner.policy_check import check_policy
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
 from controlplane.service.settings import (
     ControllerSettings,
@@ -151,12 +153,15 @@ class Controller:
         )
         journal = self._folder / "journal.sqlite"
         code = _own_code(journal)
+        policy = settings.policy
+        self._policy = check_policy(policy.name, policy.options, code=code)
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal, code)
         self._owners = JobOwners(self._commit_loop)
         self._plans = PlanCoordinator(self._commit_loop)
         self._planner = self._plans.planner = make_planner(
-            settings.policy,
+            policy,
+            self._policy,
             history=self._history,
             view_now=self._plans.view_now,
             propose=self._plans.propose,
@@ -239,7 +244,7 @@ class Controller:
             snapshots=self._snapshots,
             telemetry=self._telemetry,
             audit=self._audit,
-            policy=self._settings.policy.name,
+            notes=PolicyNotes(self._settings.policy.name, self._policy.needs),
             cluster_info=self._cluster_info,
             search_info=self._search_info,
             owners=self._owners,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from controlplane.policy.registry import check_for_cluster, check_options
 from controlplane.service.keys import FILE, KeyFile
+from controlplane.service.planner.policy_check import check_policy
 from controlplane.service.settings import ControllerSettings, Listen
 from controlplane.service.webhooks import check_webhooks
 from schemas.errors import SettingsError
@@ -29,7 +28,7 @@ def check(path: Path) -> list[SettingsError]:
         what = f"{silence.lost_s} is not above silence.suspect_s ({silence.suspect_s})"
         findings.add("silence.lost_s", what, "raise it")
     policy = settings.policy
-    findings.attempt("policy", lambda: _check_policy(policy.name, policy.options))
+    findings.attempt("policy", lambda: check_policy(policy.name, policy.options))
     findings.attempt("keys.server", lambda: load_keys(home / settings.keys.server))
     findings.attempt("keys.authorised", lambda: load_authorised(home / settings.keys.authorised))
     keys = KeyFile(home / settings.state / FILE)
@@ -39,11 +38,6 @@ def check(path: Path) -> list[SettingsError]:
     findings.pid_file(settings.pid_file)
     _check_ports(findings, settings.listen)
     return findings.found
-
-
-def _check_policy(name: str, options: dict[str, Any]) -> None:
-    check_for_cluster(name, options)
-    check_options(name, options)
 
 
 def _check_ports(findings: Findings, listen: Listen) -> None:

@@ -14,18 +14,24 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from controlplane.policy.guard import REMEDY
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
 from schemas.errors import OnesError
+from schemas.host.memory import limit_memory
+from schemas.ids import Seconds
+
+if TYPE_CHECKING:
+    from ctypes import c_double
 
 T = TypeVar("T")
 
@@ -37,11 +43,12 @@ class _Key(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     setting: dict[str, Any]
     seed: int
+    cell: str = ""
 
 
 def key(result: SimulationResult | _Key) -> str:
     """Return JSON text that identifies a result's simulation; the order of options is ignored."""
-    parts = (result.policy, result.options, result.setting, result.seed)
+    parts = (result.policy, result.options, result.setting, result.seed, result.cell)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
@@ -111,13 +118,14 @@ ERROR_PREFIX: Final = b"!"  # first byte of a message in which a worker reports 
 RESULT_PREFIX: Final = b"="  # first byte of a message that contains a result
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Simulation of an experiment: policy, options, scenario and seed."""
 
     policy: str
     options: dict[str, Any]  # options of the policy
     scenario: Any  # frozen struct that msgspec can encode: trace, model, cluster, costs
     seed: int
+    code: str = ""  # digest of the file of a policy from outside; "": the policy is part of ONES
 
     def __str__(self) -> str:
         """Return a label that identifies the cell within an experiment."""
@@ -179,12 +187,24 @@ def cell_key(cell: Cell) -> str:
 
 
 def grid(
-    policies: Iterable[tuple[str, dict[str, Any]]], scenarios: Sequence[Any], seeds: Sequence[int]
+    policies: Iterable[tuple[str, dict[str, Any]]],
+    scenarios: Sequence[Any],
+    seeds: Sequence[int],
+    codes: Mapping[str, str] | None = None,
 ) -> list[Cell]:
-    """Return one cell for each policy, scenario and seed; the policy varies fastest."""
-    chosen = list(policies)
+    """Return one cell for each policy, scenario and seed; the policy varies fastest.
+
+    `codes` has the digest of each policy from outside.
+    """
+    chosen, digests = list(policies), codes or {}
     return [
-        Cell(policy=policy, options=options, scenario=scenario, seed=seed)
+        Cell(
+            policy=policy,
+            options=options,
+            scenario=scenario,
+            seed=seed,
+            code=digests.get(policy, ""),
+        )
         for scenario in scenarios
         for seed in seeds
         for policy, options in chosen
@@ -266,6 +286,13 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
         yield show
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: ForkServerProcess
+    cell: Cell
+    called_at: c_double  # see `called`
+
+
 @dataclass
 class _Experiment:
     cells: dict[str, Cell]
@@ -273,7 +300,7 @@ class _Experiment:
     path: Path | None
     on_progress: OnProgress
     failures: list[Failure] = field(default_factory=list)
-    busy: dict[Connection, tuple[ForkServerProcess, Cell]] = field(default_factory=dict)
+    busy: dict[Connection, _Worker] = field(default_factory=dict)
 
     def run(self, simulate: Simulate, workers: int) -> None:
         """Simulate the cells without a result; all workers have exited when this call ends."""
@@ -289,18 +316,20 @@ class _Experiment:
                     if isinstance(ready, Connection):
                         self._receive(ready)
         finally:
-            for process, _ in self.busy.values():
-                process.kill()
-            for pipe, (process, _) in self.busy.items():
-                process.join()
+            for worker in self.busy.values():
+                worker.process.kill()
+            for pipe, worker in self.busy.items():
+                worker.process.join()
                 pipe.close()
 
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_run_worker, args=(simulate, cell, theirs), daemon=True)
+        called_at = context.RawValue("d", -1.0)
+        arguments = (simulate, cell, theirs, called_at)
+        process = context.Process(target=_run_worker, args=arguments, daemon=True)
         with _delay_ctrl_c():  # an interrupt between these lines would leave an unregistered worker
             process.start()
-            self.busy[mine] = process, cell
+            self.busy[mine] = _Worker(process, cell, called_at)
         theirs.close()  # so that reading ends when the worker exits
 
     def _receive(self, pipe: Connection) -> None:
@@ -309,14 +338,16 @@ class _Experiment:
             message = pipe.recv_bytes()
         except (EOFError, OSError):
             message = b""
-        process, cell = self.busy[pipe]
-        process.join(timeout=None if message else 1.0)  # without a message the worker is exiting
+        worker = self.busy[pipe]
+        cell = worker.cell
+        # Without a message the worker is exiting.
+        worker.process.join(timeout=None if message else 1.0)
         del self.busy[pipe]
         pipe.close()
         if message.startswith(RESULT_PREFIX):
             self._save(cell, message[len(RESULT_PREFIX) :])
         else:
-            why = message[len(ERROR_PREFIX) :].decode() or _describe_exit(process.exitcode)
+            why = message[len(ERROR_PREFIX) :].decode() or _describe_end(worker)
             self.failures.append(Failure(cell, why))
             self._report_progress(cell)
 
@@ -352,6 +383,17 @@ def _delay_ctrl_c() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def _describe_end(worker: _Worker) -> str:
+    """Return why a worker ended without a message, in a policy from outside or elsewhere."""
+    code, at = worker.process.exitcode, worker.called_at.value
+    if at < 0.0:
+        return _describe_exit(code)
+    what = f"ended its process: {_describe_exit(code)}"
+    if code == -signal.SIGALRM:
+        what = f"did not return within {CALL_TIMEOUT_S:.0f} s"
+    return f"policy {worker.cell.policy} {what}, at {at:.1f} s of virtual time; {REMEDY}"
+
+
 def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
@@ -363,10 +405,28 @@ def _describe_exit(code: int | None) -> str:
 
 # --- in a worker
 
+CALL_TIMEOUT_S: Final = 60.0  # longest call of a policy from outside
+_called_at: c_double | None = None  # of this worker
 
-def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
+
+def called(now: Seconds | None) -> None:
+    """Tell the parent that a policy is called at this virtual time; None: the simulation is over.
+
+    If the policy does not return in time, the timer kills this worker.
+    """
+    if _called_at is not None:
+        _called_at.value = -1.0 if now is None else now
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if now is None else CALL_TIMEOUT_S)
+
+
+def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection, called_at: c_double) -> None:
+    global _called_at  # noqa: PLW0603 - a worker has one cell
+    _called_at = called_at
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.dup2(2, 1)  # what a policy prints is not part of the parent's output
+    if cell.code:
+        limit_memory()
     try:
         message = RESULT_PREFIX + msgspec.json.encode(simulate(cell))
     except Exception as error:  # noqa: BLE001 - any error fails this cell only

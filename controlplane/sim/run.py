@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.random import default_rng
 
 from controlplane.policy.api import Policy
-from controlplane.policy.registry import Entry, entry, hears_steps, make
+from controlplane.policy.guard import PolicyError
+from controlplane.policy.registry import Entry, entry, hears_steps, make, name_of, wrap
 from controlplane.sim.analysis.bounds import lower_bound_s, times_alone
 from controlplane.sim.cluster import RELATIVE_SPEEDS, TraceError, node_specs
 from controlplane.sim.engine.event_queue import Kernel, PlannerOptions, SimOptions
@@ -34,7 +35,7 @@ LOSS_STREAM: Final = 77  # random stream of node losses
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    policy: str
+    policy: str | type[Policy]
     options: Mapping[str, Any]  # options of the policy
     scenario: Scenario
     seed: int
@@ -53,7 +54,7 @@ class _Run:
 
 
 def simulate(
-    policy: str,
+    policy: str | type[Policy] | Policy,
     scenario: Scenario,
     seed: int,
     options: Mapping[str, Any] | None = None,
@@ -61,23 +62,30 @@ def simulate(
     trace: Trace | None = None,
     model: TrainingModel | None = None,
     record: Recorder | None = None,
-    made: Policy | None = None,
+    on_call: Callable[[Seconds | None], None] | None = None,
 ) -> SimulationResult:
     """Simulate a scenario under one policy.
 
     Args:
+        policy: name (`fifo`, `module:Class`), class, or a policy that exists, such as one in
+            training. A class and a policy of a class give the result the name of the class.
         seed: seed of the generated workload and of the policy's search.
+        options: options of the policy; none for a policy that exists.
         trace: trace to use instead of the scenario's trace.
         model: training model to use instead of the scenario's model.
         record: called with each input of the core and the commands that the core returned.
-        made: existing policy, such as a policy in training. The result then has no lower bound and
-            no times of jobs alone.
+        on_call: called with the virtual time before each call of the policy, and with None after
+            the last one.
 
     Raises:
         TraceError: if the trace or the profiles cannot be simulated.
         SettingsError: if the policy or one of its options is unknown.
+        PolicyError: if a policy from outside this package fails, or its plan is impossible.
     """
     began = time.perf_counter()
+    made = None
+    if not isinstance(policy, str | type):
+        policy, made = wrap(policy)
     entry(policy)  # refuse an unknown policy before reading any file
     model = model or model_of(scenario)
     run = _Run(
@@ -89,14 +97,24 @@ def simulate(
         trace=trace or trace_of(scenario, seed),
     )
     _check_trace(run.trace, scenario)
-    simulation, planner = _build(run, record, made)
+    simulation, planner = _build(run, record, made, on_call)
     _schedule(run, simulation)
-    simulation.kernel.run()
-    return _result(run, simulation, planner, began, bounded=made is None)
+    try:
+        simulation.kernel.run()
+    except PolicyError as error:
+        at = f"{simulation.kernel.now:.1f} s of virtual time"
+        raise PolicyError(f"{error.message}, at {at}", error.hint) from error
+    finally:
+        if on_call is not None:
+            on_call(None)
+    return _result(run, simulation, planner, began)
 
 
 def _build(
-    run: _Run, record: Recorder | None, made: Policy | None
+    run: _Run,
+    record: Recorder | None,
+    made: Policy | None,
+    on_call: Callable[[Seconds | None], None] | None,
 ) -> tuple[Simulation, SimulatedPlanner]:
     scenario, found, kernel = run.scenario, run.entry, Kernel()
     sim_options = SimOptions(
@@ -121,6 +139,7 @@ def _build(
     oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest, imagined, rule)
     policy = made or make(run.policy, run.options, oracle)
     planner = simulation.use_policy(policy, planner_options)
+    planner.on_call = on_call
     interference = _interference(run, SimulatedTrainingJobs(simulation.jobs, specs))
     if interference is not None:
         simulation.use_interference(interference)
@@ -142,12 +161,12 @@ def _schedule(run: _Run, simulation: Simulation) -> None:
 
 
 def _result(
-    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float, *, bounded: bool
+    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float
 ) -> SimulationResult:
     scenario, now = run.scenario, simulation.kernel.now
-    jobs = _with_times_alone(run, simulation.results()) if bounded else simulation.results()
+    jobs = _with_times_alone(run, simulation.results())
     return SimulationResult(
-        policy=run.policy,
+        policy=name_of(run.policy),
         options=dict(run.options),
         setting=msgspec.to_builtins(scenario) | {"trace": run.trace.name},
         seed=run.seed,
@@ -158,7 +177,7 @@ def _result(
         decisions_ms=tuple(planner.decisions_ms),
         events=simulation.events,
         wall_s=time.perf_counter() - began,
-        bound_s=_bound_s(run) if bounded else None,
+        bound_s=_bound_s(run),
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from controlplane.policy.registry import option_names
+from controlplane.policy.api import Policy
+from controlplane.policy.registry import name_of, option_names
 from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
 from controlplane.sim.models.curves import (
     WORK_CORE_S,
@@ -266,7 +267,7 @@ def default_costs(scenario: Scenario) -> ChangeCosts:
 
 
 def options_of(
-    policy: str, scenario: Scenario, model: TrainingModel, options: Mapping[str, Any]
+    policy: str | type[Policy], scenario: Scenario, model: TrainingModel, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the given options, and those that an operator would set for the model's costs."""
     costs = model.costs.overridden(scenario.stall_s, scenario.first_stall_s)
@@ -275,7 +276,8 @@ def options_of(
         "start_stall_s": costs.restart_s,
         "share_family": scenario.share_families,
     }
-    chosen = {name: usual[name] for name in usual.keys() & option_names(policy)}
+    names = option_names(policy)
+    chosen = {name: value for name, value in usual.items() if name in names}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
-        chosen |= PUBLISHED.get(policy, {})
+        chosen |= PUBLISHED.get(name_of(policy), {})
     return chosen | dict(options)

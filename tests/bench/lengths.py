@@ -136,7 +136,7 @@ def _simulated(case: Case) -> Found:
     trace = trace_of(scenario, case.seed)
     if case.shuffled:
         trace = shuffled(trace, case.seed, case.cancels)
-    result = simulate("ones", scenario, case.seed, options, trace=trace, made=policy)
+    result = simulate(policy, scenario, case.seed, trace=trace)
     lasted = [job.jct_s for job in result.jobs if job.counted and job.jct_s is not None]
     return Found(statistics.fmean(lasted), policy.stats())
 

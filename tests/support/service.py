@@ -24,6 +24,7 @@ from controlplane.core.history import Record
 from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
 from controlplane.service import settings
+from controlplane.service.api.replies import PolicyNotes
 from controlplane.service.api.server import LoopUsage, RequestServer
 from controlplane.service.app import Controller
 from controlplane.service.commit_loop import CommitLoop
@@ -80,7 +81,8 @@ class LiveService:
         self.server = RequestServer(
             commit_loop=self.loop, plans=plans, socket=NONE, feed=self.feed,
             snapshots=SnapshotStore(folder / "snapshots", 1 << 20), telemetry=telemetry,
-            audit=Audit(), policy="fifo", cluster_info=lambda _: NONE, search_info=lambda: NONE,
+            audit=Audit(), notes=PolicyNotes("fifo", ()), cluster_info=lambda _: NONE,
+            search_info=lambda: NONE,
             owners=owners, limits=Limits(), keys=KeyTable(KeyFile(folder / "keys.json"), {}),
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State, Totals
 from controlplane.journal.records import JobRecords
 from controlplane.policy.api import Reason, SearchStats
-from controlplane.policy.registry import entry, job_notes
+from controlplane.policy.registry import Need, job_notes
 from controlplane.service.api.views import Rows, numbered, page_of
 from controlplane.service.planner.planner import Planner
 from controlplane.service.worker_telemetry import Standstill, TelemetryTable
@@ -357,9 +357,9 @@ def _samples_done(job: Job, live: StepsReported | None) -> int:
 class PolicyNotes:
     """Notes that warn if the policy lacks something that a job needs."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, needs: tuple[Need, ...]) -> None:
         self._policy = policy
-        self._needs = entry(policy).needs
+        self._needs = needs
 
     def of_spec(self, spec: JobSpec) -> tuple[str, ...]:
         """Return the notes on a job that has not started."""

@@ -132,7 +132,7 @@ class RequestServer:
         snapshots: SnapshotStore,
         telemetry: TelemetryTable,
         audit: Audit,
-        policy: str,
+        notes: PolicyNotes,
         cluster_info: Callable[[Identity], Cluster],
         search_info: Callable[[], SearchInfo],
         owners: JobOwners,
@@ -148,7 +148,7 @@ class RequestServer:
             plans=plans,
             feed=feed,
             telemetry=telemetry,
-            notes=PolicyNotes(policy),
+            notes=notes,
             owners=owners,
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits)

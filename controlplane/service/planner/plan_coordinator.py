@@ -33,9 +33,10 @@ from controlplane.policy.api import (
     SearchStats,
     StartForecast,
 )
-from controlplane.policy.registry import check_for_cluster, check_options, entry, make
+from controlplane.policy.registry import make
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
+from controlplane.service.planner.policy_check import CheckedPolicy
 from controlplane.service.planner.search_planner import SearchPlanner
 from controlplane.service.settings import PolicyChoice
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -93,29 +94,27 @@ class PolicyObserver:
 
 def make_planner(
     choice: PolicyChoice,
+    checked: CheckedPolicy,
     *,
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
     view_now: ViewNow,
     propose: ProposePlan,
     code: Path | None = None,
 ) -> Planner:
-    """Return a planner. A fast policy runs in this process, a searching policy in a child process.
+    """Return a planner of a policy that `check_policy` accepted.
 
-    A restarted search first observes the events that `history` returns, oldest first. The child
-    runs `code`, a zip file, or the installed code if `code` is None.
-
-    Raises:
-        SettingsError: if there is no such policy or option.
+    A fast policy of this package runs in this process, any other one in a child process. A
+    restarted search first observes the events that `history` returns, oldest first. The child runs
+    `code`, a zip file, or the installed code if `code` is None.
     """
-    if not entry(choice.name).searches:
+    if not checked.apart:
         return InlinePlanner(make(choice.name, choice.options), view_now, propose)
-    check_for_cluster(choice.name, choice.options)
-    check_options(choice.name, choice.options)
+    seed = choice.options.get("seed", 0)
     return SearchPlanner(
         policy=choice.name,
         options=choice.options,
-        seed=int(choice.options.get("seed", 0)),
-        admits=entry(choice.name).admits,
+        seed=seed if isinstance(seed, int) and seed >= 0 else 0,
+        admits="utility" in checked.needs,
         history=history,
         view_now=view_now,
         propose=propose,

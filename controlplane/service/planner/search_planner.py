@@ -195,13 +195,15 @@ class SearchPlanner:
             try:
                 await self._run_process()
             except (OSError, ValueError) as error:
-                log.warning("search process failed", error=repr(error))
+                log.warning("search process failed", policy=self.policy, error=str(error))
             finally:
                 self._record_crash()
                 await self._end_process()
             failures = 1 if loop.time() - began > STABLE_AFTER_S else failures + 1
             self.restarts += 1
-            log.warning("search process exited, restarting", restarts=self.restarts)
+            log.warning(
+                "search process exited, restarting", policy=self.policy, restarts=self.restarts
+            )
             self._propose_fallback()
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
@@ -235,7 +237,8 @@ class SearchPlanner:
             while not (await asyncio.wait([reading], timeout=REPLY_TIMEOUT_S))[0]:
                 limit_s = HANG_TIMEOUT_S if self._ready else START_TIMEOUT_S
                 if self._overdue(limit_s):
-                    raise ValueError(f"no reply for {limit_s:.0f} s")
+                    remedy = "jobs continue; correct the policy if this happens again"
+                    raise ValueError(f"no reply for {limit_s:.0f} s, so it is killed; {remedy}")
             return reading.result()
         finally:
             reading.cancel()

@@ -11,8 +11,8 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from numpy.random import default_rng
@@ -38,6 +38,7 @@ from controlplane.service.planner.search_messages import (
     encode_frame,
 )
 from schemas.errors import OnesError
+from schemas.host.memory import limit_memory
 from schemas.ids import Seconds
 
 READ_BYTES: Final = 1 << 20
@@ -162,22 +163,25 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when to stop
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    source, sink = sys.stdin.fileno(), os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not corrupt the stream
+    source, sink = os.dup(0), os.dup(1)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # the policy must not read the controller's messages
+    os.dup2(2, 1)  # a stray print must not corrupt the stream
+    limit_memory()
     head = _read_exactly(source, 4)
     start = TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
     if not isinstance(start, StartSearch):
         raise SystemExit(2)
     setproctitle(f"ones: search {start.policy}")
     try:
-        policy = make(start.policy, start.options)
-    except OnesError as error:  # the options were valid when the controller started
+        policy = make(start.policy, start.options)  # valid when the controller started
+        for at, event in start.history:
+            policy.observe(event, at)
+        os.write(sink, encode_frame(Ready()))
+        with contextlib.suppress(BrokenPipeError):
+            SearchProcess(policy, start.seed, source, sink).run()
+    except OnesError as error:
         raise SystemExit(f"search process: {error}") from None
-    for at, event in start.history:
-        policy.observe(event, at)
-    os.write(sink, encode_frame(Ready()))
-    with contextlib.suppress(BrokenPipeError):
-        SearchProcess(policy, start.seed, source, sink).run()
 
 
 def _read_exactly(source: int, count: int) -> bytes:

@@ -42,6 +42,7 @@ class SimulatedPlanner:
     handle: Callable[[PlanProposed], None]  # receives each plan
     options: PlannerOptions
     hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None  # starts in plans
+    on_call: Callable[[Seconds | None], None] | None = None  # called before each call of the policy
     decisions_ms: list[float] = field(default_factory=list)  # real time that each plan took
     _requested_at: float = -math.inf
     _requests_then: int = 0  # number of requests at `_requested_at`
@@ -52,6 +53,7 @@ class SimulatedPlanner:
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event to the policy, with the current virtual time."""
+        self._announce_call()
         self.policy.observe(event, self.kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
         if news and self.options.rebatches and not self._batches_scheduled:
@@ -85,6 +87,7 @@ class SimulatedPlanner:
         now = self.kernel.now
         if self._plan_pending or self._requested_at == now:
             return
+        self._announce_call()
         plan = self.policy.batches(self.reactor.view(), now)
         changes = difference(plan, self.reactor.state, now, whole=False)
         if not changes.empty:
@@ -112,6 +115,7 @@ class SimulatedPlanner:
 
     def _decide(self, view: ClusterView) -> Plan:
         now, options = self.kernel.now, self.options
+        self._announce_call()
         began = time.perf_counter()
         if options.generations:
             rng = default_rng((options.seed, view.version))
@@ -119,6 +123,10 @@ class SimulatedPlanner:
         plan = self.policy.plan(view, now)
         self.decisions_ms.append((time.perf_counter() - began) * 1000.0)
         return plan
+
+    def _announce_call(self) -> None:
+        if self.on_call is not None:
+            self.on_call(self.kernel.now)
 
     def _propose(self, changes: Plan) -> None:
         if changes.empty:

@@ -159,7 +159,7 @@ class _EventCollector(MinSlotsPolicy):
 def past(jobs: int, seed: int) -> list[PolicyEvent]:
     """Return the events of a FIFO run of Table 2's jobs on 64 slots."""
     fifo = _EventCollector()
-    simulate("fifo", training_scenario(64, jobs, 30.0), seed, made=fifo)
+    simulate(fifo, training_scenario(64, jobs, 30.0), seed)
     return fifo.heard
 
 
@@ -173,7 +173,7 @@ def episode(
     policy = RecordingDrl(arrays, pick)
     for event in heard:
         policy.observe(event, Seconds(0.0))
-    result = simulate("drl", scenario, seed, made=MinSlotsPolicy(policy))
+    result = simulate(MinSlotsPolicy(policy), scenario, seed)
     return policy.steps, result
 
 

@@ -102,13 +102,13 @@ UNTIL = "slaq shares slots by training losses: it has at least a fair share unti
 
 
 def test_a_policy_without_needs_makes_no_notes() -> None:
-    assert PolicyNotes("fifo").of_spec(job_spec()) == ()
-    assert PolicyNotes("fifo").of(running(epochs=2).job(A)) == ()
+    assert PolicyNotes("fifo", ()).of_spec(job_spec()) == ()
+    assert PolicyNotes("fifo", ()).of(running(epochs=2).job(A)) == ()
 
 
 def test_a_job_gets_equal_notes_before_and_after_submission() -> None:
-    assert PolicyNotes("slaq").of_spec(job_spec()) == (UNTIL,)
-    assert PolicyNotes("slaq").of(starting().job(A)) == (UNTIL,)
+    assert PolicyNotes("slaq", ("losses",)).of_spec(job_spec()) == (UNTIL,)
+    assert PolicyNotes("slaq", ("losses",)).of(starting().job(A)) == (UNTIL,)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_the_first_epoch_decides_the_note_about_losses(loss: float | None, begin
     controller = running()
     controller.tell(N1, epoch_end(A, 1, train_loss=loss))
 
-    notes = PolicyNotes("slaq").of(controller.job(A))
+    notes = PolicyNotes("slaq", ("losses",)).of(controller.job(A))
 
     assert [note.startswith(begins) for note in notes] == [True] * bool(begins)
 
 
 def test_a_loss_in_telemetry_prevents_the_note() -> None:
-    assert PolicyNotes("slaq").of(starting().job(A), train_loss=0.5) == ()
+    assert PolicyNotes("slaq", ("losses",)).of(starting().job(A), train_loss=0.5) == ()
 
 
 def test_an_ended_job_gets_no_note() -> None:
@@ -132,7 +132,7 @@ def test_an_ended_job_gets_no_note() -> None:
     controller.tell(N1, exited(A, code=0))
 
     assert controller.job(A).ended
-    assert PolicyNotes("slaq").of(controller.job(A)) == ()
+    assert PolicyNotes("slaq", ("losses",)).of(controller.job(A)) == ()
 
 
 @pytest.mark.parametrize("least", [1, 3])

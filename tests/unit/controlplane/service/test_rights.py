@@ -65,7 +65,7 @@ SIGNS: Final = {"+": DONE, "-": DENIED, "?": UNKNOWN}
 NONE: Final[Any] = None
 ROUTES: Final = RequestServer(
     commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, telemetry=NONE,
-    audit=NONE, policy="fifo", cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
+    audit=NONE, notes=NONE, cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
     keys=NONE,
 ).routes  # fmt: skip
 RIGHT_OF: Final = {kind: route.right for kind, route in ROUTES.items()} | {**FOLLOWER_RIGHTS}

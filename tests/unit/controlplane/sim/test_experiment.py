@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.sim import experiment
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
@@ -23,6 +24,7 @@ from controlplane.sim.experiment import (
     StoppedError,
     append,
     bar,
+    called,
     cell_key,
     grid,
     load,
@@ -56,6 +58,19 @@ def simulate(cell: Cell) -> SimulationResult:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exits":
                 os._exit(7)
+            case "exits in its policy":
+                called(Seconds(12.0))
+                os._exit(0)
+            case "hangs in its policy":
+                experiment.CALL_TIMEOUT_S = 0.1  # type: ignore[misc] # of this process
+                called(Seconds(12.0))
+                time.sleep(600.0)
+            case "is slow after its policy":
+                experiment.CALL_TIMEOUT_S = 0.1  # type: ignore[misc] # of this process
+                called(Seconds(12.0))
+                called(None)
+                time.sleep(0.3)
+                raise ZeroDivisionError("the end")
     if cell.policy == "endless":
         time.sleep(600.0)
     setting: dict[str, object] = {"does": scenario.does}
@@ -96,7 +111,8 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
 
     assert cell_key(cell()) == cell_key(cell(options={"y": 2, "x": 1}))
     others = [cell(policy="b"), cell(seed=2), cell(options={}), cell(scenario=Scenario(folder="g"))]
-    assert len({cell_key(each) for each in [cell(), *others]}) == 5
+    others.append(cell(code="5f2e"))
+    assert len({cell_key(each) for each in [cell(), *others]}) == 6
 
 
 @pytest.mark.slow
@@ -140,6 +156,15 @@ def test_results_in_the_file_are_not_simulated_again(tmp_path: Path) -> None:
         ("refuses", "unknown option; leave it out"),
         ("dies", "its worker was killed by SIGKILL; out of memory? try fewer workers"),
         ("exits", "its worker exited with code 7"),
+        (
+            "exits in its policy",
+            "policy broken ended its process: its worker exited with code 0, at 12.0 s of virtual time",
+        ),
+        (
+            "hangs in its policy",
+            "policy broken did not return within 60 s, at 12.0 s of virtual time; correct the policy",
+        ),
+        ("is slow after its policy", "ZeroDivisionError: the end"),
     ],
 )
 def test_a_failed_cell_is_named_and_others_are_kept(tmp_path: Path, does: str, why: str) -> None:

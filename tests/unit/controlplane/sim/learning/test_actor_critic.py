@@ -38,7 +38,7 @@ def test_jobs_end_in_the_environment_when_they_end_in_the_simulator() -> None:
     model, bed = untrained(), HarmonyTestbed(CROWDED, 7)
     policy = HarmonyDrl(HarmonyDrlOptions(learn=False, backfill=False), model)
 
-    result = simulate("harmony-drl", CROWDED, 7, made=policy)
+    result = simulate(policy, CROWDED, 7)
 
     simulated = {job.job: job.ended_at for job in result.jobs}
     assert harmony_environment.placed_by(bed, model, gang_model.best) == pytest.approx(
