@@ -79,52 +79,45 @@ def repaired(states: States, problem: AllocationProblem, rng: Generator) -> Stat
     In the order of the jobs: a node has at most one job that is on several nodes, a job has at most
     its most slots (on random nodes), and a node has no more workers than slots.
     """
-    states = states.copy()
+    states = np.array(states, order="F")
     several = (states > 0).sum(axis=2) > 1
-    spread = (states > 0) & several[:, :, None]
-    # As published, jobs after the second distributed job of a node leave it, distributed or not.
-    states[spread.cumsum(axis=1, dtype=np.int16) > 1 - problem.shared] = 0
-    rows = np.nonzero(states.sum(axis=2) > problem.most)
-    if len(rows[0]):
-        excess, most = states[rows], problem.most[rows[1]][:, None]
-        order = rng.random(excess.shape).argsort(axis=1)
+    shared = np.tile(problem.shared, (len(states), 1))
+    for job in range(states.shape[1]):
+        here = states[:, job]
+        shared += (here > 0) & several[:, job, None]
+        here *= shared <= 1  # as published, this also removes later jobs that are on one node
+    cells = np.nonzero(states.sum(axis=2) > problem.most)
+    if len(cells[0]):
+        excess, most = states[cells], problem.most[cells[1]][:, None]
+        order = rng.random(excess.shape, dtype=np.float32).argsort(axis=1)
         filled = np.minimum(np.take_along_axis(excess, order, axis=1).cumsum(axis=1), most)
         np.put_along_axis(excess, order, np.diff(filled, axis=1, prepend=0), axis=1)
-        states[rows] = excess
-    filled = states.cumsum(axis=1, dtype=np.int16)
-    over = (filled[:, -1] > problem.slots).any(axis=1)
-    fitting = np.minimum(filled[over], problem.slots.astype(np.int16))
-    states[over] = np.diff(fitting, axis=1, prepend=np.int16(0))
-    if problem.least.any():
-        states[states.sum(axis=2) < problem.least] = 0
+        states[cells] = excess
+    left = np.tile(problem.slots.astype(np.int16), (len(states), 1))
+    for job in range(states.shape[1]):
+        here = states[:, job]
+        np.minimum(here, left, out=here)
+        left -= here
+    states[states.sum(axis=2) < problem.least] = 0
     return states
-
-
-def _crossed(pairs: States, rng: Generator) -> States:
-    """Exchange the jobs before a random one between the two parents; shape (2, M, J, N)."""
-    _, matings, jobs, _ = pairs.shape
-    swapped = np.arange(jobs) < rng.integers(jobs, size=(matings, 1))
-    swapped &= rng.random((matings, 1)) < CROSSOVER
-    return np.where(swapped[None, :, :, None], pairs[::-1], pairs).reshape(-1, *pairs.shape[2:])
 
 
 def _mutated(states: States, problem: AllocationProblem, rng: Generator) -> States:
     """Reset some jobs, empty some nodes of some jobs, and raise some workers on free slots."""
-    reset = rng.random(states.shape[:2]) < RESET
-    states = np.where(reset[:, :, None], problem.present, states)
+    reset = np.nonzero(rng.random(states.shape[:2]) < RESET)
+    states[reset] = problem.present[reset[1]]
     dropped = np.nonzero(rng.random(states.shape[:2]) < DROP)
-    held = states[dropped]
-    held[rng.random(held.shape) < DROP] = 0
-    states[dropped] = held
+    states[dropped] *= rng.random((len(dropped[0]), states.shape[2])) >= DROP
+    states = np.asfortranarray(states)
     free = (states.sum(axis=1) < problem.slots)[:, None, :]
-    held_by = (states > 0) & free
-    any_job = np.float32(1.0 / states.shape[1])
-    own_job = np.float32(1.0) / np.maximum(held_by.sum(axis=1, keepdims=True, dtype=np.float32), 1)
-    chance = free * np.where(held_by, any_job + own_job - any_job * own_job, any_job)
-    raised = rng.random(states.shape, dtype=np.float32) < chance
-    most = np.broadcast_to(problem.slots, states.shape)[raised]
-    low = np.minimum(states[raised], most)
-    states[raised] = rng.integers(low, most + 1)
+    own = (states > 0) & free
+    any_job = 1.0 / states.shape[1]
+    own_job = 1.0 / np.maximum(own.sum(axis=1, keepdims=True), 1)
+    both = (any_job + own_job - any_job * own_job).astype(np.float32)
+    chance = np.where(own, both, np.float32(any_job) * free)
+    raised = np.nonzero(rng.random(states.shape, dtype=np.float32) < chance)
+    most = problem.slots[raised[2]]
+    states[raised] = rng.integers(np.minimum(states[raised], most), most + 1)
     return states
 
 
@@ -171,14 +164,23 @@ class AllocationSearch:
         found: list[States] = []
         left = POPULATION
         for _ in range(MATINGS):
-            parents = self._states[self._parents(-(-left // 2))]
-            children = _mutated(_crossed(parents, self._rng), self._problem, self._rng)
+            children = _mutated(self._crossed(-(-left // 2)), self._problem, self._rng)
             new = _distinct(repaired(children, self._problem, self._rng), known)[:left]
             found.append(new)
             left -= len(new)
             if not left:
                 break
         return np.concatenate(found)
+
+    def _crossed(self, pairs: int) -> States:
+        """Return two children of each pair, which exchange the jobs before a random one."""
+        jobs = np.arange(self._states.shape[1])
+        swapped = jobs < self._rng.integers(len(jobs), size=(pairs, 1))
+        swapped &= self._rng.random((pairs, 1)) < CROSSOVER
+        one, other = self._parents(pairs)[:, :, None]
+        parent = np.concatenate([np.where(swapped, other, one), np.where(swapped, one, other)])
+        children: States = self._states[parent, jobs]
+        return children
 
     def _parents(self, pairs: int) -> IntArray:
         """Return winners of binary tournaments, shape (2, pairs)."""
@@ -195,7 +197,7 @@ class AllocationSearch:
 
 def _distinct(states: States, known: set[bytes]) -> States:
     """Return the states that are neither known nor repeated, and add them to `known`."""
-    rows = []
+    states, rows = np.ascontiguousarray(states), []
     for row, state in enumerate(states):
         key = state.tobytes()
         if key not in known:
