@@ -156,8 +156,9 @@ ROUNDING: Final = 1e-8  # tolerance of divisions into whole samples
 class BatchBounds:
     """Bounds of a job's batches, in samples."""
 
-    first: int  # global batch at the start, and least global batch
-    most: int  # largest global batch
+    first: int  # global batch at the start
+    least: int  # smallest global batch to try
+    most: int  # largest global batch to try
     most_local: int  # largest share of one slot, in all passes of a step
     most_pass: float  # largest pass of one slot; infinite if not known
 
@@ -177,7 +178,7 @@ def best_batches(
         slots: slots of the job, at least one, shape (...).
     """
     slots = np.asarray(slots)
-    low = np.maximum(bounds.first, slots)
+    low = np.maximum(bounds.least, slots)
     most = np.minimum(bounds.most, bounds.most_local * slots)
     batches = np.rint(np.geomspace(low, np.maximum(low, most), BATCHES))
     share = batches / slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -62,6 +62,7 @@ class _JobRecord:
     edition: int = 0  # number of fits
     placements: int = 0  # number of placements so far
     workers: Workers = field(default_factory=dict)  # latest
+    best: tuple[object, float, int] = (None, 0.0, 0)  # latest inputs, goodput and batch
     _model: PassModel | None = None
 
     def observe(self, event: EpochSeen | StepsSeen) -> None:
@@ -180,6 +181,7 @@ class Pollux(ImmediatePolicy):
     def _bounds(self, job: JobView) -> BatchBounds:
         return BatchBounds(
             first=job.batch_size,
+            least=job.batch_size,
             most=job.batch_limit,
             most_local=job.local_limit,
             most_pass=self._record(job.job).most_pass,
@@ -321,22 +323,25 @@ class Pollux(ImmediatePolicy):
 
     def _local_batches(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
         """Return the best batch; on the same slots only if it gains more than the margin."""
-        model, many = self._record(job.job).model(), len(slots)
+        record, many, stays = self._record(job.job), len(slots), job.running_on.keys() == set(slots)
+        model = record.model()
         if model is None:
-            if job.running_on.keys() == set(slots):
-                return dict(job.running_on)
-            return with_batch(job, max(job.batch_size, many), slots)
+            batch = max(job.batch_size, many)
+            return dict(job.running_on) if stays else with_batch(job, batch, slots)
         nodes = np.array([len({node_of(slot) for slot in slots})])
         bounds, noise_scale = self._bounds(job), self._noise_scale(job)
-        (goodput,), (batch,) = best_batches(model, bounds, noise_scale, nodes, np.array([many]))
+        key = (record.edition, bounds, noise_scale, int(nodes[0]), many)
+        if record.best[0] != key:
+            found = best_batches(model, bounds, noise_scale, nodes, np.array([many]))
+            record.best = (key, float(found[0][0]), int(found[1][0]))
+        _, goodput, batch = record.best
         present = sum(job.running_on.values())
-        if job.running_on.keys() == set(slots) and batch != present:
-            fixed = BatchBounds(present, present, bounds.most_local, bounds.most_pass)
+        if stays and batch != present and self.options.batch_margin:
+            fixed = replace(bounds, least=present, most=present)
             (current,), _ = best_batches(model, fixed, noise_scale, nodes, np.array([many]))
-            gain = (noise_scale + bounds.first) / (noise_scale + present)
-            if goodput <= current * gain * (1 + self.options.batch_margin):
+            if goodput <= current * (1 + self.options.batch_margin):
                 return dict(job.running_on)
-        return with_batch(job, int(batch), slots)
+        return with_batch(job, batch, slots)
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)

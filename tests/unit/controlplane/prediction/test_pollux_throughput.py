@@ -70,7 +70,7 @@ def test_the_gradient_of_the_loss_agrees_with_differences() -> None:
     assert gradient == pytest.approx(np.array(slopes), rel=1e-4, abs=1e-6)
 
 
-BOUNDS = BatchBounds(first=64, most=512, most_local=512, most_pass=128)
+BOUNDS = BatchBounds(first=64, least=64, most=512, most_local=512, most_pass=128)
 FREE = PassModel((0.1, 0.001), (FREE_S, FREE_S), (FREE_S, FREE_S), 1.0)
 
 
@@ -79,7 +79,7 @@ FREE = PassModel((0.1, 0.001), (FREE_S, FREE_S), (FREE_S, FREE_S), 1.0)
     [
         (BOUNDS, np.inf, [512, 512, 512]),
         (BOUNDS, 0.0, [64, 64, 64]),
-        (BatchBounds(64, 100, 40, 128), np.inf, [0, 80, 100]),
+        (BatchBounds(64, 64, 100, 40, 128), np.inf, [0, 80, 100]),
     ],
     ids=["a noisy gradient", "no noise", "a small share of a slot"],
 )
@@ -90,15 +90,18 @@ def test_the_best_batch_at_each_size(bounds: BatchBounds, noise: float, batches:
 
 
 def test_goodput_agrees_with_a_calculation_by_hand() -> None:
-    """Batch 512 with noise 512: half of its samples count, against 8/9 at batch 64.
+    """A sample of batch 512 is worth (512 + 64) / (512 + 512) of one of batch 64.
 
-    One slot takes four passes of 128 samples, at 0.228 s each. Four slots take one, and reduce in
-    no time. A slot with up to 128 samples of 65 takes two passes.
+    One slot takes four passes of 128 samples, at 0.228 s each. Four slots take one each, and reduce
+    in no time. A single slot with 66 samples takes two passes of 33, at 0.133 s each.
     """
-    bounds, fixed = BatchBounds(512, 512, 512, 128), BatchBounds(64, 65, 512, 128)
+    whole, two = BatchBounds(64, 512, 512, 512, 128), BatchBounds(64, 66, 66, 512, 128)
 
-    goodputs, _ = best_batches(FREE, bounds, np.inf, np.array([1]), np.array([1, 4]))
-    (two_passes,), (batch,) = best_batches(FREE, fixed, np.inf, np.array([1]), np.array([1]))
+    goodputs, _ = best_batches(FREE, whole, 512.0, np.array([1]), np.array([1, 4]))
+    (passes,), (batch,) = best_batches(FREE, two, np.inf, np.array([1]), np.array([1]))
 
-    assert goodputs == pytest.approx([512 / (4 * 0.228), 512 / 0.228], rel=1e-6)
-    assert (batch, two_passes) == (64, pytest.approx(64 / 0.164))
+    efficiency = (512 + 64) / (512 + 512)
+    assert goodputs == pytest.approx(
+        [efficiency * 512 / (4 * 0.228), efficiency * 512 / 0.228], rel=1e-6
+    )
+    assert (batch, passes) == (66, pytest.approx(66 / (2 * 0.133)))
