@@ -63,7 +63,8 @@ def test_optimus_agrees_job_by_job_and_on_average(workload: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", [6])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", [3])
 def test_pollux_agrees_on_average_and_in_the_order_of_jobs(workload: int) -> None:
     """Both searches draw at random, so that single jobs differ."""
     theirs = published("pollux")[f"workload-{workload}"]
@@ -72,5 +73,5 @@ def test_pollux_agrees_on_average_and_in_the_order_of_jobs(workload: int) -> Non
 
     assert ours.keys() == theirs.keys()
     pairs = np.array([(ours[name], theirs[name]) for name in theirs], dtype=np.float64)
-    assert pairs[:, 0].mean() == pytest.approx(pairs[:, 1].mean(), rel=0.05)
+    assert pairs[:, 0].mean() == pytest.approx(pairs[:, 1].mean(), rel=0.02)
     assert spearmanr(*pairs.T).statistic > 0.95
