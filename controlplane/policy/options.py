@@ -312,6 +312,29 @@ class GoodputOptions(Options, frozen=True):
         return ELASTIC_S if self.moves == "elastic" else RESTART_S
 
 
+class PolluxOptions(Options, frozen=True):
+    """Options of policy `pollux`, table `[policy.options]` of the controller's settings."""
+
+    interval_s: NotNegative = 60.0  # length of a round, as in the paper; 0: at every request
+    generations: Count = 100  # of the search in a round, as in the paper
+    seed: Annotated[int, Within(0)] = 0  # seed of the draws made in each round
+    power: Annotated[
+        float, Within(-10.0, 1.0)
+    ] = -1.0  # p of the power mean of speed-ups: lower is fairer
+    # maximum growth, relative to the most slots on which the job was measured
+    growth: Annotated[float, Within(1.0)] = 2.0
+    reallocation_s: NotNegative = RESTART_S  # delta: assumed cost of a re-allocation
+    # minimum gain in goodput of a new batch on the same slots; the published simulator has 0
+    batch_margin: NotNegative = 0.05
+    # noise scale in multiples of the first batch, until a job reports one
+    noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_interval(self.interval_s)
+        super().__post_init__()
+
+
 class OptimusOptions(Options, frozen=True):
     """Options of policy `optimus`, table `[policy.options]` of the controller's settings."""
 

@@ -66,6 +66,10 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "baselines.goodput:Goodput", "options:GoodputOptions", searches=True, epochs=True,
         batch="elastic",
     ),
+    "pollux": Entry(
+        "baselines.pollux:Pollux", "options:PolluxOptions", searches=True, rebatches=True,
+        batch="elastic",
+    ),
     "harmony-drl": Entry(
         "learned.harmony_drl:HarmonyDrl", "learned.harmony_drl:HarmonyDrlOptions", searches=True,
         gangs=True,

@@ -185,6 +185,7 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # The same options as in the simulator that was published with the profiles.
     "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
     "optimus": {"remaining": "oracle", "interval_s": 0.0},
+    "pollux": {"batch_margin": 0.0},
 }
 
 

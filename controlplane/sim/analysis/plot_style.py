@@ -29,7 +29,7 @@ HATCHES: Final = ("", "//", "..", "xx")
 # The position defines a policy's style in all figures; policies often drawn together are first.
 POLICIES: Final = (
     "ones", "tiresias", "optimus", "drl", "goodput", "fifo", "srtf", "ones-paper", "gittins",
-    "fair", "slaq", "harmony", "oasis", "harmony-drl",
+    "fair", "slaq", "harmony", "oasis", "harmony-drl", "pollux",
 )  # fmt: skip
 SUFFIXES: Final = (".svg", ".png", ".pdf")
 GRID: Final = "#d9d9d9"

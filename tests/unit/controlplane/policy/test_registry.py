@@ -29,7 +29,8 @@ def test_a_policy_is_made_by_name_with_its_options() -> None:
 
 def test_only_a_policy_that_searches_has_its_own_process() -> None:
     assert {name for name in POLICIES if entry(name).searches} == {
-        "drl", "ones", "ones-paper", "optimus", "goodput", "slaq", "oasis", "harmony", "harmony-drl",
+        "drl", "ones", "ones-paper", "optimus", "goodput", "pollux", "slaq", "oasis", "harmony",
+        "harmony-drl",
     }  # fmt: skip
 
 

@@ -20,7 +20,9 @@ from tests.support.simulations import N0, N1, S0, S1, T0, A, B, ScriptedPolicy, 
 pytestmark = pytest.mark.slow
 ONE_SLOT = (NodeGroup(count=1, slots=1),)
 TWO_NODES = (NodeGroup(count=2, slots=2),)
-SLOW = ("drl", "goodput", "harmony-drl", "ones", "ones-paper", "optimus", "slaq")  # that search
+SLOW = (  # that search
+    "drl", "goodput", "harmony-drl", "ones", "ones-paper", "optimus", "pollux", "slaq",
+)  # fmt: skip
 FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
 
 
