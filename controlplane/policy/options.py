@@ -323,7 +323,7 @@ class PolluxOptions(Options, frozen=True):
     ] = -1.0  # p of the power mean of speed-ups: lower is fairer
     # maximum growth, relative to the most slots on which the job was measured
     growth: Annotated[float, Within(1.0)] = 2.0
-    reallocation_s: NotNegative = RESTART_S  # delta: assumed cost of a re-allocation
+    rescale_stall_s: NotNegative = RESTART_S  # delta: assumed cost of a re-allocation
     # minimum gain in goodput of a new batch on the same slots; the published simulator has 0
     batch_margin: NotNegative = 0.05
     # noise scale in multiples of the first batch, until a job reports one

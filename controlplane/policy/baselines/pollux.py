@@ -264,7 +264,7 @@ class Pollux(ImmediatePolicy):
 
     def _share_kept(self, job: JobView, now: Seconds) -> float:
         """Return (T - R delta) / (T + delta): the part of age T that R + 1 restarts leave."""
-        age, cost = max(0.0, now - job.submitted_at), self.options.reallocation_s
+        age, cost = max(0.0, now - job.submitted_at), self.options.rescale_stall_s
         if not cost:
             return 1.0
         restarts = max(0, self._record(job.job).placements - 1)
