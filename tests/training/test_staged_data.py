@@ -86,7 +86,10 @@ def test_unstaged_data_must_keep_their_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [
     Lazy(), [torch.nn.Parameter(X)], {"x": X.to_sparse()}, np.array([None]), np.array(["text"]),
     np.arange(3, dtype=">i4"), TensorDataset(X.clone().requires_grad_()), iter([1]), Path(),
-], ids=repr)  # fmt: skip
+], ids=[
+    "object", "parameter", "sparse", "objects", "texts", "big-endian", "with gradients", "iterator",
+    "path",
+])  # fmt: skip
 def test_other_data_are_read_by_each_worker(tmp_path: Path, data: Any) -> None:
     assert [StagedData(tmp_path).get(0, lambda: data) is data for _ in range(2)] == [True, True]
 
