@@ -172,7 +172,7 @@ class BatchCaps:
 
 
 class BatchHold(Enum):
-    """What may be done with the batch of a job on its present slots."""
+    """Allowed changes of the batch of a job on its present slots."""
 
     NO = auto()
     GROW_ONLY = auto()

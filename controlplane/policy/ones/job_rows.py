@@ -59,7 +59,7 @@ def size_table(
     always win, so the prior noise scale is a few times the first batch.
 
     Args:
-        hold: what may be done with the present batch at the present size.
+        hold: allowed changes of the present batch at the present size.
         cores: number of cores that the slots of a node share; infinite: each slot has its own.
     """
     model = estimates.families[job.family].speed_model(job.batch_size)

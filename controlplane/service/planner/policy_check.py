@@ -35,7 +35,7 @@ TIMEOUT_S: Final = 60.0
 
 
 class CheckedPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """What a controller and `ones sim` need to know of a policy that they can use."""
+    """Properties of a usable policy, for a controller and `ones sim`."""
 
     apart: bool  # it runs in its own process
     needs: tuple[Need, ...]
