@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, Policy, StepsSeen
-from controlplane.policy.registry import POLICIES
+from controlplane.policy.registry import POLICIES, make
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.engine.event_queue import Kernel, SimOptions
 from controlplane.sim.engine.simulation import Simulation
@@ -352,8 +352,10 @@ def changes(run: SimulatedRun) -> Counter[str]:
 
 @pytest.mark.parametrize("name", sorted(POLICIES.keys() - GANGS - ROUNDS))
 def test_a_policy_that_chooses_sizes_changes_them_while_jobs_run(name: str) -> None:
+    quick = {"pollux": {"interval_s": 5.0, "reallocation_s": 1.0}}  # for jobs of half a minute
+    policy = make(name, quick[name]) if name in quick else name
     run = simulated_run(
-        name, *eight_jobs(), nodes=FOUR, model=HALF_A_MINUTE, telemetry_s=1.0, generations=4
+        policy, *eight_jobs(), nodes=FOUR, model=HALF_A_MINUTE, telemetry_s=1.0, generations=4
     ).run()
 
     assert {ended.state for ended in run.jobs.values()} == {"succeeded"}
