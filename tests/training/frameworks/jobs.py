@@ -47,8 +47,14 @@ def wait_at_gate(step):
     fresh, seen = version != seen, version  # newcomers count with the first step that they take part in
     if fresh or joined or step < held_from.get(version + 1, step + 1):
         return
-    while agent._membership.version == version and agent._listener.pending is None:
+    while agent._membership.version == version and not ready_to_switch():
         time.sleep(0.002)
+
+def ready_to_switch():
+    pending = agent._listener.pending
+    return pending is not None and (
+        not pending.needs_build or agent._listener.built(pending.version) is not None
+    )
 """
 
 IN_FLOAT32: Final = """
