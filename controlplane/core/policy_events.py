@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from controlplane.core.history import (
-    REALISED,
     EpochFinished,
     HistoryReader,
     PhaseChanged,
     Record,
-    SpeedMeasured,
 )
-from controlplane.core.model.job import CORRECTION, Job
+from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.report_bounds import (
     clamp_numbers,
@@ -25,11 +23,11 @@ from controlplane.core.model.report_bounds import (
     plausible_times,
 )
 from controlplane.core.state import State
-from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
 from schemas.jobs import ENDED
 from schemas.wire.agent import StepsReported
-from schemas.wire.client import Decision, EpochInfo
+from schemas.wire.client import EpochInfo
 
 KEPT_JOBS: Final = 1000  # jobs that a restarted search learns from
 KEPT_EPOCHS: Final = 50  # latest epochs of each job
@@ -49,14 +47,6 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
     match record:
         case EpochFinished(epoch=info):
             return _epoch(job, info)
-        case SpeedMeasured(promise=promise, samples_per_s=speed):
-            return GainSeen(
-                job=job.job,
-                family=job.family,
-                predicted=promise.speed_expected / promise.speed_before,
-                realised=speed / promise.speed_before,
-                correction=promise.correction,
-            )
         case PhaseChanged(change=change) if change.to_state in ENDED:
             return _end(job)
     return None
@@ -96,8 +86,6 @@ def history(jobs: Iterable[Job], past: HistoryReader) -> list[tuple[Seconds, Pol
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in deque(jobs, maxlen=KEPT_JOBS):
         history = past.of(job.job)
-        gains = [(one.time, _gain(job, one)) for one in history.decisions]
-        found += [(at, gain) for at, gain in gains if gain is not None]
         found += [(info.time, _epoch(job, info)) for info in history.epochs[-KEPT_EPOCHS:]]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
@@ -115,21 +103,6 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
 
 # Fields of an epoch that an event copies from the history.
 _SHARED: Final = sorted({*EpochSeen.__struct_fields__} & {*EpochInfo.__struct_fields__})
-
-
-def _gain(job: Job, decision: Decision) -> GainSeen | None:
-    """Return the promised and the measured gain of a decision, or None if it was not measured."""
-    numbers = decision.numbers
-    before, then = numbers.get("speed_now"), numbers.get("speed_then")
-    if not before or then is None or REALISED not in numbers:
-        return None
-    return GainSeen(
-        job=job.job,
-        family=job.family,
-        predicted=then / before,
-        realised=numbers[REALISED] / before,
-        correction=numbers.get(CORRECTION),
-    )
 
 
 def _stop_metric(job: Job, info: EpochInfo) -> float | None:

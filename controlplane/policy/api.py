@@ -149,16 +149,6 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     slot_s: float = 0.0  # attained service, slots times seconds
 
 
-class GainSeen(msgspec.Struct, frozen=True, kw_only=True, tag="gain"):
-    """Predicted and measured speed-up of a changed group, after its first whole epoch."""
-
-    job: JobId
-    family: str
-    predicted: float  # speed-up over the previous group, from the plan
-    realised: float  # measured speed-up over the previous group
-    correction: float | None = None  # factor that `predicted` includes; None: the size was measured
-
-
 class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     """A plan of this policy was accepted."""
 
@@ -166,7 +156,7 @@ class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     slots: Mapping[JobId, tuple[SlotId, ...]] = {}  # target slots of the jobs that the plan changes
 
 
-PolicyEvent = EpochSeen | StepsSeen | JobEnded | GainSeen | PlanTaken
+PolicyEvent = EpochSeen | StepsSeen | JobEnded | PlanTaken
 
 
 # --- plans and policies

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -35,6 +35,8 @@ Count = Annotated[int, Within(1)]
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a policy, table `[policy.options]` of the controller's settings."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # options by the value of `preset`
 
     def __post_init__(self) -> None:
         """Refuse numbers that are not finite or not within their range.
@@ -72,60 +74,35 @@ def refuse(name: str, what: str, remedy: str) -> None:
     raise SettingsError(f"{field}: {what}", remedy, field)
 
 
-Search = Literal["auto", "evolution", "climb", "greedy"]
-LengthModelName = Literal["residual", "beta", "mixture"]  # see ones/job_lengths
+Search = Literal["auto", "evolution", "greedy"]
 
 
 class OnesOptions(Options, frozen=True):
     """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
 
-    seed: Annotated[int, Within(0)] = 0
-    # auto: evolution if GPU types differ, else greedy; climb: improve the best; greedy: no search
+    # auto: evolution if GPU types differ, otherwise greedy
     search: Search = "auto"
     # K, the number of candidates; the paper uses one per GPU, 16 give the same result.
     population: Annotated[int, Within(2)] = 16
     # The search rests after this many generations without a better candidate.
     patience: Annotated[int, Within(0)] = 10
-    # Theta: share of a candidate's jobs that lose their slots.
-    mutation_rate: Annotated[float, Within(0.0, 1.0)] = 0.1
-    # Steps on the first slots before a job can grow; the paper says "a few".
+    # Steps on the first slot before a job can grow; the paper says "a few".
     warmup_steps: Annotated[int, Within(0)] = 10
-    first_slots: Count = 1  # most slots before the warm-up ends; the paper starts all jobs on one
     # A longer epoch is treated as several pieces of this length.
     report_interval_s: Annotated[float, Within(0.1)] = 30.0
-    # Minimum time between two changes of the same job, however short its epochs.
-    settle_s: NotNegative = 3.0
     rescale_stall_s: NotNegative = 1.0  # assumed stall of a running job at a change
     start_stall_s: NotNegative = 10.0  # assumed stall of a start, until some starts were measured
     change_margin: NotNegative = 0.1  # minimum benefit beyond the stall, a share of a job's value
     # Extra cost of stopping a job beyond the stall, in multiples of its worth on one slot.
     pause_margin: NotNegative = 1.5
-    # Minimum gain in goodput of a new batch on the same slots, as a share.
-    batch_margin: NotNegative = 0.03
-    rebatch: bool = True  # True: rebatch at any time on the same slots; False: with an open gate
-    # Steps that a job trains with a batch before that batch can double.
-    growth_steps: Annotated[int, Within(0)] = 10
-    batch_caps: bool = True  # for a while, stay below a batch that lost progress on its slots
-    place_trials: bool = True  # leave a place that is slower than a closer place with as many slots
-    batches_per_doubling: Count = 6  # batches tried per doubling, from the first batch to the limit
     size_exponent: NotNegative = 0.55  # strength of the preference for short jobs
     speedup_exponent: Annotated[float, Within(0.05)] = 0.8  # value: speed-up to this power
-    ageing: NotNegative = 0.0  # exponent of the response ratio in the weight; 0: jobs can starve
+    # Where jobs queue, how far long waits count instead of short lengths; 0: jobs can starve
+    ageing: Annotated[float, Within(0.0, 1.0)] = 0.5
     max_stretch: NotNegative = 0.0  # limit of a job's time over its fair-share time; 0: no limit
-    # Seconds added to every remaining time; at most a quarter of the mean remaining time.
-    patience_s: NotNegative = 300.0
-    # Maximum growth in one change, relative to the largest size that the family has run.
-    growth: Annotated[float, Within(1.0)] = 2.0
-    passes: bool = True  # model steps in which a worker needs several passes
     # Assumed noise scale of a job that reports none, in multiples of its first batch.
-    noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
-    length_model: LengthModelName = "residual"  # model of remaining work that no rule states
-    gain_correction: bool = True  # correct speed-ups predicted for new sizes by the measured ones
+    noise_scale_prior: Annotated[float, Within(0.01)] = 16.0
     share_family: bool = True  # predict new families from all jobs; False: from their own past
-    forecast_starts: bool = True  # forecast when waiting jobs start
-    interference: bool = True  # learn how jobs on one node slow each other down, and separate them
-    gpu_types: bool = True  # learn how fast each type of GPU is
-    migration: bool = True  # move small jobs away if other jobs need whole nodes
 
     def __post_init__(self) -> None:
         """Check the ranges; `max_stretch` must be 0 or a limit that all jobs can keep."""
@@ -138,16 +115,34 @@ class OnesOptions(Options, frozen=True):
 MAX_CANDIDATES: Final = 512  # with this many for 512 slots, a generation takes 0.35 s (README)
 
 
-ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]  # see ones_paper
+ScaleDown = Literal["literal", "contended", "authors", "off"]  # see ones_paper
+
+IMPROVED: Final[Mapping[str, Any]] = {  # readings with shorter completion times in simulations
+    "score": "all",
+    "speed": "goodput",
+    "batch": "goodput",
+    "rho": "mean",
+    "selection": "best",
+    "scale_down": "contended",
+    "limit_floor": "first",
+    "gate": "job",
+    "reorder": "aligned",
+    "charge": True,
+    "report_interval_s": 30.0,
+    "settle_s": 3.0,
+}
 
 
 class OnesPaperOptions(Options, frozen=True):
     """Options of policy `ones-paper`, table `[policy.options]` of the controller's settings.
 
-    The first value that a comment names is the literal reading of the paper. The defaults led to
-    the shortest completion times in simulations (see the README of this folder).
+    The defaults are the literal reading of the paper. `preset = "improved"` sets the options that
+    are not given to `IMPROVED`.
     """
 
+    PRESETS: ClassVar = {"improved": IMPROVED}
+
+    preset: Literal["paper", "improved"] = "paper"
     seed: Annotated[int, Within(0)] = 0  # seed of the draws made for each new view
     # K, the number of candidates; 0: one per slot, at most `MAX_CANDIDATES`
     population: Annotated[int, Within(0, MAX_CANDIDATES)] = 0
@@ -156,43 +151,25 @@ class OnesPaperOptions(Options, frozen=True):
     mutation_rate: Annotated[float, Within(0.0, 1.0)] = 0.1  # theta: jobs that lose slots
 
     # --- readings of the paper
-    score: Literal["running", "all"] = "all"  # sum of eq. 8 over running jobs, or values of all
-    speed: Literal["mean", "model", "goodput"] = "goodput"  # X: mean per GPU; fitted; goodput
-    batch: Literal["kept", "goodput"] = "goodput"  # local batch: as at the start; the best within R
-    rho: Literal["candidate", "generation", "mean"] = "mean"  # draws of progress; mean: none
-    selection: Literal["sampled", "best"] = "best"  # K rounds of Algorithm 1, or the K best
-    scale_down: ScaleDown = "contended"
-    limit_floor: Literal["one", "first"] = "first"  # minimum of R: one sample, first batch
-    keep_least: bool = True  # False: scaling down can take a job's last slot
-    gate: Literal["all", "job", "off"] = "job"  # epoch needed first: of all jobs, the job, none
-    reorder: Literal["flat", "aligned"] = "aligned"
-    charge: bool = True  # False: changes are assumed to be free
+    score: Literal["running", "all"] = "running"  # sum of eq. 8 over running jobs, or values of all
+    speed: Literal["mean", "model", "goodput"] = "mean"  # X: mean per GPU; fitted; goodput
+    batch: Literal["kept", "goodput"] = "kept"  # local batch: as at the start; the best within R
+    rho: Literal["drawn", "mean"] = "drawn"  # progress
+    selection: Literal["sampled", "best"] = "sampled"  # K rounds of Algorithm 1, or the K best
+    scale_down: ScaleDown = "literal"
+    limit_floor: Literal["one", "first"] = "one"  # minimum of R: one sample, first batch
+    gate: Literal["all", "job", "off"] = "all"  # epoch needed first: of all jobs, the job, none
+    reorder: Literal["flat", "aligned"] = "flat"
+    charge: bool = False  # False: changes are assumed to be free
 
     # --- numbers
     # steps on the least slots before R applies; the paper says "a few"
     warmup_steps: Annotated[int, Within(0)] = 10
-    report_interval_s: NotNegative = 30.0  # longer epochs are split into such pieces; 0: no split
-    settle_s: NotNegative = 3.0  # minimum time between two changes of the same job
+    report_interval_s: NotNegative = 0.0  # longer epochs are split into such pieces; 0: no split
+    settle_s: NotNegative = 0.0  # minimum time between two changes of the same job
     rescale_stall_s: NotNegative = 1.0  # assumed stall of a running job at a change
     start_stall_s: NotNegative = 10.0  # assumed stall of a start, until a start was measured
     change_margin: NotNegative = 0.1  # minimum benefit beyond the stall, share of a job's value
-
-
-LITERAL: Final[Mapping[str, Any]] = {  # every option set to the paper's literal reading
-    "score": "running",
-    "speed": "mean",
-    "batch": "kept",
-    "rho": "candidate",
-    "selection": "sampled",
-    "scale_down": "literal",
-    "limit_floor": "one",
-    "keep_least": False,
-    "gate": "all",
-    "reorder": "flat",
-    "charge": False,
-    "report_interval_s": 0.0,
-    "settle_s": 0.0,
-}
 
 
 class SlaqOptions(Options, frozen=True):

@@ -196,8 +196,9 @@ def check_options(policy: str | type[Policy], options: Mapping[str, Any]) -> Any
         if name not in struct.__struct_encode_fields__:
             problem = f"{about}: Object contains unknown field `{name}`"
             raise SettingsError(problem, remedy, "policy.options")
+    preset = getattr(struct, "PRESETS", {}).get(options.get("preset"), {})
     try:
-        return msgspec.convert(dict(options), struct)
+        return msgspec.convert({**preset, **options}, struct)
     except msgspec.ValidationError as error:
         wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", str(error))
         if wrong is not None:

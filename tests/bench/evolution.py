@@ -2,9 +2,8 @@
 
 Simulations in virtual time, paired by seed. A figure is a ratio of average completion times, its geometric
 mean over the seeds; `KEY_low` and `KEY_high` are the extremes of the seeds. Compared: evolution (three
-generations per request), climbing from the best candidate with as many evaluations, and no search; trades of
-places; each term of the fitness switched off; the paper's policy and its literal reading; population and
-generations.
+generations per request) and no search; each term of the fitness switched off; the paper's policy and its
+improved reading; population and generations.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
-from controlplane.policy.options import LITERAL
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.scenario import Scenario
 from tests.bench import report
@@ -26,7 +24,7 @@ JOBS: Final = 60
 THINK_S: Final = 10.0
 POPULATIONS: Final = (4, 8, 16, 32)
 GENERATIONS: Final = (0, 1, 3, 10)
-SEARCHED: Final = ("", "_interference", "_partial", "_types", "_all")
+SEARCHED: Final = ("", "_partial", "_types", "_all")
 USUAL: Final = (16, 3)  # population, generations
 
 
@@ -39,7 +37,6 @@ def settings(jobs: int) -> dict[str, Way]:
     mixed = nodes(8, v100=3, p100=3, k80=2)
     return {
         "": plain,
-        "_interference": plain.knowing(interference="pairwise:0.25"),
         "_partial": plain.knowing(nodes=eights, stall_s=0.1, first_stall_s=1.0),
         "_types": plain.knowing(nodes=nodes(4, v100=6, p100=5, k80=5)),
         "_all": plain.knowing(nodes=mixed, interference="pairwise:0.25"),
@@ -48,29 +45,22 @@ def settings(jobs: int) -> dict[str, Way]:
 
 
 def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    pairs = []
-    for name in names:
-        on = here[name].but(search="evolution")
-        off, climb = on.but(search="greedy"), on.but(search="climb")
-        pairs += [
-            Pair(f"on_vs_off{name}", on, off),
-            Pair(f"climb_vs_off{name}", climb, off),
-            Pair(f"on_vs_climb{name}", on, climb),
-        ]
-    return pairs
+    return [
+        Pair(
+            f"on_vs_off{name}", here[name].but(search="evolution"), here[name].but(search="greedy")
+        )
+        for name in names
+    ]
 
 
 def terms(here: dict[str, Way]) -> list[Pair]:
-    plain, neighbours = here[""], here["_interference"]
-    partial, types, busy = here["_partial"], here["_types"], here["_busy"]
+    plain, busy = here[""], here["_busy"]
     return [
-        Pair("term_interference", neighbours.but(interference=False), neighbours),
-        Pair("term_gpu_types", types.but(gpu_types=False), types),
-        Pair("term_migration", partial.but(migration=False), partial),
         Pair("term_size", busy.but(size_exponent=0.0), busy),
         Pair("term_speedup", plain.but(speedup_exponent=1.0), plain),
         Pair("term_stall", plain.but(change_margin=0.0, rescale_stall_s=0.0), plain),
         Pair("term_pause", busy.but(pause_margin=0.0), busy),
+        Pair("term_ageing", busy.but(ageing=0.0), busy),
         Pair("term_family", plain.knowing(knowledge="L0"), plain),
         Pair("term_stated", busy.knowing(knowledge="L3"), busy),
     ]
@@ -79,15 +69,9 @@ def terms(here: dict[str, Way]) -> list[Pair]:
 def paper(here: dict[str, Way]) -> list[Pair]:
     ours = here[""]
     return [
-        Pair("literal_vs_ones", Way(ours.scenario, LITERAL, "ones-paper"), ours),
-        Pair("paper_vs_ones", Way(ours.scenario, {}, "ones-paper"), ours),
+        Pair("literal_vs_ones", Way(ours.scenario, {}, "ones-paper"), ours),
+        Pair("improved_vs_ones", Way(ours.scenario, {"preset": "improved"}, "ones-paper"), ours),
     ]
-
-
-def fed(here: dict[str, Way]) -> list[Pair]:
-    literal = Way(here[""].scenario, LITERAL, "ones-paper")
-    alive = literal.but(limit_floor="first", keep_least=True)
-    return [Pair("literal_fed_vs_ones", alive, here[""])]
 
 
 def measured(folder: Path, *, quick: bool) -> list[Pair]:
@@ -157,7 +141,7 @@ class Sections:
             for many in POPULATIONS
         ]
         columns = ("population", *(f"{many} generations" for many in GENERATIONS))
-        title = f"under interference, over no search; {len(seeds)} seeds"
+        title = f"on several types, over no search; {len(seeds)} seeds"
         report.table(f"{title}; {self._bench.elapsed_s:.0f} s so far", columns, rows)
 
     def _compared(self, pair: Pair, seeds: Sequence[int]) -> Compared:
@@ -179,7 +163,6 @@ def main() -> None:
         "one seed of 30 jobs and a few figures",
         paper=(bool, False, "only the paper's policy over ones"),
         searches=(report.some_of(named), [], f"only these settings, of {', '.join(named)}"),
-        on_off=(bool, False, "of these, evolution over greedy only"),
         seeds=(report.seeds, "40-42", "of workloads and searches, as in 40-42"),
         jobs=(int, None, "in each simulation; default: 60, quick: 30"),
         workers=(int, 2, "simulations at a time"),
@@ -193,23 +176,19 @@ def main() -> None:
     if chosen.searches:
         for name in chosen.searches:
             at = "" if name == "plain" else f"_{name}"
-            told.section(
-                f"the search {at}", searches(here, [at])[: 1 if chosen.on_off else None], seeds
-            )
+            told.section(f"the search {at}", searches(here, [at]), seeds)
         return
     told.section("the paper's policy over ones", paper(here), seeds)
     if chosen.paper:
-        told.section("literally, but that nobody starves", fed(here), seeds)
         return
     if chosen.quick:
         told.section("the search", searches(here, [""]), seeds)
-        told.section("among neighbours", searches(here, ["_interference"])[:1], seeds)
+        told.section("on several types", searches(here, ["_types"]), seeds)
     else:
         for name in SEARCHED:
             told.section(f"the search {name}", searches(here, [name]), seeds)
         told.section("each term off, over ones", terms(here), seeds)
-        told.section("literally, but that nobody starves", fed(here), seeds[:1])
-        told.curve(here["_interference"], seeds if chosen.grid else seeds[:1], whole=chosen.grid)
+        told.curve(here["_types"], seeds if chosen.grid else seeds[:1], whole=chosen.grid)
     if chosen.profiles is not None:
         pairs = measured(chosen.profiles, quick=chosen.quick)
         told.section("measured workloads", pairs, seeds[:1])

@@ -1,10 +1,9 @@
-"""Completion times of `ones` on measured workloads, and the effect of each part of its recipe.
+"""Completion times of `ones` on measured workloads.
 
 Simulations in virtual time without a search (`generations` 0), so that decisions are the same for every seed.
 `--shuffle SEED` assigns a workload's jobs to its submission times anew and moves each by up to a minute: for
 choosing numbers, so that the workloads themselves remain to confirm them. `LEVEL_s` and `LEVEL_rescales` are
-means over the workloads, `LEVEL_vs_pollux` the time over Pollux' published time; `off_SWITCH` is the time with
-that part switched off over the time with it, both in the published setting at L2.
+means over the workloads, `LEVEL_vs_pollux` the time over Pollux' published time.
 """
 
 from __future__ import annotations
@@ -37,13 +36,6 @@ LEVELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "L3": {"knowledge": "L3"},
     "L0": {"knowledge": "L0"},
     "native": NATIVE,
-}
-SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "rebatch": {"rebatch": False},
-    "passes": {"passes": False},
-    "batch_caps": {"batch_caps": False},
-    "place_trials": {"place_trials": False},
-    "all": {"rebatch": False, "passes": False},
 }
 
 
@@ -94,16 +86,14 @@ class Recipe:
         self._bench.do(wanted)
         return [self._bench.result(way, self._bench.seeds[0]) for way in wanted]
 
-    def mean_s(self, setting: Mapping[str, Any], options: Mapping[str, Any]) -> float:
-        """Return the average completion time, mean over the workloads."""
-        found = self.results(setting, options)
-        return statistics.mean(average_s(each, each.ended_at) for each in found)
-
-    def _simulate(self, pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        self._bench.do([way for pair in pairs for way in ways(self._folder, self._files, *pair)])
-
     def levels(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._simulate([(LEVELS[name], options) for name in names])
+        self._bench.do(
+            [
+                way
+                for name in names
+                for way in ways(self._folder, self._files, LEVELS[name], options)
+            ]
+        )
         rows: list[list[object]] = []
         for name in names:
             found = self.results(LEVELS[name], options)
@@ -117,25 +107,14 @@ class Recipe:
         shown = ["level", *(file.stem for file in self._files), "mean, s", "re-scales a job"]
         report.table("average completion time, s", shown, rows)
 
-    def switches(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._simulate([({}, options), *(({}, {**options, **SWITCHES[name]}) for name in names)])
-        on = self.mean_s({}, options)
-        rows: list[list[object]] = []
-        for name in names:
-            off = self.mean_s({}, {**options, **SWITCHES[name]})
-            self.figures[f"off_{name}"] = off / on
-            rows.append([name, f"{off:.1f}", f"{on:.1f}", f"{off / on:.3f}"])
-        report.table("switched off", ["part", "off, s", "on, s", "ratio"], rows)
-
 
 def main() -> None:
     chosen = report.arguments(
         __doc__,
-        f"{QUICK_JOBS} jobs of one workload, everything switched off together",
+        f"{QUICK_JOBS} jobs of one workload",
         profiles=(Path, ..., "tables of the applications"),
         workloads=(lambda text: text.split(","), (), "numbers, as 1,3; default: all"),
         levels=(report.some_of(LEVELS), list(LEVELS), "as L2,native"),
-        switches=(report.some_of([*SWITCHES, "none"]), list(SWITCHES), "as rebatch,all; or none"),
         options=(
             lambda text: msgspec.json.decode(text, type=dict[str, Any]),
             {},
@@ -156,8 +135,6 @@ def main() -> None:
             files = [shortened(files[0], kept)]
         recipe = Recipe(Bench([0], chosen.workers), chosen.profiles, files)
         recipe.levels(chosen.levels, chosen.options)
-        if chosen.switches != ["none"]:
-            recipe.switches(["all"] if chosen.quick else chosen.switches, chosen.options)
     report.write(recipe.figures, chosen.json)
 
 

@@ -27,7 +27,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.ones.greedy import repaired
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.problem import InterferenceModel, Problem
+from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
@@ -133,30 +133,24 @@ def surrounded(
     *,
     types: Sequence[int] = (),
     slow: Sequence[Sequence[float]] = (),
-    costs: Sequence[Sequence[float]] = (),
 ) -> Problem:
-    """`problem` if it were known that GPU types and neighbours matter.
+    """`problem` if it were known that GPU types matter.
 
     Args:
         problem: as it is without.
         types: of each node's GPUs, by number.
         slow: shape (J, types), times that a step of each job takes.
-        costs: shape (J, J), logarithm of how much longer a step of one job takes beside another.
     """
-    jobs, cluster = len(problem.job_rows), problem.cluster
+    cluster = problem.cluster
     if types:
         names = tuple(f"type {number}" for number in range(max(types) + 1))
         cluster = replace(
             cluster, types=names, type_of=np.array(types, dtype=np.int64)[cluster.node_of]
         )
-    log_slowdowns = np.array(costs, dtype=np.float64).reshape(len(costs), len(costs))
-    classes = log_slowdowns.repeat(2, axis=0).repeat(2, axis=1)  # the same on one node or several
-    alone = np.zeros((len(cluster.slots_on), 2 * jobs))
     return replace(
         problem,
         cluster=cluster,
         slow=np.array(slow, dtype=np.float64) if slow else None,
-        interference=InterferenceModel(classes, np.arange(jobs), alone) if costs else None,
         stretch={},
     )
 
@@ -273,19 +267,13 @@ def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
     problem = problem_of(view, events=[(1.0, event) for event in draw(events_of(view))])
     jobs, many = len(problem.job_rows), len(problem.slots_on)
     slow = st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)])
-    cost = st.sampled_from([0.0, 0.0, 0.2, 1.0])
     types: list[int] = []
     if many and draw(st.booleans()):
         types = [0, *draw(st.lists(st.integers(0, 1), min_size=many - 1, max_size=many - 1))]
-    costs: list[list[float]] = []
-    if draw(st.booleans()):
-        row = st.lists(cost, min_size=jobs, max_size=jobs)
-        costs = draw(st.lists(row, min_size=jobs, max_size=jobs))
     return surrounded(
         problem,
         types=types,
         slow=draw(st.lists(slow, min_size=jobs, max_size=jobs)) if types else (),
-        costs=costs,
     )
 
 

@@ -15,7 +15,7 @@ from controlplane.core.handlers.lifecycle import (
 )
 from controlplane.core.history import GroupOrdered
 from controlplane.core.inputs import StartExpired
-from controlplane.core.model.job import CORRECTION, Job, SpeedPromise
+from controlplane.core.model.job import Job, SpeedPromise
 from controlplane.core.model.job_phases import JobTrigger, Paused, Running, Starting
 from controlplane.core.model.worker import (
     ExitCause,
@@ -124,10 +124,7 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
     then, now = numbers.get("speed_then"), numbers.get("speed_now")
     if then is None or not now:
         return None
-    correction = numbers.get(CORRECTION)
-    return SpeedPromise(
-        version=version, speed_before=now, speed_expected=then, correction=correction
-    )
+    return SpeedPromise(version=version, speed_before=now, speed_expected=then)
 
 
 def names_of(group: Group) -> list[WorkerId]:

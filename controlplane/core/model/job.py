@@ -42,7 +42,6 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
     reserves_until: Seconds = Seconds(0.0)  # no policy gets the slots until then; 0: it may
 
 
-CORRECTION: Final = "correction"  # key of a decision's numbers: factor on the promised speed
 MAX_FAMILY_CHARACTERS: Final = 500  # longer families are cut and end with a digest
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
@@ -113,7 +112,6 @@ class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     speed_before: float  # samples per second, in the previous group
     speed_expected: float  # samples per second, in the ordered group
-    correction: float | None = None  # factor that the policy applied to the expected gain
 
 
 class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ Where GPU types differ, jobs also exchange places.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
@@ -64,7 +64,7 @@ def present(problem: Problem) -> Candidate:
 def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
     """Return the candidate with these levels and layout, scored by the sum of its jobs' values.
 
-    The values in the table assume the fewest nodes, the best GPU type and no neighbours;
+    The values in the table assume the fewest nodes and the best GPU type;
     `Problem.placed_value` corrects them. A job below its due level is penalised (`Problem.floors`).
     """
     value, moved = problem.placed_value(levels, owner)
@@ -76,24 +76,14 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
 def laid_out(
     problem: Problem, parent: Candidate, levels: IntArray, hints: PlacementHints = NO_HINTS
 ) -> Candidate | None:
-    """Return the schedule with these levels that differs least from `parent`; None if impossible.
-
-    If a changed job would be scattered, also try to move small jobs out of the way.
-    """
+    """Return the schedule with these levels that is closest to `parent`; None if impossible."""
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
     if owner is None or problem.has_barred_move(owner):
         return None
-    plain = score(problem, levels, owner)
-    if not problem.evacuates or not problem.is_scattered(levels, owner):
-        return plain
-    roomy = replace(hints, evacuate=True)
-    owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
-    if owner is None or problem.has_barred_move(owner):
-        return plain
-    other = score(problem, levels, owner)
-    return other if other.fitness > plain.fitness else plain
+    return score(problem, levels, owner)
 
 
+MUTATION_RATE = 0.1  # theta: share of a candidate's jobs that lose their slots
 NOISE = 0.3  # sigma of the log factors of a random draw; a judgement
 JITTER_SIGMA = 0.2  # sigma of the random costs of nodes; a judgement
 
@@ -282,15 +272,14 @@ class EvolutionarySearch(Evolution):
             self._finish_generation()
 
     def _make_child(self, problem: Problem, rng: Generator) -> Candidate | None:
-        climbs = self._options.search == "climb"
-        many = 1 if climbs else len(self.population)
+        many = len(self.population)
         one = self.population[int(rng.integers(many))]
         match self._bred_count % KINDS:
-            case 0 if not climbs:
+            case 0:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
-            case 0 | 1:
-                levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
+            case 1:
+                levels = mutated(problem, one.levels, MUTATION_RATE, rng)
             case 2:
                 levels = resized(problem, one.levels, rng)
             case _:
@@ -357,16 +346,11 @@ def _alike(one: Problem, other: Problem) -> bool:
 
 
 def _same_places(one: Problem, other: Problem) -> bool:
-    """True if GPU types and neighbours cost about the same in both problems."""
-    near = (one.interference, other.interference)
-    a, b = (None if model is None else model.log_slowdowns for model in near)
-    costs = [(one.slow, other.slow), (a, b)]
-    return all(
-        a is b
-        or (a is not None and b is not None and a.shape == b.shape
-            and bool(np.allclose(a, b, rtol=RELEVANT_CHANGE, atol=RELEVANT_CHANGE)))
-        for a, b in costs
-    )  # fmt: skip
+    """True if GPU types cost about the same in both problems."""
+    a, b = one.slow, other.slow
+    if a is None or b is None or a.shape != b.shape:
+        return a is b
+    return bool(np.allclose(a, b, rtol=RELEVANT_CHANGE, atol=RELEVANT_CHANGE))
 
 
 def _levels(problem: Problem, former: _Former) -> IntArray:

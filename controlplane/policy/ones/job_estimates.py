@@ -4,78 +4,35 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from controlplane.policy.api import (
     ClusterView,
     EpochSeen,
-    GainSeen,
     JobEnded,
     JobView,
     PlanTaken,
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.ones.job_history import BatchCaps, BatchHold, Migration, OnesJobHistory
+from controlplane.policy.ones.job_history import BatchHold, Migration, OnesJobHistory
 from controlplane.policy.ones.job_lengths import JobLengths
-from controlplane.policy.ones.length_evidence import ErrorStatistics
 from controlplane.policy.ones.slowdowns import LearnedSlowdowns, PlacementIndex
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
-    Colocation,
     FamilyHistories,
     is_plausible_noise,
 )
 from controlplane.policy.search.observed_jobs import resumed
-from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction import FloatArray
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, Seconds, SlotId
 
-MODEL_WEIGHT: Final = 0.5  # weight of the model's prediction, as a number of outcomes; a judgement
-PRIOR_SPREAD: Final = 0.3  # prior spread of log errors
-MIN_FACTOR, MAX_FACTOR = 0.4, 1.5  # bounds of the factor; a larger error has another cause
-
-
-class GainCorrections:
-    """Corrections of speeds beyond the measured sizes, where a family's model may be biased."""
-
-    def __init__(self) -> None:
-        self._errors = ErrorStatistics(PRIOR_SPREAD, MODEL_WEIGHT)
-
-    def observe(self, event: GainSeen) -> None:
-        """Record the outcome of a prediction at a size that had not been measured."""
-        used = event.correction
-        if used is None or not used > 0.0 or not min(event.predicted, event.realised) > 0.0:
-            return
-        error = math.log(event.realised / event.predicted) + math.log(used)
-        self._errors.add((event.family,), error)
-
-    def factor(self, family: str) -> float:
-        """Return the factor for speeds beyond the measured sizes, or 1 without outcomes."""
-        bias, _ = self._errors.of((family,))
-        return min(max(math.exp(bias), MIN_FACTOR), MAX_FACTOR)
-
-    def corrections(
-        self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
-    ) -> FloatArray:
-        """Return the factor for each size, shape (L,), or nan for sizes that need no correction.
-
-        A size needs a correction if it has more slots, or spans more nodes, than all of the
-        `measured` (nodes, slots) pairs.
-        """
-        seen = list(measured)
-        if not seen:
-            return np.full(len(slots), np.nan)
-        widest, largest = max(span for span, _ in seen), max(size for _, size in seen)
-        beyond = (slots > largest) | (nodes > widest)
-        return np.where(beyond, self.factor(family), np.nan)
-
-
+SETTLE_S: Final = 3.0  # least time between two changes of a job, however short its epochs
+GROWTH_STEPS: Final = 10  # steps that a job trains with a batch before that batch can double
 BATCH_HOLD_S: Final = 60.0  # time in which a change of the batch alone is not taken back
 OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
@@ -101,9 +58,7 @@ class Estimates:
         self._slowdowns = LearnedSlowdowns(self.families)
         self._placement = PlacementIndex()
         self._histories: defaultdict[JobId, OnesJobHistory] = defaultdict(OnesJobHistory)
-        self.lengths = JobLengths(options.length_model)
-        self._gains = GainCorrections()
-        self._caps = BatchCaps()
+        self.lengths = JobLengths()
         self._services: deque[float] = deque(maxlen=MAX_RELATIVES)  # slot seconds of finished jobs
         self._ends = 0  # number of ended jobs
 
@@ -125,11 +80,6 @@ class Estimates:
                     self._services.append(event.slot_s)
                 family.reached = max(family.reached, event.samples_done)
                 self._histories.pop(event.job, None)
-                self._caps.forget(event.job)
-            case GainSeen():
-                self._gains.observe(event)
-                if event.correction is not None:  # the family's predictions change
-                    self.families[event.family].model = None
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in self._histories.keys() & waiting:
                     history = self._histories[name]
@@ -142,10 +92,7 @@ class Estimates:
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen) -> None:
-        """Record an epoch; use its speed if the group did not change and was alone on its nodes.
-
-        Neighbours may have changed during an epoch, whereas telemetry covers only a moment.
-        """
+        """Record an epoch; use its speed if the group did not change."""
         history = self._histories[event.job]
         history.edition += 1
         if event.whole:
@@ -153,8 +100,7 @@ class Estimates:
         history.epoch = max(history.epoch, event.epoch)
         self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
         sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
-        alone = not self._options.interference or self._placement.is_alone(event.job)
-        if event.whole and event.slots and sane and alone:
+        if event.whole and event.slots and sane:
             self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
@@ -167,43 +113,34 @@ class Estimates:
         family, speed = self.families[event.family], event.samples_per_s
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
-        history.grow_limit(self._options.growth_steps)
+        history.grow_limit(GROWTH_STEPS)
         self._observe_noise(history, event.family, history.epoch, event.noise_scale)
         if counts and math.isfinite(speed) and speed > 0:
-            nodes, step_s = event.nodes, event.global_batch / speed
-            alone = stretch(-(-event.slots // max(1, nodes)), self._placement.cores)
-            step_s = step_s / self._placement.stretch(event.job) * alone
-            history.trial.add(event.group, event.slots, event.global_batch, step_s, nodes)
+            alone = stretch(-(-event.slots // max(1, event.nodes)), self._placement.cores)
+            step_s = event.global_batch / speed / self._placement.stretch(event.job) * alone
+            history.trial.add(event.group, event.slots, event.global_batch, step_s)
             self._timed(event)
-        if counts and self._options.batch_caps and (view := history.view) is not None:
-            self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
         """Record the time of a pass. Without a report on passes, a step is taken to be one pass."""
-        options, family = self._options, self.families[event.family]
+        family = self.families[event.family]
         local = max(1, round(event.global_batch / max(1, event.slots)))
         times = event.step_times
-        if options.passes and times is not None:
+        if times is not None:
             family.observe_passes(event.slots, times.local_batch, times.passes)
             local, step_s = times.local_batch, times.pass_s
         elif family.passes.limits.one_is_enough(event.slots, local):
             step_s = event.global_batch / event.samples_per_s
         else:
             return
-        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
+        if self._placement.is_changing(event.job):
             return  # the view shows the job's future slots, not the measured ones
-        colocation: Colocation | None = None
-        if options.interference:
-            others = self._placement.colocations(event.job)
-            known = family.parts.colocations
-            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
         family.add(
             event.nodes,
             event.slots,
             local,
             step_s / self._placement.stretch(event.job),
-            gpu_type=self._placement.gpu_type(event.job) if options.gpu_types else "",
-            colocation=colocation,
+            gpu_type=self._placement.gpu_type(event.job),
         )
 
     def _observe_noise(
@@ -217,7 +154,6 @@ class Estimates:
         """Update placements and limits from a view; `contended` is True if a waiting job fits."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
-        self._caps.expire(now)
         self.families.priors.types = self._placement.types
         for job in view.jobs.values():
             history = self._histories[job.job]
@@ -231,7 +167,7 @@ class Estimates:
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
         """Return the version of a job's estimates, or None if no version covers all inputs."""
         history, options = self._histories[job.job], self._options
-        if job.job in self._caps or not self.lengths.is_settled(job):
+        if not self.lengths.is_settled(job):
             return None
         family = self.families[job.family]
         own = history.last_noise is not None
@@ -263,22 +199,11 @@ class Estimates:
             and version.noise_count in {OWN_NOISE, family.noise_count}
             and bool(family.means) == version.measured
             and self._ends == version.ends
-            and job.job not in self._caps
         )
-
-    def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
-        """Return the factor of the speed at each size, shape (L,); nan up to the measured sizes."""
-        if not self._options.gain_correction:
-            return np.full(len(slots), np.nan)
-        measured = ((spans, size) for spans, size, *_ in self.families[family].means)
-        return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
         """Return the batch limit R of a job, in samples per step."""
-        limit = self._histories[job.job].limit
-        if job.job in self._caps:
-            limit = self._caps.capped(job, limit)
-        return max(job.batch_size, min(limit, job.batch_limit))
+        return max(job.batch_size, min(self._histories[job.job].limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
         """True if a job finished an epoch, or did the warm-up steps and its speed is known."""
@@ -289,7 +214,7 @@ class Estimates:
         """Return whether the batch of a job may change on its present slots.
 
         Estimates of the best batch swing with each report, so a change is not taken back for a
-        while, unless it measurably lost progress.
+        while, unless R fell below it.
         """
         history = self._histories[job.job]
         if now >= history.batch_at + BATCH_HOLD_S or history.batch > self.limit(job):
@@ -297,18 +222,10 @@ class Estimates:
         return BatchHold.GROW_ONLY if history.batch_grew else BatchHold.SHRINK_ONLY
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
-        """Return (progress now / progress before, slots before) if the last growth lost progress.
-
-        A move to more nodes is treated as growth too; the number of slots before is then the same.
-        """
+        """Return (progress now / progress before, slots before) if the last growth lost."""
         if self.moves_to(job) is not None:
             return None
-        loss = self._histories[job.job].trial.job_loss(job, self.noise_scale(job))
-        if loss is None or loss.batch is not None:
-            return None  # a batch that lost is reduced on the same slots, not by a move
-        if loss.slots == len(job.running_on) and not self._options.place_trials:
-            return None
-        return loss.ratio, loss.slots
+        return self._histories[job.job].trial.job_loss(job, self.noise_scale(job))
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
         """Return the slots that a half-migrated job will keep, or None for other jobs."""
@@ -323,9 +240,8 @@ class Estimates:
         job waits for itself alone, because one slow epoch would hold up all other jobs.
         """
         options = self._options
-        moved_at = job.placed_at if options.rebatch else job.moved_at
-        wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
-        return Seconds(moved_at + wait_s)
+        wait_s = SETTLE_S if job.epoch_at > job.placed_at else options.report_interval_s
+        return Seconds(job.placed_at + wait_s)
 
     def max_slots_after_return(self, job: JobView, now: Seconds) -> int | None:
         """Return the slot limit of a job that recently returned slots; None: no limit."""
@@ -363,11 +279,7 @@ class Estimates:
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return factors by GPU type, (J, types), all at least 1, or None if no type is slower."""
-        return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
-
-    def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """Return slow-downs by neighbours, (2 F, 2 F), or None if no neighbour slows a job down."""
-        return self._slowdowns.by_neighbour(families) if self._options.interference else None
+        return self._slowdowns.by_type(types, families)
 
 
 @lru_cache(maxsize=4096)

@@ -1,15 +1,11 @@
-"""History of single jobs: batch limit, noise scale, migration, and trials by telemetry.
-
-A trial compares the groups before and after a job's last change. `BatchCaps` keeps a batch that
-lost from returning too soon.
-"""
+"""History of single jobs: batch limit, noise scale, migration, and trials of growth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -17,10 +13,9 @@ from controlplane.policy.api import JobView, StepsSeen
 from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds
 from controlplane.prediction.step_times import SMOOTHING
 from controlplane.prediction.throughput import statistical_efficiency
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import Seconds, SlotId
 
 GROWTH_SAMPLES: Final = 2  # measurements of the new group before it is judged
-SAME_SIZE_SAMPLES: Final = 3  # measurements of each group, if both have the same size
 LOSS_THRESHOLD: Final = 0.1  # relative; smaller losses are within the noise
 
 
@@ -31,7 +26,6 @@ class GroupPace:
     version: int
     slots: int
     batch: int  # global, samples per step
-    nodes: int = 1
     step_s: float = 0.0
     count: int = 0  # number of measurements
 
@@ -42,59 +36,34 @@ class GroupPace:
         self.step_s += share * (step_s - self.step_s)
 
 
-class Loss(NamedTuple):
-    """Result of a change that lost progress."""
-
-    ratio: float  # progress now over progress before
-    slots: int  # number before the change; unchanged if a batch or place lost
-    batch: int | None = None  # global batch before, if a larger one lost; otherwise None
-
-
 @dataclass(slots=True)
 class GrowthTrial:
-    """The present group of a job and earlier groups to compare it with; a missing one is None."""
+    """The present group of a job and the last smaller group; a missing one is None."""
 
     now: GroupPace | None = None
-    before: GroupPace | None = None  # last group with fewer slots
-    previous: GroupPace | None = None  # same size, but a smaller batch or fewer nodes
+    before: GroupPace | None = None
 
-    def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
+    def add(self, version: int, slots: int, batch: int, step_s: float) -> None:
         """Record a step time, corrected for other jobs; a new group or batch starts a new trial."""
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
             measured = (one for one in (now, self.before) if one is not None and one.count > 0)
             self.before = next((one for one in measured if one.slots < slots), None)
-            new = GroupPace(version, slots, batch, nodes)
-            self.previous = now if now is not None and _is_comparable(now, new) else None
-            now = self.now = new
+            now = self.now = GroupPace(version, slots, batch)
         now.add(step_s)
 
-    def loss(self, progress: Callable[[int], float]) -> Loss | None:
-        """Return the loss caused by the last change of slots, batch or nodes, or None.
+    def loss(self, progress: Callable[[int], float]) -> tuple[float, int] | None:
+        """Return (progress now / progress before, slots before) if the growth lost, or None.
 
-        `progress` returns the value of one step with a given batch. A change of the batch
-        or the nodes needs one measurement more than a change of size. Otherwise noise would decide
-        about half of these cases.
+        `progress` returns the value of one step with a given batch.
         """
-        now, before, previous = self.now, self.before, self.previous
-        if now is None:
+        now, before = self.now, self.before
+        if now is None or before is None or now.count < GROWTH_SAMPLES:
             return None
+        ratio = progress(now.batch) / now.step_s / (progress(before.batch) / before.step_s)
+        return (ratio, before.slots) if ratio < 1.0 - LOSS_THRESHOLD else None
 
-        def lost(other: GroupPace, count: int) -> float | None:
-            if now.count < count:
-                return None
-            ratio = progress(now.batch) / now.step_s / (progress(other.batch) / other.step_s)
-            return ratio if ratio < 1.0 - LOSS_THRESHOLD else None
-
-        if before is not None and (ratio := lost(before, GROWTH_SAMPLES)) is not None:
-            return Loss(ratio, before.slots)
-        if previous is None or previous.count < SAME_SIZE_SAMPLES:
-            return None
-        if (ratio := lost(previous, SAME_SIZE_SAMPLES)) is None:
-            return None
-        return Loss(ratio, previous.slots, previous.batch if now.batch > previous.batch else None)
-
-    def job_loss(self, job: JobView, noise_scale: float) -> Loss | None:
+    def job_loss(self, job: JobView, noise_scale: float) -> tuple[float, int] | None:
         """Return the `loss` of a job; return None, too, if the trial measured another group."""
         present = (len(job.running_on), sum(job.running_on.values()))
         if self.now is None or (self.now.slots, self.now.batch) != present:
@@ -107,77 +76,12 @@ class GrowthTrial:
         return self.loss(progress)
 
 
-def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
-    """True if `now` differs from `before` in a larger batch or in more nodes, but not in both."""
-    if before.slots != now.slots:
-        return False
-    larger, farther = now.batch > before.batch, now.nodes > before.nodes
-    return (larger and now.nodes == before.nodes) or (farther and now.batch == before.batch)
-
-
-NOISE_GROWTH: Final = 2.0  # a larger batch may pay once phi has grown by this factor
-CAP_DURATION_S: Final = 600.0  # caps expire, because a loss may have had another cause
-
-
-class _Cap(NamedTuple):
-    batch: int  # global batch that was better
-    slots: int  # slots when the cap was set
-    noise_scale: float  # phi when the cap was set, samples
-    until: Seconds
-
-
-class BatchCaps:
-    """Temporary limits on batches, for jobs that made less progress with a larger batch.
-
-    The two batches are compared on the same number of slots.
-
-    The speed model is linear in the batch, but a device that is full or swaps memory is not.
-    """
-
-    def __init__(self) -> None:
-        self._caps: dict[JobId, _Cap] = {}
-
-    def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Limit the job's batch if the trial shows that a larger batch made less progress.
-
-        A limit ends for good once phi has grown by `NOISE_GROWTH`.
-        """
-        cap = self._caps.get(job.job)
-        if cap is not None and noise_scale >= NOISE_GROWTH * cap.noise_scale:
-            del self._caps[job.job]
-        loss = trial.job_loss(job, noise_scale)
-        if loss is not None and loss.batch is not None:
-            until = Seconds(now + CAP_DURATION_S)
-            self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
-
-    def __contains__(self, job: JobId) -> bool:
-        """True if the job's batch is limited."""
-        return job in self._caps
-
-    def expire(self, now: Seconds) -> None:
-        """Remove limits that are older than ten minutes."""
-        if self._caps:
-            self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
-
-    def forget(self, job: JobId) -> None:
-        """Remove the limit on the batch of a job, if there is one."""
-        self._caps.pop(job, None)
-
-    def capped(self, job: JobView, limit: int) -> int:
-        """Return `limit` (R), lowered to the temporary limit of the job if that still applies."""
-        cap = self._caps.get(job.job)
-        if cap is None or len(job.running_on) != cap.slots:
-            return limit
-        return min(limit, cap.batch)
-
-
 class BatchHold(Enum):
     """Allowed changes of the batch of a job on its present slots."""
 
     NO = auto()
     GROW_ONLY = auto()
     SHRINK_ONLY = auto()
-    KEEP = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Remaining work of every job: the models of option `length_model`, and their calibration.
+"""Remaining work of jobs: the mean residual life of finished relatives, and its calibration.
 
-`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1). The paper fits one
-regression to all jobs. Here each family has its own once one of its jobs has finished, because the
-lengths of families differ by orders of magnitude, which the five features do not explain.
+ONES (section 3.2.1) fits a Beta distribution of progress to all jobs, which policy `ones-paper`
+does. Here the lengths of finished relatives are used as they are, because families differ by orders
+of magnitude and relatives hardly at all (docs/evolution.md, "Lengths").
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
-from scipy.special import betaincinv
 
 from controlplane.policy.api import (
     EpochSeen,
@@ -25,222 +24,87 @@ from controlplane.policy.api import (
     SearchStats,
     StepsSeen,
 )
-from controlplane.policy.ones.length_evidence import (
-    SHARES,
-    FamilyLengths,
-    JobEvidence,
-    SpreadOfLengths,
-    WorkLeft,
-)
-from controlplane.policy.options import LengthModelName
 from controlplane.policy.search.observed_families import MAX_RELATIVES
-from controlplane.prediction import FloatArray
-from controlplane.prediction.lengths import (
-    LengthDistribution,
-    of_relatives,
-    one_length,
-    remaining_samples,
-)
-from controlplane.prediction.progress_distribution import (
-    FEATURES,
-    Points,
-    ProgressModel,
-    features,
-    fit,
-    points_of,
-)
+from controlplane.prediction.lengths import remaining_samples
 from schemas.ids import JobId
 
-MIN_OTHER_JOBS: Final = 3  # finished jobs needed before other families are used
-MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of log epochs over these jobs
+SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # probabilities of the ends of the 90% and 80% intervals
 
 
-class ResidualLife:
-    """The mean residual life of finished relatives; base class of the other models."""
+class WorkLeft(NamedTuple):
+    """Prediction of the remaining work, in samples."""
 
-    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Record a finished epoch."""
+    mean: float
+    quantiles: tuple[float, ...] = ()  # quantiles at `SHARES`; empty: the length is certain
+    informed: bool = True  # False: only the job's age is known
 
-    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Record the end of a job; `family` already contains the job's length."""
 
-    def forget(self, active: set[JobId]) -> None:
-        """Drop the state of jobs that are not active."""
+@dataclass(slots=True)
+class FamilyLengths:
+    """Totals and progress of a family's jobs, in samples."""
 
-    def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
-    ) -> WorkLeft | None:
-        """Return the remaining work of a job without a certain end, or None if nothing is known.
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    at_work: dict[JobId, int] = field(default_factory=dict)  # samples done by active jobs
+    reached: int = 0  # samples done by the job furthest ahead
 
-        With `bounds`, the result has quantiles, which take up to ten times as long.
-        """
-        if not family.finished and not max(done, family.reached):
+    def progressed(self, job: JobId, done: int) -> None:
+        """Record the progress of an active job."""
+        self.at_work[job] = max(self.at_work.get(job, 0), done)
+        self.reached = max(self.reached, done)
+
+    def ended(self, job: JobId, done: int, *, succeeded: bool) -> None:
+        """Record the end of a job; only the total of a job that succeeded is a length."""
+        self.at_work.pop(job, None)
+        if done and succeeded:
+            self.finished.append(done)
+        self.reached = max(self.reached, done)
+
+    def left(self, done: float) -> WorkLeft | None:
+        """Return the remaining work of a job of the family, or None if nothing is known."""
+        if not self.finished and not max(done, self.reached):
             return None
-        mean = remaining_samples(done, None, family.finished, family.reached)
-        informed = bool(family.finished)
-        if not bounds:
-            return WorkLeft(mean, informed=informed)
-        longer = [total - done for total in family.finished if total > done]
+        mean = remaining_samples(done, None, self.finished, self.reached)
+        informed = bool(self.finished)
+        longer = [total - done for total in self.finished if total > done]
         if longer:
-            return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+            return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed)
         # No relative trained for longer. Assume that half of such jobs last twice as long.
-        reached = max(done, family.reached)
-        as_old = tuple(reached / (1.0 - share) - done for share in SHARES)
-        return WorkLeft(mean, as_old, informed=informed)
+        reached = max(done, self.reached)
+        return WorkLeft(mean, tuple(reached / (1.0 - share) - done for share in SHARES), informed)
 
 
-class LengthMixture(ResidualLife):
-    """Mixture of the relatives' lengths, weighted by the evidence on the job's own length."""
-
-    def __init__(self) -> None:
-        self._spread = SpreadOfLengths()
-        self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
-        self._other_epochs: deque[int] = deque(maxlen=MAX_RELATIVES)  # epochs of finished jobs
-        self._families: dict[str, FamilyLengths] = {}
-
-    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Record the job's epochs, which later predict jobs of families without a finished job."""
-        self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
-
-    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Update the spread of lengths, and the epochs of finished jobs."""
-        self._families[event.family] = family
-        epochs = self._epochs.pop(event.job, 0)
-        if event.succeeded:
-            self._spread.update(self._families.values())
-            if epochs:
-                self._other_epochs.append(epochs)
-
-    def forget(self, active: set[JobId]) -> None:
-        """Drop the epochs of jobs that are not active."""
-        self._epochs = {job: many for job, many in self._epochs.items() if job in active}
-
-    def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
-    ) -> WorkLeft | None:
-        """Return the mean residual life by the mixture, clamped to the bounds that are certain."""
-        likely = self._from_other_families(job)
-        if family.finished:
-            spread = self._spread.of(job.family, family)
-            likely = of_relatives(family.finished, family.censored(job.job), spread)
-        for evidence in own.evidence(job, done):
-            likely = likely.given(evidence) if likely is not None else one_length(evidence)
-        if likely is None:
-            left = super().left(job, family, done, own, bounds=bounds)
-        else:
-            quantiles = likely.quantiles_left(done, SHARES) if bounds else []
-            left = WorkLeft(likely.mean_left(done), tuple(quantiles))
-        if left is None:
-            return None
-        least, most = own.bounds(job, done)
-        return left.between(least, most)
-
-    def _from_other_families(self, job: JobView) -> LengthDistribution | None:
-        """Return the lengths by the epochs of other families' jobs, or None if too few finished."""
-        if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
-            return None
-        totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
-        return of_relatives(totals, [], max(MIN_OTHER_SPREAD, float(np.std(np.log(totals)))))
+EARLY_RATIO: Final = 0.98  # a job that ends below this share of its statement left early
+EARLY_SHARE: Final = 0.05  # if more jobs than this share leave early, no statement is certain
+SCOPE_WEIGHT: Final = 2.0  # weight of the wider scope, as a number of jobs; a judgement
+DECAY: Final = 0.98  # factor of the old weights at each new job
 
 
-MAX_LOGS: Final = 20  # logs of one family
-MAX_LOG_EPOCHS: Final = 100  # entries of one log
-MAX_COMMON_LOGS: Final = 40  # logs of all families, used for new families
-MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
-MIN_LEFT: Final = 1e-3  # least remaining work, as a share of the work done
-
-
-@dataclass(slots=True)
-class _Log:
-    first_loss: float | None = None
-    rows: dict[int, FloatArray] = field(default_factory=dict)  # features after each epoch
-
-    def points(self) -> Points:
-        epochs = np.array(sorted(self.rows), dtype=np.float64)
-        rows = np.array([self.rows[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
-        return points_of(rows, epochs)
-
-
-@dataclass(slots=True)
-class _Regression:
-    logs: deque[Points]
-    due: bool = False
-    model: ProgressModel | None = None
-
-    def add(self, points: Points) -> None:
-        if len(points):
-            self.logs.append(points)
-            self.due = True
-
-    def fitted(self) -> ProgressModel | None:
-        if self.due:
-            self.due = False
-            every = Points(
-                np.concatenate([log.features for log in self.logs]),
-                np.concatenate([log.epochs for log in self.logs]),
-                np.concatenate([log.progress for log in self.logs]),
-            )
-            self.model = fit(every, self.model) or self.model
-        return self.model
-
-
-class BetaProgress(ResidualLife):
-    """A model in which the progress after some epochs is distributed as Be(epochs, A x + b)."""
+class EarlyLeaves:
+    """Shares of jobs whose scripts left before their stated end, by family, user and overall."""
 
     def __init__(self) -> None:
-        self._logs: dict[JobId, _Log] = {}
-        self._families: dict[str, _Regression] = {}
-        self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
+        self._counts: dict[str, tuple[float, float]] = {}  # by scope: jobs, and those that left
 
-    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Add an entry for the epoch to the job's log."""
-        log = self._logs.setdefault(event.job, _Log())
-        if log.first_loss is None:
-            log.first_loss = event.train_loss
-        if len(log.rows) < MAX_LOG_EPOCHS and event.epoch > 0:
-            log.rows[event.epoch] = features(
-                float(family.epoch_samples),
-                log.first_loss,
-                event.samples_done,
-                event.train_loss,
-                event.stop_metric,
-            )
+    def ended(self, family: str, stated: float, total: float) -> None:
+        """Compare the total of a job that succeeded with the total that its user stated."""
+        for scope in _scopes_of(family):
+            jobs, left = self._counts.get(scope, (0.0, 0.0))
+            early = float(total < EARLY_RATIO * stated)
+            self._counts[scope] = (DECAY * jobs + 1.0, DECAY * left + early)
 
-    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Add the job's log to the regressions if the job succeeded."""
-        log = self._logs.pop(event.job, None)
-        if log is None or not event.succeeded:
-            return
-        own = self._families.setdefault(event.family, _Regression(deque(maxlen=MAX_LOGS)))
-        points = log.points()
-        own.add(points)
-        self._common.add(points)
+    def expected(self, family: str) -> bool:
+        """True if scripts of this family are known to leave early."""
+        share = 0.0
+        for scope in _scopes_of(family):
+            jobs, left = self._counts.get(scope, (0.0, 0.0))
+            share = (SCOPE_WEIGHT * share + left) / (SCOPE_WEIGHT + jobs)
+        return share > EARLY_SHARE
 
-    def forget(self, active: set[JobId]) -> None:
-        """Drop the logs of jobs that are not active."""
-        self._logs = {job: log for job, log in self._logs.items() if job in active}
 
-    def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
-    ) -> WorkLeft | None:
-        """Return the remaining work that the mean progress implies, or else the residual life."""
-        log, relatives = self._logs.get(job.job, _Log()), self._families.get(job.family)
-        model = (relatives.fitted() if relatives is not None else None) or self._common.fitted()
-        epoch_samples = job.epoch_samples or family.epoch_samples
-        if model is None or not epoch_samples:
-            return super().left(job, family, done, own, bounds=bounds)
-        last = max(log.rows, default=0)
-        unseen = features(float(family.epoch_samples), log.first_loss, 0.0, None)
-        row = log.rows.get(last, unseen)
-        epochs = np.array([float(max(last, 1))])
-        alpha, beta = model.shapes(row[None, :], epochs)
-        came = float(epochs[0]) * epoch_samples
-        least = MIN_LEFT * max(done, 1.0)
-        mean = max(came * float((alpha + beta)[0] / alpha[0]) - done, least)
-        if not bounds:
-            return WorkLeft(mean)
-        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), MIN_PROGRESS)
-        return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
+def _scopes_of(family: str) -> tuple[str, ...]:
+    """Return the scopes of a family: all jobs, its user's (the name up to a slash), its own."""
+    user, slash, _ = family.partition("/")
+    return ("", f"{user}/", family) if slash else ("", family)
 
 
 # --- calibration
@@ -272,16 +136,17 @@ class LengthCalibration:
         self._predictions: dict[JobId, _Predictions] = {}
         self._outcomes: deque[_Outcome] = deque(maxlen=MAX_OUTCOMES)
 
-    def due(self, job: JobId, done: float) -> bool:
-        """True if a prediction made now would be kept."""
-        known = self._predictions.get(job)
-        return known is None or (done >= known.next_at and len(known.made) < MAX_KEPT)
+    @property
+    def known(self) -> int:
+        """Number of jobs with kept predictions."""
+        return len(self._predictions)
 
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
-        """Keep a prediction that was made after `done` samples."""
+        """Keep a prediction that was made after `done` samples, unless the last one is recent."""
         known = self._predictions.setdefault(job, _Predictions())
-        known.made.append((done, left))
-        known.next_at = max(done, 1.0) * KEEP_RATIO
+        if done >= known.next_at and len(known.made) < MAX_KEPT:
+            known.made.append((done, left))
+            known.next_at = max(done, 1.0) * KEEP_RATIO
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
         """Compare a job's predictions with its total, if it succeeded."""
@@ -314,17 +179,11 @@ class LengthCalibration:
         )
 
 
-MODELS: Final[dict[LengthModelName, type[ResidualLife]]] = {
-    "residual": ResidualLife,
-    "beta": BetaProgress,
-    "mixture": LengthMixture,
-}
-
 MAX_INACTIVE: Final = 100  # number of ended jobs with kept state
 
 
 class _Cached(NamedTuple):
-    """Cached prediction, valid while the job's view and the model's inputs stay the same."""
+    """Cached prediction, valid while the job's view and the family's lengths stay the same."""
 
     view: JobView
     key: tuple[float, int, int]
@@ -334,10 +193,10 @@ class _Cached(NamedTuple):
 class JobLengths:
     """The predictions of the remaining work of jobs, updated by policy events."""
 
-    def __init__(self, model: LengthModelName) -> None:
-        self._model = MODELS[model]()
+    def __init__(self) -> None:
         self.families: defaultdict[str, FamilyLengths] = defaultdict(FamilyLengths)
-        self._own = JobEvidence()
+        self._early = EarlyLeaves()
+        self._stated: dict[JobId, float] = {}  # totals that users stated, samples
         self.calibration = LengthCalibration()
         self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
         self._edition = 0  # number of ended jobs; each end changes predictions
@@ -345,30 +204,26 @@ class JobLengths:
     def observe(self, event: PolicyEvent) -> None:
         """Learn from an epoch, telemetry or the end of a job; ignore other events."""
         match event:
-            case EpochSeen():
-                family = self.families[event.family]
-                self._own.epoch(event)
-                self._model.epoch(event, family)
-                family.progressed(event.job, event.samples_done)
-            case StepsSeen():
+            case EpochSeen() | StepsSeen():
                 self.families[event.family].progressed(event.job, event.samples_done)
             case JobEnded():
-                family, total = self.families[event.family], event.samples_done
-                family.ended(event.job, total, succeeded=event.succeeded)
-                self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
-                self._model.ended(event, family)
+                total, succeeded = event.samples_done, event.succeeded
+                self.families[event.family].ended(event.job, total, succeeded=succeeded)
+                stated = self._stated.pop(event.job, None)
+                if stated is not None and succeeded and total:
+                    self._early.ended(event.family, stated, total)
                 self._cache.pop(event.job, None)
                 self._edition += 1
-                self.calibration.ended(event.job, total, succeeded=event.succeeded)
+                self.calibration.ended(event.job, total, succeeded=succeeded)
 
     def forget(self, active: Collection[JobId]) -> None:
         """Drop the state of jobs that are not active, if many such jobs have accumulated."""
-        if self._own.known <= 2 * len(active) + MAX_INACTIVE:
+        known = max(self.calibration.known, len(self._stated), len(self._cache))
+        if known <= 2 * len(active) + MAX_INACTIVE:
             return
         there = set(active)
-        self._own.forget(there)
-        self._model.forget(there)
         self.calibration.forget(there)
+        self._stated = {job: total for job, total in self._stated.items() if job in there}
         self._cache = {job: cached for job, cached in self._cache.items() if job in there}
         for family in self.families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
@@ -376,20 +231,18 @@ class JobLengths:
     def _left(self, job: JobView) -> WorkLeft | None:
         """Return the remaining work of a job, or None if nothing is known."""
         family = self.families[job.family]
-        if job.epoch_samples:
-            family.epoch_samples = job.epoch_samples
         done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
-        certain = self._own.certain(job, done)
-        if certain is not None:
-            return WorkLeft(certain)
+        if job.stop_samples is not None:
+            self._stated[job.job] = float(job.stop_samples)
+            if not self._early.expected(job.family):
+                return WorkLeft(max(0.0, job.stop_samples - done))
         key = (done, self._edition, 0 if family.finished else family.reached)
         cached = self._cache.get(job.job)
         if cached is not None and cached.view is job and cached.key == key:
             return cached.left
-        due = self.calibration.due(job.job, done)
-        found = self._model.left(job, family, done, self._own, bounds=due)
+        found = family.left(done)
         self._cache[job.job] = _Cached(job, key, found)
-        if found is not None and due:
+        if found is not None:
             self.calibration.add(job.job, done, found)
         return found
 
@@ -400,9 +253,9 @@ class JobLengths:
 
     def is_settled(self, job: JobView) -> bool:
         """True if, until some job ends, the remaining work depends only on the job's progress."""
-        if job.stop_samples is not None and not self._own.leaves_early(job.family):
+        if job.stop_samples is not None and not self._early.expected(job.family):
             return True
-        return type(self._model) is ResidualLife and bool(self.families[job.family].finished)
+        return bool(self.families[job.family].finished)
 
     def informed(self, job: JobId) -> bool:
         """True if the last prediction for a job is based on more than the job's age."""

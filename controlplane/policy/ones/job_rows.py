@@ -19,6 +19,9 @@ from controlplane.prediction.slowdowns import stretch_alone
 from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds
 
+BATCHES_PER_DOUBLING: Final = 6  # batches tried per doubling, from the first batch to the limit
+BATCH_MARGIN: Final = 0.03  # least gain in goodput of a new batch on the same slots, as a share
+GROWTH: Final = 2  # most growth in one change, over the largest size that the family has run
 NO_TIME_S: Final = 1e-12  # lower bound of a divisor
 ROUNDING: Final = 1e-9  # tolerance of logarithms, so that the limit itself is on the grid
 
@@ -36,14 +39,12 @@ class SizeTable:
     known: bool  # True if speeds are in samples/s
     one_speed: float  # goodput of the best batch on one slot
     noise_scale: float
-    corrections: FloatArray  # factor applied to speeds beyond the measured sizes; nan: none
     stretch: FloatArray  # factor of step times because the job's own workers share cores
 
 
 def size_table(
     job: JobView,
     estimates: Estimates,
-    options: OnesOptions,
     sizes: IntArray,
     nodes: IntArray,
     *,
@@ -67,14 +68,12 @@ def size_table(
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
     shared = stretch_alone(every, spans, cores)
-    corrections = estimates.gain_corrections(job.family, spans, every)
-    longer = shared / np.where(np.isnan(corrections), 1.0, corrections)
 
     def rate(grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return speed, goodput, and goodput with 0 above the local limit, (1 + L, B) each."""
         local = np.ceil(grid / every[:, None])
         step_s = model.step_s(spans[:, None], every[:, None], local)
-        speeds = grid / np.maximum(step_s * longer[:, None], NO_TIME_S)
+        speeds = grid / np.maximum(step_s * shared[:, None], NO_TIME_S)
         useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
         return speeds, useful, np.where(local <= job.local_limit, useful, 0.0)
 
@@ -82,9 +81,9 @@ def size_table(
     most = min(estimates.limit(job), job.batch_limit)
     if last := present or job.last_batch:
         most = min(most, max(2 * last, job.batch_size))
-    grid = _grid(job, every, most, options.batches_per_doubling)
+    grid = _grid(job, every, most, BATCHES_PER_DOUBLING)
     held = np.flatnonzero(every[1:] == len(job.running_on)) + 1  # row of the present size
-    keeps = bool(present and len(held) and (present <= most or hold is BatchHold.KEEP))
+    keeps = bool(present and len(held) and present <= most)
     if keeps:  # the present batch is the last column
         grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
     speeds, useful, goodputs = rate(grid)
@@ -94,11 +93,10 @@ def size_table(
             goodputs[row, grid[row] < present] = 0.0
         elif hold is BatchHold.SHRINK_ONLY:
             goodputs[row, grid[row] > present] = 0.0
-        margin = 0.0 if hold is BatchHold.KEEP else 1.0 + options.batch_margin
-        _prefer_present(goodputs, int(row), useful[row, -1], margin)
+        _prefer_present(goodputs, int(row), useful[row, -1])
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good = goodputs[rows, best]
-    free = _grid(job, every, job.batch_limit, options.batches_per_doubling)
+    free = _grid(job, every, job.batch_limit, BATCHES_PER_DOUBLING)
     worth = np.maximum(good, rate(free)[2].max(axis=1))
     return SizeTable(
         sizes=sizes,
@@ -110,7 +108,6 @@ def size_table(
         known=model.known,
         one_speed=float(worth[0]),
         noise_scale=noise,
-        corrections=corrections[1:],
         stretch=shared[1:],
     )
 
@@ -127,14 +124,14 @@ def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatA
     return np.asarray(np.maximum(totals[None, :], every[:, None].astype(np.float64)))
 
 
-def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
-    """Keep only the present batch in `row` unless another batch is better by the factor `margin`.
+def _prefer_present(goodputs: FloatArray, row: int, present: float) -> None:
+    """Keep only the present batch in `row` unless another batch is better by `BATCH_MARGIN`.
 
-    `goodputs`, shape (1 + L, B), has the present batch in the last column. With `margin` 0 it wins.
+    `goodputs`, shape (1 + L, B), has the present batch in the last column.
     """
     others = goodputs[:, :-1]
     goodputs[row, -1] = present
-    if not margin or others[row].max() <= present * margin:
+    if others[row].max() <= present * (1.0 + BATCH_MARGIN):
         others[row] = 0.0
     goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
 
@@ -260,8 +257,6 @@ class JobRowBuilder:
         noise = estimates.noise_scale(job)
         others = _coarse(estimates.remaining_service(job, supply.now))
         hold = estimates.batch_hold(job, supply.now)
-        if gated and not self._options.rebatch:
-            hold = BatchHold.KEEP
         key = (
             family.edition, hold, noise, limit, warm, gated, losing and losing[1], moves_to,
             samples, most, family.largest, others,
@@ -319,7 +314,7 @@ class JobRowBuilder:
             if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             found = self._tables[key] = size_table(
-                job, self._estimates, self._options, sizes, nodes, hold=known[2], cores=cores
+                job, self._estimates, sizes, nodes, hold=known[2], cores=cores
             )
         return found
 
@@ -354,12 +349,11 @@ class JobRowBuilder:
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
-        first = self._options.first_slots
         if warm:
             largest = max(size, self._estimates.families[job.family].largest, job.least)
-            most = min(most, max(first, int(self._options.growth * largest)))
+            most = min(most, GROWTH * largest)
         else:  # before the warm-up steps are done: one slot
-            most = min(most, max(size, least, first))
+            most = min(most, max(size, least))
         widest = self._cluster.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
         choices.update(n for n in range(widest, most + 1, widest) if n >= least)

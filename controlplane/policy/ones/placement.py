@@ -17,7 +17,6 @@ from controlplane.prediction import FloatArray, IntArray
 
 COST_WEIGHT: Final = 1e6  # weight of a node's cost; dominates the fit
 FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the job's own slots on the node
-MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,6 @@ class PlacementHints:
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
     jitter: FloatArray | None = None  # shape (N,), additional costs of nodes
-    evacuate: bool = False  # small jobs may be moved to empty a node
 
 
 NO_HINTS: Final = PlacementHints()
@@ -87,7 +85,6 @@ class _Layout:
         self._free_slots = np.bincount(problem.node_of[free], minlength=many)
         early = free[problem.early[free]]
         self._early = np.bincount(problem.node_of[early], minlength=many)
-        self._moved: set[int] = set()
 
     # --- jobs
 
@@ -126,8 +123,6 @@ class _Layout:
             if fresh is not None and len(fresh) < spans:
                 self._move_to(row, mine, fresh)
                 return True
-            if self._hints.evacuate and self._evacuate(row, size, own):
-                return True
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
         return True
@@ -137,68 +132,11 @@ class _Layout:
         every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
-        crowded = len(every) > -(-size // self._problem.widest)
-        if crowded and self._hints.evacuate and self._evacuate(row, size, own):
-            return True
         early = self._choose_nodes(row, self._early, own, size)
         chosen = early if early is not None and len(early) <= len(every) else every
         for node, many in chosen:
             self._take(row, node, many)
         return True
-
-    def _evacuate(self, row: int, size: int, own: IntArray) -> bool:
-        """Move small jobs off a node to make room for the job; return False if nothing changed."""
-        problem = self._problem
-        widest = problem.widest
-        need = min(size, widest)
-        free_slots = self._free_slots + own
-        order = np.argsort(-free_slots, kind="stable")
-        for node in order[: 2 * -(-size // self._problem.widest)].tolist():
-            if free_slots[node] >= need or free_slots[node] == 0:
-                continue
-            small_jobs = self._small_jobs_on(node, row)
-            if small_jobs is None or sum(many for _, many in small_jobs) + free_slots[node] < need:
-                continue
-            arrays = (self.owner.copy(), self._free_slots.copy(), self._early.copy())
-            saved = (*arrays, set(self._moved))
-            if self._clear(node, small_jobs):
-                fresh = self._choose_nodes(row, self._free_slots + own, own, size)
-                if fresh is not None and len(fresh) <= -(-size // self._problem.widest):
-                    self._move_to(row, self._slots(row), fresh)
-                    return True
-            self.owner, self._free_slots, self._early, self._moved = saved
-        return False
-
-    def _clear(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
-        for small_job, many in small_jobs:
-            elsewhere = self._free_slots.copy()
-            elsewhere[node] = 0
-            fits = np.flatnonzero(elsewhere >= many)
-            if not len(fits):
-                return False
-            to = int(fits[elsewhere[fits].argmin()])
-            mine = self._slots(small_job)
-            self._take(small_job, to, many)
-            self._release(mine)
-            self._moved.add(small_job)
-        return True
-
-    def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
-        """Return (row, slots) of the jobs on a node but one; None if some cannot be moved away."""
-        problem = self._problem
-        rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
-        found: list[tuple[int, int]] = []
-        for row, count in zip(rows.tolist(), many.tolist(), strict=True):
-            if row in {FREE, but}:
-                continue
-            if row < 0 or len(found) >= MAX_EVACUEES or row in self._moved:
-                return None
-            if not problem.free_to_move[row] or len(self._slots(row)) != count:
-                return None
-            if not self._may_move(row, 2 * count):
-                return None
-            found.append((row, count))
-        return found
 
     # --- choice of nodes
 

@@ -46,9 +46,8 @@ class PlanReasons:
         self._problem = problem
         self._best = best
         plans = ((problem.present, problem.owner), (best.levels, best.owner))
-        # The shares of speed that places and neighbours leave to jobs, before and after the plan.
+        # The shares of speed that places leave to jobs, before and after the plan.
         self._pace = [_place_share(problem, *plan) for plan in plans]
-        self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
         rows = np.flatnonzero(best.levels)
         at = (rows, best.levels[rows])
         slot_values = problem.value[at] / problem.sizes[at]
@@ -133,16 +132,8 @@ class PlanReasons:
             times = problem.slow[row, problem.cluster.type_of]
             if times[now].max() < times[was].max():
                 return "move", "moved to faster GPUs"
-        before, after = self._kept
-        if after[row] > before[row]:
-            return "move", "moved to better neighbours"
         if recipients := self._recipients(row):
             return "move", f"moved to make room for {recipients}"
-        on_former = np.isin(problem.node_of, list(former - new))
-        there = set(problem.owner[on_former & (problem.owner >= 0)].tolist()) - {row}
-        relieved = [other for other in there if after[other] > before[other]]
-        if relieved:
-            return "move", f"moved away from {self._names(relieved)}, which it slowed down"
         return "move", "moved to other slots"
 
     def _sources(self, row: int) -> str:
@@ -185,8 +176,6 @@ class PlanReasons:
         if now:
             numbers["speed_then"] = float(table.speeds[now - 1]) * after
             numbers["goodput_then"] = float(table.goodputs[now - 1]) * after
-            if np.isfinite(correction := float(table.corrections[now - 1])):
-                numbers["correction"] = correction
         if was:
             speed, goodput = job_row.present
             numbers |= {"speed_now": speed * before, "goodput_now": goodput * before}
@@ -244,13 +233,6 @@ def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatAr
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 
 
-def _neighbour_share(problem: Problem, owner: IntArray) -> FloatArray:
-    """Return the share of its speed that each job keeps beside its neighbours, shape (J,)."""
-    if problem.interference is None:
-        return np.ones(len(problem.job_rows))
-    return problem.interference.kept(*problem.spread(owner))
-
-
 class Ones(SearchPolicy[Problem]):
     """Policy that chooses the batch and the slots of each job for the benefit of all jobs.
 
@@ -265,7 +247,7 @@ class Ones(SearchPolicy[Problem]):
         self.builder = ProblemBuilder(self.estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
-        self._forecasts = StartForecasts() if self.options.forecast_starts else None
+        self._forecasts = StartForecasts()
         self._reported: dict[JobId, None] = {}  # jobs that reported since batches were last chosen
         super().__init__(self.estimates, self._search)
 
@@ -273,7 +255,7 @@ class Ones(SearchPolicy[Problem]):
         """Learn speeds, lengths, limits, and the CPU use of workers from `event`."""
         super().observe(event, now)
         self._core_demand.observe(event)
-        if self.options.rebatch and isinstance(event, EpochSeen | StepsSeen):
+        if isinstance(event, EpochSeen | StepsSeen):
             self._reported[event.job] = None
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
@@ -283,7 +265,7 @@ class Ones(SearchPolicy[Problem]):
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
-        starts = {} if self._forecasts is None else self._forecasts.of(problem, best, now)
+        starts = self._forecasts.of(problem, best, now)
         why = PlanReasons(problem, best)
         for row, places in enumerate(best.by_row()):
             name = problem.job_rows[row].job.job
@@ -324,8 +306,7 @@ class Ones(SearchPolicy[Problem]):
     def _build_problem(self, view: ClusterView, now: Seconds) -> Problem:
         problem = self.builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
-        if self._forecasts is not None:
-            self._forecasts.update(view, now)
+        self._forecasts.update(view, now)
         return problem
 
     def _next_change(self, problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:

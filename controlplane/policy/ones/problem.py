@@ -20,52 +20,6 @@ from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
 
-@dataclass(frozen=True, slots=True)
-class InterferenceModel:
-    """The slow-downs between classes; family f is class 2 f on one node, 2 f + 1 on several.
-
-    log(step / step alone) is the greatest theta[own class, other job's class] on any shared node.
-    """
-
-    log_slowdowns: FloatArray  # shape (C, C), at least 0
-    family: IntArray  # shape (J,), numbers of the jobs' families
-    fixed: FloatArray  # shape (N, C), number of unmovable jobs by node and class
-
-    def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
-        """Return the share of its speed that each job keeps beside its neighbours, shape (J,).
-
-        `rows` and `nodes` are (job, node) pairs, shape (P,). `spans` are numbers of nodes, (J,).
-        """
-        mine = 2 * self.family + (spans > 1)
-        found = np.zeros(len(self.family))
-        if not len(rows):
-            return np.ones(len(found))
-        here = self._jobs_per_class(rows, nodes, mine)[nodes]
-        here[np.arange(len(rows)), mine[rows]] -= 1.0
-        worst = np.where(here > 0.0, self.log_slowdowns[mine[rows]], 0.0).max(axis=1)
-        np.maximum.at(found, rows, worst)
-        return np.exp(-found)
-
-    def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
-        """Return the costs that `row` and the jobs on each node would cause each other, shape (N,).
-
-        Costs are logarithms of factors on step times. `rows` and `nodes` are (job, node) pairs.
-        """
-        spans = np.bincount(rows, minlength=len(self.family))
-        mine = 2 * self.family + (spans > 1)
-        others = rows != row
-        there = self._jobs_per_class(rows[others], nodes[others], mine) > 0.0
-        own = int(2 * self.family[row])
-        both = np.maximum(self.log_slowdowns[own], 0.0), self.log_slowdowns[:, own]
-        return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
-
-    def _jobs_per_class(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
-        """Return the number of jobs of each class on each node, shape (N, C)."""
-        there = self.fixed.copy()
-        np.add.at(there, (nodes, mine[rows]), 1.0)
-        return there
-
-
 def exchanges_slots(before: IntArray, after: IntArray) -> bool:
     """True if running jobs would need each other's slots, so that none of them can move first.
 
@@ -131,9 +85,7 @@ class Problem:
     too_large: dict[JobId, int]  # least slots of jobs that do not fit into the cluster
     capacity: int  # slots in play
     speedup_exponent: float
-    evacuates: bool = True  # True if small jobs may be moved to make room on whole nodes
     slow: FloatArray | None = None  # shape (J, types), factors of step times
-    interference: InterferenceModel | None = None
     floors: FairnessFloors | None = None  # set by `max_stretch`; None: no limit
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # cache
 
@@ -180,14 +132,13 @@ class Problem:
     @cached_property
     def places_matter(self) -> bool:
         """True if places differ in more than the number of nodes that they span."""
-        learnt = self.slow is not None or self.interference is not None
-        return learnt or (self.cluster.shares_cores and len(self.slots_on) > 1)
+        return self.slow is not None or (self.cluster.shares_cores and len(self.slots_on) > 1)
 
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
         The value is multiplied by share^`speedup_exponent`, where the share is the part of the
-        speed that nodes, GPU types, neighbours and a move leave.
+        speed that nodes, GPU types, other workers and a move leave.
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -205,8 +156,6 @@ class Problem:
             slowest, at = np.zeros(len(levels)), np.flatnonzero(owner >= 0)
             np.maximum.at(slowest, owner[at], self.slow[owner[at], self.cluster.type_of[at]])
             factor[runs] /= slowest[runs]
-        if self.interference is not None:
-            factor *= self.interference.kept(pair_rows, pair_nodes, nodes)
         if self.cluster.shares_cores:
             factor *= self._share_of_cores(levels, owner, pair_rows, pair_nodes)
         changed = runs & (factor != 1.0)
@@ -308,9 +257,6 @@ class Problem:
         if self.cluster.shares_cores:
             busy = np.bincount(self.node_of[owner != FREE], minlength=len(found))
             found += np.log(np.maximum(1.0, (busy + 1) / self.cluster.cores))
-        if self.interference is not None:
-            rows, nodes, _ = self.spread(owner)
-            found += self.interference.node_costs(row, rows, nodes)
         return found
 
     def _stretched(self, row: int, level: int, nodes: int) -> float:

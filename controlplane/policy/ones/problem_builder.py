@@ -23,7 +23,6 @@ from controlplane.policy.ones.problem import (
     CLOSED,
     FREE,
     FairnessFloors,
-    InterferenceModel,
     Problem,
 )
 from controlplane.policy.options import OnesOptions
@@ -103,34 +102,45 @@ def in_play(view: ClusterView, now: Seconds) -> InPlay:
 # --- values of sizes
 
 
+PATIENCE_S: Final = 300.0  # added to every remaining time; a judgement
+CROWDED_SIZE_EXPONENT: Final = 0.3  # of remaining times, at two or more jobs per slot
+
+
 def weights(
     remaining: FloatArray,
     gains: FloatArray,
     waited: FloatArray,
     ran: FloatArray,
     options: OnesOptions,
+    *,
+    load: float,
 ) -> FloatArray:
-    """Return (T1 + patience)^-0.55 times response ratio^`ageing`; short jobs weigh more.
+    """Return (T1 + patience)^-0.55; where jobs queue, long waits count too.
 
     An unknown length is taken to be half the median of the known lengths. The patience is
-    `patience_s`, but at most a quarter of the mean length, so that seconds differ from minutes
+    `PATIENCE_S`, but at most a quarter of the mean length, so that seconds differ from minutes
     where jobs last minutes.
 
-    The response ratio is 1 + waited / (ran + T + patience), with T at a job's least size. It grows
-    without bound while the job waits, so that no job starves behind a stream of short ones.
+    As the load rises from 1 to 2, the exponent changes to -0.3, and a factor response ratio^1
+    appears (both in the share `ageing`). The response ratio is 1 + waited / (ran + T + patience),
+    with T at a job's least size. It grows without bound while the job waits, so that no job starves
+    behind a stream of short ones.
 
     Args:
         remaining: T1, shape (J,), seconds on one slot; nan if unknown.
         gains: x at the least size of each job, shape (J,).
         waited: shape (J,), seconds without slots since the submission.
         ran: shape (J,), seconds with slots.
+        load: slots that all jobs need at least, divided by the slots in play.
     """
     length = known_lengths(remaining)
-    patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
-    short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
+    patience = min(PATIENCE_S, float(np.mean(length)) / 4.0) if len(length) else 0.0
+    crowded = options.ageing * min(max(load - 1.0, 0.0), 1.0)
+    exponent = options.size_exponent + crowded * (CROWDED_SIZE_EXPONENT - options.size_exponent)
+    short = np.power(np.maximum(length + patience, 1.0), -exponent)
     service = ran + length / np.maximum(gains, MIN_GAIN) + patience
     response = 1.0 + waited / np.maximum(service, 1.0)
-    return np.asarray(short * np.power(response, options.ageing))
+    return np.asarray(short * np.power(response, crowded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +162,7 @@ def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOpt
     A gated job may grow onto idle slots, and may shrink for a waiting job, but is not stopped.
     Stopping a job that is not gated costs what its restart will cost, plus a margin.
     """
-    weight = _weight(job_rows, supply.now, options)
+    weight = _weight(job_rows, supply, options)
     sizes, spans, gains = _stacked(job_rows)
     value = weight[:, None] * np.power(np.maximum(gains, 0.0), options.speedup_exponent)
     value[gains < 0] = -np.inf
@@ -170,7 +180,8 @@ def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOpt
     return ValueTable(sizes, spans, value)
 
 
-def _weight(job_rows: Sequence[JobRow], now: Seconds, options: OnesOptions) -> FloatArray:
+def _weight(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOptions) -> FloatArray:
+    now, load = supply.now, sum(row.job.least for row in job_rows) / max(1, supply.capacity)
     remaining, gains, waited, ran, priority = np.array([
         (
             row.remaining_s,
@@ -181,7 +192,7 @@ def _weight(job_rows: Sequence[JobRow], now: Seconds, options: OnesOptions) -> F
         )
         for row in job_rows
     ], dtype=np.float64).reshape(-1, 5).T  # fmt: skip
-    return weights(remaining, gains, waited, ran, options) * priority
+    return weights(remaining, gains, waited, ran, options, load=load) * priority
 
 
 def _stacked(job_rows: Sequence[JobRow]) -> tuple[IntArray, IntArray, FloatArray]:
@@ -366,9 +377,7 @@ class ProblemBuilder:
             too_large=found.too_large,
             capacity=found.supply.capacity,
             speedup_exponent=options.speedup_exponent,
-            evacuates=options.migration,
             slow=self._estimates.type_slowdowns(cluster.types, families),
-            interference=self._interference(families, found.kept, view, cluster),
             floors=floors,
         )
 
@@ -383,28 +392,6 @@ class ProblemBuilder:
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(cluster, view.jobs, len(view.jobs))
         return cluster, found
-
-    def _interference(
-        self,
-        families: Sequence[str],
-        kept: Mapping[JobId, Iterable[SlotId]],
-        view: ClusterView,
-        cluster: ClusterIndex,
-    ) -> InterferenceModel | None:
-        """Return the slow-downs by neighbours, movable or not, or None if there are none."""
-        names = dict.fromkeys([*families, *(view.jobs[job].family for job in kept)])
-        numbers = {name: number for number, name in enumerate(names)}
-        log_slowdowns = self._estimates.log_slowdowns(list(numbers))
-        if log_slowdowns is None:
-            return None
-        fixed = np.zeros((len(cluster.slots_on), 2 * len(numbers)))
-        for job, placed in kept.items():
-            places = [cluster.place_of[slot] for slot in placed if slot in cluster.place_of]
-            nodes = set(cluster.node_of[places].tolist())
-            for node in nodes:
-                fixed[node, 2 * numbers[view.jobs[job].family] + (len(nodes) > 1)] += 1.0
-        numbered = np.array([numbers[family] for family in families], dtype=np.int64)
-        return InterferenceModel(log_slowdowns, numbered, fixed)
 
 
 def _owners(slots: int, job_rows: Sequence[JobRow], found: InPlay) -> IntArray:

@@ -1,4 +1,4 @@
-"""Slow-downs by GPU types, neighbours and shared cores."""
+"""Slow-downs by GPU types and shared cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, JobEnded, JobView, PolicyEvent, SlotView, StepsSeen
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
+from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
 from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.throughput import PRIOR_SCALING, Scaling
@@ -23,7 +23,7 @@ ALIKE: Final = 0.05  # log step time; smaller differences are noise
 
 
 class LearnedSlowdowns:
-    """Slow-downs by GPU type and neighbour; an unmeasured case uses the mean of other families.
+    """Slow-downs by GPU type; an unmeasured type uses the mean of other families.
 
     These means are also stored as the priors of `families`.
     """
@@ -31,8 +31,6 @@ class LearnedSlowdowns:
     def __init__(self, families: FamilyHistories) -> None:
         self._families = families
         self._prior_edition = -1  # sum of the families' editions
-        self._log_slowdowns: FloatArray | None = None
-        self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
         self._assumed_types: dict[str, float] = {}  # log step times by type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
@@ -40,34 +38,14 @@ class LearnedSlowdowns:
 
         Return None if the types do not differ.
         """
+        self._update_priors()
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
-        self._update_priors()
         rows = {
             name: np.array(self._families[name].costs(types)) for name in dict.fromkeys(families)
         }
         found = np.array([rows[name] - rows[name].min() for name in families])
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
-
-    def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Return `InterferenceModel.log_slowdowns`, (2 F, 2 F), or None if all are about 0."""
-        self._update_priors()
-        if not self._families.priors.colocations:
-            return None
-        key = (self._prior_edition, tuple(families))
-        if key != self._log_slowdowns_of:
-            self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
-        return self._log_slowdowns
-
-    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
-        found = np.zeros((2 * len(families), 2 * len(families)))
-        classes = [(name, several) for name in families for several in (False, True)]
-        for one, (name, own) in enumerate(classes):
-            known = self._families[name].parts.colocations
-            for other, (neighbour, its) in enumerate(classes):
-                common = self._families.priors.colocations.get((own, "", its), 0.0)
-                found[one, other] = known.get((own, neighbour, its), common)
-        return found if found.max(initial=0.0) > ALIKE else None
 
     def _update_priors(self) -> None:
         """Recompute the means over families, which serve as priors, if a family has changed."""
@@ -77,14 +55,11 @@ class LearnedSlowdowns:
             return
         self._prior_edition = editions
         gpu_types: dict[str, list[float]] = {}
-        colocation: dict[Colocation, list[float]] = {}
         for family in families:
             if len(family.parts.gpu_types) > 1:
                 middle = sum(family.parts.gpu_types.values()) / len(family.parts.gpu_types)
                 for gpu_type, cost in family.parts.gpu_types.items():
                     gpu_types.setdefault(gpu_type, []).append(cost - middle)
-            for (own, _, its), cost in family.parts.colocations.items():
-                colocation.setdefault((own, "", its), []).append(cost)
         means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
         if _differ(means, self._assumed_types):  # a different type may be the fastest now
             self._assumed_types = means
@@ -92,9 +67,6 @@ class LearnedSlowdowns:
                 family.model = None
         self._update_scaling(families)
         self._families.priors.gpu_types = means
-        self._families.priors.colocations = {
-            one: sum(found) / len(found) for one, found in colocation.items()
-        }
 
     def _update_scaling(self, families: Collection[FamilyRecord]) -> None:
         """Update the prior speed-up of families that were never measured on several slots."""
@@ -201,7 +173,6 @@ class PlacementIndex:
         self._nodes: dict[SlotId, NodeId] = {}
         self._kinds: dict[SlotId, str] = {}
         self.types: tuple[str, ...] = ()  # GPU types in the cluster
-        self._jobs_on: dict[NodeId, list[JobId]] | None = None  # by node; None: not computed
         self._stretch: dict[NodeId, float] = {}  # factor of step times on nodes with shared cores
         self.cores = math.inf  # most cores of any node; infinite if none are shared
 
@@ -214,7 +185,7 @@ class PlacementIndex:
             shared = any(slot.cores for slot in view.slots)
             self._stretch = stretches(view) if shared else {}
             self.cores = ClusterIndex.of(view).most_cores if shared else math.inf
-        self._view, self._jobs_on = view, None
+        self._view = view
 
     def gpu_type(self, job: JobId) -> str:
         """Return a job's GPU types, joined by a plus; empty if unknown, or all are alike."""
@@ -222,17 +193,6 @@ class PlacementIndex:
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
-
-    def colocations(self, job: JobId) -> list[Colocation]:
-        """Return the sorted classes of the other jobs on a job's nodes."""
-        found = self._seen(job)
-        if found is None or self._view is None:
-            return []
-        nodes, crowd = self._nodes_of(found), self._jobs_by_node()
-        names = {name for node in nodes for name in crowd.get(node, ())} - {job}
-        others = [self._view.jobs[name] for name in names]
-        spreads = len(nodes) > 1
-        return sorted({(spreads, one.family, len(self._nodes_of(one)) > 1) for one in others})
 
     def is_changing(self, job: JobId) -> bool:
         """True if the job is changing, and so does not train on the slots of the view yet."""
@@ -247,23 +207,11 @@ class PlacementIndex:
         nodes = self._nodes_of(found) if found is not None else self._stretch.keys()
         return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
 
-    def is_alone(self, job: JobId) -> bool:
-        """True if no other job runs on the job's nodes."""
-        return not self.colocations(job)
-
     def _seen(self, job: JobId) -> JobView | None:
         return self._view.jobs.get(job) if self._view is not None else None
 
     def _nodes_of(self, job: JobView) -> set[NodeId]:
         return {self._nodes[slot] for slot in job.running_on if slot in self._nodes}
-
-    def _jobs_by_node(self) -> dict[NodeId, list[JobId]]:
-        if self._jobs_on is None:
-            self._jobs_on = {}
-            for name, job in self._view.jobs.items() if self._view is not None else ():
-                for node in self._nodes_of(job):
-                    self._jobs_on.setdefault(node, []).append(name)
-        return self._jobs_on
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:

@@ -188,31 +188,17 @@ def selected(
     if options.selection == "sampled":
         return _rounds(scorer, matrix, many, rng), mean
     if options.rho == "mean":
-        scores = mean
-    elif options.rho == "generation":
-        scores = (matrix @ scorer.weights(draws(problem, rng, 1)))[:, 0]
-    else:
-        each = scorer.weights(draws(problem, rng, len(genes)))
-        scores = np.einsum("kj,jk->k", matrix, each)
-    return _best_first(scores)[:many], mean
+        return _best_first(mean)[:many], mean
+    drawn = (matrix @ scorer.weights(draws(problem, rng, 1)))[:, 0]
+    return _best_first(drawn)[:many], mean
 
 
 def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
     """Run K rounds of Algorithm 1: draw, select the best candidate, remove it, and draw again."""
-    problem, rho = scorer.problem, scorer.options.rho
-    if rho == "candidate":  # draw for each candidate in each round
-        left = np.ones(len(matrix), dtype=np.bool_)
-        chosen: list[int] = []
-        for _ in range(many):
-            each = scorer.weights(draws(problem, rng, len(matrix)))
-            scores = np.where(left, np.einsum("kj,jk->k", matrix, each), -np.inf)
-            chosen.append(int(scores.argmax()))
-            left[chosen[-1]] = False
-        return np.array(chosen, dtype=np.int64)
-    drawn = mean_draw(problem) if rho == "mean" else draws(problem, rng, many)
-    scores = matrix @ scorer.weights(drawn)
-    if rho == "mean":
-        return _best_first(scores[:, 0])[:many]
+    problem = scorer.problem
+    if scorer.options.rho == "mean":
+        return _best_first((matrix @ scorer.weights(mean_draw(problem)))[:, 0])[:many]
+    scores = matrix @ scorer.weights(draws(problem, rng, many))
     taken: dict[int, None] = {}
     for column in range(many):
         order = _best_first(scores[:, column])

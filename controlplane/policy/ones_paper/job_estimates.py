@@ -98,12 +98,14 @@ class PaperJobHistory(JobHistory):
     counted_at: Seconds = Seconds(0.0)  # when an epoch or a report interval last ended
     first_loss: float | None = None
     loss: float | None = None
+    accuracy: float | None = None  # the metric of the stop rule, as last reported
     epoch_samples: int = 0  # ||D||
     log: list[tuple[int, FloatArray]] = field(default_factory=list)  # (epoch, x)
 
     def features(self, samples_done: float) -> FloatArray:
         """Return the feature vector x of the job after `samples_done` samples."""
-        return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
+        size = float(self.epoch_samples)
+        return features(size, self.first_loss, samples_done, self.loss, self.accuracy)
 
 
 AUTHORS_CAP: Final = 4  # multiple of the first batch, as in the authors' published code
@@ -121,19 +123,13 @@ def after_epoch(
     """Return R of a running job after an epoch, or after a report interval of a long epoch.
 
     Scale-up is R' = 2R. Scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
-    elapsed time", with sigma = lambda. The paper does not say when to apply which; `reading` does:
+    elapsed time", with sigma = lambda, "to penalize jobs that are longer than" 1 / lambda. The
+    paper does not say whether such a job is also scaled up; `reading` does:
 
-    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
-      every T > 0.
-    - `contended`: scale-down for jobs that ran longer than 1 / lambda while other jobs wait,
-      otherwise scale-up.
-    - `composed`: scale-up, then scale-down: ceil(4R / ceil(sigma T + 1)). R doubles up to T = 1 /
-      lambda and shrinks after 3 / lambda.
-    - `authors`: scale-up to four times the first batch.
+    - `literal`: scale-down for jobs that ran longer than 1 / lambda, otherwise scale-up.
+    - `contended`: the same, but scale-down only while other jobs wait, and at most to a half.
+    - `authors`: scale-up to four times the first batch, as in the authors' published code.
     - `off`: scale-up.
-
-    All readings except `literal` at most halve R at once, because the paper lets no batch change by
-    more than a limited range.
 
     Args:
         limit: R, samples per step.
@@ -141,23 +137,15 @@ def after_epoch(
         arrivals_per_s: lambda, jobs per second.
         contended: True if other jobs wait.
     """
-    divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
-    new: float
-    match reading:
-        case "literal":
-            new = 2 * limit / max(2, divisor)
-        case "contended":
-            long = contended and arrivals_per_s * ran_s > 1.0
-            new = 2 * limit / divisor if long else 2 * limit
-        case "composed":
-            new = min(4 * limit / divisor, 2 * limit)
-        case "authors":
-            new = min(2 * limit, AUTHORS_CAP * bounds.first)
-        case "off":
-            new = 2 * limit
-    if reading in {"contended", "composed"}:
-        new = max(new, limit / 2)
-    return bounds.clip(new)
+    if reading == "off":
+        return bounds.clip(2 * limit)
+    if reading == "authors":
+        return bounds.clip(min(2 * limit, AUTHORS_CAP * bounds.first))
+    elapsed = arrivals_per_s * ran_s
+    if elapsed <= 1.0 or (reading == "contended" and not contended):
+        return bounds.clip(2 * limit)
+    reduced = 2 * limit / math.ceil(elapsed + 1.0)
+    return bounds.clip(max(reduced, limit / 2) if reading == "contended" else reduced)
 
 
 class PaperEstimates:
@@ -205,6 +193,8 @@ class PaperEstimates:
             history.loss = event.train_loss
             if history.first_loss is None:
                 history.first_loss = event.train_loss
+        if event.stop_metric is not None:
+            history.accuracy = event.stop_metric
         if history.epoch_samples and len(history.log) < MAX_LOG_EPOCHS:
             done = event.samples_done or event.epoch * history.epoch_samples
             row = history.features(float(done))

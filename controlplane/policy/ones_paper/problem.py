@@ -216,7 +216,9 @@ class ProblemBuilder:
         most = min(limit // local, job.most, capacity)
         if not estimates.warm(job):  # Start
             most = min(most, job.least)
-        if options.keep_least and capacity >= job.least:
+        # Paper: floor(R c / B) slots, which can be none. Here: the least slots, because R is halved
+        # "to prevent starvation", and only an epoch raises it again.
+        if capacity >= job.least:
             most = max(most, job.least)
         family = estimates.families[job.family]
         noise = job.noise_scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard
 
@@ -31,21 +31,16 @@ MIN_NOISE, MAX_NOISE = 1e-9, 1e15  # samples; plausible range
 FINE_EPOCHS: Final = 16  # each of the first 16 epochs is a separate stage
 NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # stages to try, as offsets; up to a quarter of a doubling
 MAX_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
-# (own group is on several nodes?, other job's family, other job's group is on several nodes?)
-Colocation = tuple[bool, str, bool]
-# Nodes, slots, local batch, GPU type, worst neighbour.
-Place = tuple[int, int, int, str, Colocation | None]
+Place = tuple[int, int, int, str]  # nodes, slots, local batch, GPU type
 
 NO_PARTS: Final = Parts({}, {}, {})
-NEIGHBOUR_WEIGHT: Final = 0.3  # weight of a measurement with neighbours; 1 without; a judgement
 
 
 @dataclass(slots=True)
 class Priors:
-    """Slow-downs by GPU type and neighbour, as mean logarithms over all families."""
+    """Slow-downs by GPU type, as mean logarithms over all families, and the prior speed-up."""
 
     gpu_types: dict[str, float] = field(default_factory=dict)
-    colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # GPU types of the cluster
     scaling: Scaling = PRIOR_SCALING  # used for families never measured on several slots
 
@@ -132,7 +127,6 @@ class FamilyRecord:
         step_s: float,
         *,
         gpu_type: str = "",
-        colocation: Colocation | None = None,
     ) -> None:
         """Record a measured step time; discard the model if the measurement adds information.
 
@@ -140,19 +134,18 @@ class FamilyRecord:
             local_batch: number of samples of one slot in a step.
             step_s: mean duration of a step, in seconds.
             gpu_type: type of the job's GPUs; empty if all types are alike.
-            colocation: class of the worst neighbour; None if the job was alone on its nodes.
         """
         if not 0.0 < step_s < MAX_STEP_S:
             return
         self.largest = max(self.largest, slots)
-        key = (nodes, slots, local_batch, gpu_type, colocation)
+        key = (nodes, slots, local_batch, gpu_type)
         if self.step_times.add(key, step_s):
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
-        """Return the model of steps without neighbours on the family's fastest GPU type."""
+        """Return the model of steps on the family's fastest GPU type."""
         if self.model is None:
-            found = fit(self._samples_alone(), first_batch, self.before, self.priors.scaling)
+            found = fit(self._samples(), first_batch, self.before, self.priors.scaling)
             self.model = self.before = replace(found, limits=self.passes.limits)
             self.edition += 1
             self.step_times.mark_fitted()
@@ -185,36 +178,29 @@ class FamilyRecord:
         level = sum(both) / len(both) if both else 0.0  # only differences are known
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
-    def _samples_alone(self) -> list[Sample]:
-        """Return step times from which the effects of GPU types and neighbours are removed."""
-        plain = all(colocation is None for *_, colocation in self.means)
-        gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
-        if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
+    def _samples(self) -> list[Sample]:
+        """Return step times on the family's fastest GPU type."""
+        gpu_types = {gpu_type for *_, gpu_type in self.means}
+        if len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
             self.parts = NO_PARTS
             return [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
-                for (nodes, slots, local, _, _), mean in self.means.items()
+                for (nodes, slots, local, _), mean in self.means.items()
             ]
         seen = [
-            Observation(size, gpu_type, beside, math.log(mean.step_s), mean.weight)
-            for (*most, gpu_type, worst), mean in self.means.items()
-            for size, beside in [(tuple(most), () if worst is None else (worst,))]
+            Observation(tuple(size), gpu_type, (), math.log(mean.step_s), mean.weight)
+            for (*size, gpu_type), mean in self.means.items()
         ]
-        self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
+        self.parts = separate(seen, self.priors.gpu_types, {})
         base, fastest = self.parts.base, min(self.costs(self.priors.types), default=0.0)
+        weights: dict[Size, float] = {}
+        for (nodes, slots, local, _), mean in self.means.items():
+            size = (nodes, slots, local)
+            weights[size] = weights.get(size, 0.0) + mean.weight
         return [
             Sample(*size, float(np.exp(base[size] + fastest)), min(MAX_WEIGHT, weight))
-            for size, weight in _weights(self.means).items()
+            for size, weight in weights.items()
         ]
-
-
-def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
-    """Return the weight of each size, summed over all places."""
-    found: dict[Size, float] = {}
-    for (nodes, slots, local, _, colocation), mean in means.items():
-        size, alone = (nodes, slots, local), colocation is None
-        found[size] = found.get(size, 0.0) + mean.weight * (1.0 if alone else NEIGHBOUR_WEIGHT)
-    return found
 
 
 class FamilyHistories(dict[str, FamilyRecord]):

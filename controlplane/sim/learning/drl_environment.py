@@ -1,4 +1,4 @@
-"""Environment for training `drl` in whole simulations; the warm-up imitates a heuristic."""
+"""Environment for training `drl` in whole simulations; the warm-up imitates DRF, as in DL2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from controlplane.policy.learned.drl import (
 from controlplane.policy.learned.model_file import LearnedModel, ModelCard
 from controlplane.policy.min_slots import MinSlotsPolicy
 from controlplane.policy.registry import make
-from controlplane.prediction import BoolArray, FloatArray
+from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.learning.actor_critic import (
     FIRST_TRACE,
@@ -50,8 +50,6 @@ from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 SLOTS_PER_NODE: Final = 4
-WORTH_EXPONENT: Final = 0.55  # the worth of a slot falls with this power of the remaining time
-PATIENCE_S: Final = 60.0  # added to the remaining time
 VALIDATION_OFFSET: Final = 90_000  # offset of the seeds of validation traces
 PAST_OFFSET: Final = 99_000  # offset of the seed of the trace of past events
 
@@ -59,43 +57,33 @@ Pick = Callable[[DecisionInput, FloatArray], int]  # picks an action, given all 
 
 
 def teacher_action(moment: DecisionInput) -> int:
-    """Return the legal action of a heuristic that favours short jobs, also for spare slots.
+    """Return the legal action of dominant resource fairness (DRF), which DL2 imitates first.
 
-    DL2 warms up with the decisions of the cluster's existing scheduler. Here the waiting job with
-    the shortest remaining time starts on its smallest number of slots; if more slots are free, it
-    gets up to an equal share of the cluster. If no waiting job fits, the running job with the
-    least valuable slot gives this slot back. If no job waits, the job that gains the most value
-    from another slot grows, at most to twice its size. The value of a slot is the share of a step
-    that it saves, divided by the remaining time to the power of 0.55.
+    Slots are the only resource. The job that has waited longest starts on its smallest number of
+    slots and grows to an equal share of the cluster. If no waiting job fits, the job with the most
+    slots above its share gives one back. If no job waits, the job with the fewest slots grows.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)
     end = len(moment.legal) - 1
+    share = table.room // max(1, len(sizes))
     begun = np.flatnonzero(sizes != table.have)
-    waits = sizes == 0
-    now = np.maximum(sizes, table.least)
-    step_s = table.step_s(now)
-    rest_s = step_s * table.steps_left
-    worth = (rest_s + PATIENCE_S) ** -WORTH_EXPONENT
-    gain = (1.0 - table.step_s(now + 1) / step_s) * worth
     if begun.size:
         row = int(begun[0])
-        have = int(table.have[row])
-        enough = 2 * have if have else table.room // max(1, len(sizes))
-        grows_on = sizes[row] > have and legal[row, MORE] and gain[row] > 0.0
-        return row * ACTIONS + MORE if grows_on and sizes[row] < enough else end
+        grows_on = legal[row, MORE] and table.have[row] < sizes[row] < share
+        return row * ACTIONS + MORE if grows_on else end
+    waits = sizes == 0
     starts = legal[:, MORE] & waits
     if starts.any():
-        return _action_at_least(starts, rest_s, MORE)
+        return _action_at_least(starts, -table.age_s, MORE)
     if waits.any():
-        shrinks = legal[:, FEWER] & (sizes > table.least)
-        loss = (table.step_s(np.maximum(now - 1, 1)) / step_s - 1.0) * worth
-        return _action_at_least(shrinks, loss, FEWER) if shrinks.any() else end
-    grows = legal[:, MORE] & ~waits & (gain > 0.0)
-    return _action_at_least(grows, -gain, MORE) if grows.any() else end
+        shrinks = legal[:, FEWER] & (sizes > np.maximum(table.least, share))
+        return _action_at_least(shrinks, -sizes, FEWER) if shrinks.any() else end
+    grows = legal[:, MORE]
+    return _action_at_least(grows, sizes, MORE) if grows.any() else end
 
 
-def _action_at_least(rows: BoolArray, least: FloatArray, action: int) -> int:
+def _action_at_least(rows: BoolArray, least: FloatArray | IntArray, action: int) -> int:
     return int(np.where(rows, least, np.inf).argmin()) * ACTIONS + action
 
 

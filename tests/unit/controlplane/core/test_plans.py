@@ -10,11 +10,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from controlplane.core import policy_events
 from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import NodeSuspected, PlanProposed
 from controlplane.core.plan_check import Verdict, check, difference
-from controlplane.policy.api import GainSeen, Plan, Reason, SearchStats, SlotView
+from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
 from schemas.wire.agent import JOIN, SUSPEND
@@ -617,25 +616,6 @@ def test_the_first_whole_epoch_of_a_group_shows_what_the_change_was_good_for() -
     again = controller.tell(N1, epoch_end(A, 2, index=6, group=2, samples_per_s=700.0))
     assert [command.event.event for command in again if command != RequestPlan()] == ["job.epoch"]  # type: ignore[union-attr]
     assert gains(controller) == [(2.0, 1.5)]
-
-
-@pytest.mark.parametrize("correction", [None, 0.75])
-def test_what_came_of_a_promise_is_taught_at_once_and_after_a_restart(
-    correction: float | None,
-) -> None:
-    more = {} if correction is None else {"correction": correction}
-    controller = grown(msgspec.structs.replace(FASTER, numbers=FASTER.numbers | more))
-
-    controller.tell(N1, epoch_end(A, 1, index=5, group=2, samples_per_s=600.0))
-
-    state, records = controller.state, controller.reactor.records
-    gain = GainSeen(
-        job=A, family=controller.job(A).family, predicted=2.0, realised=1.5, correction=correction
-    )
-    assert gain in [policy_events.event_of_record(record, state) for record in records]
-    assert gain in [
-        event for _, event in policy_events.history(state.jobs.values(), controller.histories)
-    ]
 
 
 # --- what a policy sees

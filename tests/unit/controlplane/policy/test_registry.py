@@ -18,13 +18,13 @@ NAN, INF = math.nan, math.inf
 
 
 def test_a_policy_is_made_by_name_with_its_options() -> None:
-    fifo, ones = make("fifo"), make("ones", {"population": 4, "batch_caps": False})
+    fifo, ones = make("fifo"), make("ones", {"population": 4, "ageing": 0.5})
 
     assert isinstance(fifo, MinSlotsPolicy)
     assert isinstance(ones, MinSlotsPolicy)
     assert type(fifo.policy) is Fifo
     assert type(ones.policy) is Ones
-    assert ones.policy.options == OnesOptions(population=4, batch_caps=False)
+    assert ones.policy.options == OnesOptions(population=4, ageing=0.5)
 
 
 def test_only_a_policy_that_searches_has_its_own_process() -> None:
@@ -46,13 +46,12 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     [
         ("fifo", {"speed": 1}, ": .*unknown field `speed`; known: placer"),
         ("fifo", {"placer": "dense"}, ": .*'dense' .*; choose one of roomiest, con"),
-        ("ones", {"speed": 1}, ": .*unknown field `speed`; known: seed, search, population"),
+        ("ones", {"speed": 1}, ": .*unknown field `speed`; known: search, population"),
         ("ones", {"population": "many"}, r": .*\$\.population"),
-        ("ones", {"length_model": "up"}, r": .*\$\.length_model"),
+        ("ones", {"search": "up"}, r": .*\$\.search"),
         ("ones", {"population": 1}, ".population: 1 is below 2; raise it"),
-        ("ones", {"growth": 0.5}, ".growth: 0.5 is below 1.0; raise it"),
-        ("ones", {"mutation_rate": 1.5}, ".mutation_rate: 1.5 is above 1.0; lower it"),
-        ("ones", {"patience_s": NAN}, ".patience_s: nan is not finite"),
+        ("ones", {"ageing": 1.5}, ".ageing: 1.5 is above 1.0; lower it"),
+        ("ones", {"size_exponent": NAN}, ".size_exponent: nan is not finite"),
         ("ones", {"change_margin": INF}, ".change_margin: inf is not finite"),
         ("ones-paper", {"mutation_rate": 1.5}, ".mutation_rate: 1.5 is above 1.0; lower it"),
         ("ones-paper", {"population": 513}, ".population: 513 is above 512; lower it"),

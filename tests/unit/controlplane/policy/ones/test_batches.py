@@ -86,19 +86,18 @@ def test_only_jobs_with_new_reports_get_new_batches() -> None:
 
 
 @cases(
-    "changes, options, batch",
-    gated=({"moved_at": NOW, "placed_at": NOW}, {}, {A: 128}),
-    not_movable=({"movable": False}, {}, {}),
-    before_its_retry=({"retry_at": Seconds(NOW + 1.0)}, {}, {}),
-    waiting=({"running_on": {}}, {}, {}),
-    only_with_plans=({}, {"rebatch": False}, {}),
+    "changes, batch",
+    gated=({"moved_at": NOW, "placed_at": NOW}, {A: 128}),
+    not_movable=({"movable": False}, {}),
+    before_its_retry=({"retry_at": Seconds(NOW + 1.0)}, {}),
+    waiting=({"running_on": {}}, {}),
 )
 def test_jobs_on_slots_that_may_change_get_another_batch_also_while_gated(
-    changes: dict[str, Any], options: dict[str, Any], batch: dict[JobId, int]
+    changes: dict[str, Any], batch: dict[JobId, int]
 ) -> None:
     job = msgspec.structs.replace(a_job(A, S0), **changes)
 
-    plan = policy_of(steps(), jobs=(job,), **options).batches(shown(job), NOW)
+    plan = policy_of(steps(), jobs=(job,)).batches(shown(job), NOW)
 
     assert batches(plan) == batch
     assert batch or plan == Plan(based_on=1)
@@ -120,15 +119,8 @@ def test_a_plan_and_batches_alone_choose_the_same_batch() -> None:
 def test_a_change_of_the_batch_closes_no_gate() -> None:
     """Its gate counts from when it got its slots."""
     job = a_job(A, S0, moved_at=NOW, placed_at=Seconds(NOW - 60.0))
-    plans = {
-        rebatch: policy_of(jobs=(job,), rebatch=rebatch).plan(shown(job), NOW)
-        for rebatch in (True, False)
-    }
 
-    assert {rebatch: plan.wake_at for rebatch, plan in plans.items()} == {
-        True: None,
-        False: NOW + 30.0,
-    }
+    assert policy_of(jobs=(job,)).plan(shown(job), NOW).wake_at is None
 
 
 # --- how fast they grow
@@ -144,7 +136,7 @@ def test_a_batch_doubles_after_enough_steps_with_it(
     batch: int, reports: list[tuple[int, int]], grown: list[dict[JobId, int]]
 ) -> None:
     job, before = a_job(A, S0, batch=batch), [steps()] * (batch > FIRST)
-    policy = policy_of(*before, jobs=(a_job(A, S0),), growth_steps=10)
+    policy = policy_of(*before, jobs=(a_job(A, S0),))
     found = []
     for step, measured in reports:
         policy.observe(steps(batch=batch, group=2, step=step, group_steps=measured), NOW)

@@ -32,7 +32,6 @@ from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, surrounded, view_of
 
 OPTIONS = OnesOptions(patience=3, search="evolution")
-CLIMB = OnesOptions(patience=3, search="climb")
 GREEDY = OnesOptions(search="greedy")
 seeds = st.integers(0, 1000)
 
@@ -68,7 +67,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     problem=problems(),
     seed=seeds,
     generations=st.integers(0, 3),
-    options=st.sampled_from([OPTIONS, CLIMB, GREEDY]),
+    options=st.sampled_from([OPTIONS, GREEDY]),
 )
 def test_the_best_is_never_worse_than_greedy_or_no_change(
     problem: Problem, seed: int, generations: int, options: OnesOptions
@@ -96,11 +95,11 @@ def test_after_a_generation_the_best_beats_the_baselines(problem: Problem, seed:
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(problem=problems(), seed=seeds, options=st.sampled_from([OPTIONS, CLIMB]))
+@given(problem=problems(), seed=seeds)
 def test_generations_keep_the_best_and_rank_distinct_candidates(
-    problem: Problem, seed: int, options: OnesOptions
+    problem: Problem, seed: int
 ) -> None:
-    search, rng, before = facing(problem, options), default_rng(seed), -np.inf
+    search, rng, before = facing(problem), default_rng(seed), -np.inf
     for _ in range(4):
         search.evolve(rng)
 
@@ -190,11 +189,11 @@ def test_single_steps_give_the_same_generation() -> None:
     assert [c.key for c in parts.population] == [c.key for c in whole.population]
 
 
-# --- the other two ways to search
+# --- greedy
 
 
 def test_greedy_converges_at_once_without_chance() -> None:
-    problem = interference()
+    problem = typed()
     search = facing(problem, GREEDY)
     before = [candidate.key for candidate in search.population]
 
@@ -202,43 +201,6 @@ def test_greedy_converges_at_once_without_chance() -> None:
 
     assert (better, search.converged, search.generations) == (False, True, 0)
     assert [candidate.key for candidate in search.population] == before
-
-
-def keys(search: EvolutionarySearch) -> list[bytes]:
-    return [candidate.key for candidate in search.population]
-
-
-def climbing(seed: int) -> tuple[Problem, EvolutionarySearch]:
-    """A search from the best alone, after a generation, that has room for all that it found."""
-    rng = default_rng(seed)
-    problem = worse_places(tiny(rng, 2, 3), rng)
-    search = facing(problem, OnesOptions(search="climb", population=60))
-    search.evolve(default_rng(seed))
-    return problem, search
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_climb_breeds_from_the_best_candidate_alone(seed: int) -> None:
-    (_, many), (_, alone) = climbing(seed), climbing(seed)
-    alone.population = alone.population[:1]
-
-    many.evolve(default_rng(seed + 1))
-    alone.evolve(default_rng(seed + 1))
-
-    assert set(keys(alone)) <= set(keys(many))
-    assert keys(alone)[:1] == keys(many)[:1]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_climb_keeps_only_the_best_for_the_next_view(seed: int) -> None:
-    (problem, many), (_, alone) = climbing(seed), climbing(seed)
-    alone.population = alone.population[:1]
-
-    for search in (many, alone):
-        search.update(replace(problem))
-        search.evolve(default_rng(seed + 1))
-
-    assert keys(alone) == keys(many)
 
 
 # --- diversity
@@ -290,9 +252,9 @@ def posed(*jobs: JobView, nodes: tuple[int, ...], speeds: tuple[float, ...] = (1
     return surrounded(problem_of(view, events=pace("f", *speeds), options=options), **places)
 
 
-def interference() -> Problem:
-    """Two jobs on one node that slow each other down, and a free node."""
-    return posed(single(A, S0), single(B, S1), nodes=(2, 2), costs=[(0.0, 1.0), (1.0, 0.0)])
+def typed() -> Problem:
+    """A job on the slower of two GPUs."""
+    return posed(single(A, T0), nodes=(1, 1), types=(0, 1), slow=[(1.0, 3.0)])
 
 
 def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]]:
@@ -303,11 +265,7 @@ def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]
 @pytest.mark.parametrize(
     ("problem", "greedy", "best", "gain"),
     [
-        (interference(), [[0], [0]], ([[0], [1]], [[1], [0]]), None),
-        (
-            posed(single(A, T0), nodes=(1, 1), types=(0, 1), slow=[(1.0, 3.0)]),
-            [[1]], ([[0]],), lambda p: (3.0 * p.move_factor[0]) ** 0.8,
-        ),
+        (typed(), [[1]], ([[0]],), lambda p: (3.0 * p.move_factor[0]) ** 0.8),
         (  # greedy gives the fast GPU to the first job
             posed(single(A), single(B), nodes=(1, 1), types=(0, 1), slow=[(1, 1), (1, 3)]),
             [[0], [1]], ([[1], [0]],), lambda _: 2.0 / (1.0 + 3.0**-0.8),
@@ -328,7 +286,7 @@ def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]
         ),
     ],
     ids=[
-        "separates jobs that slow each other down", "moves a job to faster GPUs",
+        "moves a job to faster GPUs",
         "gives the fast GPU to the job that gains", "exchanges places over a free slot",
         "brings a scattered job together",
     ],
@@ -450,13 +408,12 @@ def reached(problem: Problem, best: float, seed: int) -> tuple[float, float]:
 
 
 def worse_places(problem: Problem, rng: Generator) -> Problem:
-    """`problem` if neighbours and the types of two nodes matter."""
+    """`problem` if the types of two nodes matter."""
     jobs = len(problem.job_rows)
     return surrounded(
         problem,
         types=(0, 1),
         slow=np.column_stack([np.ones(jobs), rng.choice([1.0, 1.5, 3.0], jobs)]).tolist(),
-        costs=rng.choice([0.0, 0.1, 1.0], (jobs, jobs)).tolist(),
     )
 
 

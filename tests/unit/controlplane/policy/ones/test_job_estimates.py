@@ -13,7 +13,6 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import (
     EpochSeen,
-    GainSeen,
     JobEnded,
     JobView,
     PlanTaken,
@@ -21,22 +20,16 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.job_estimates import (
-    MAX_FACTOR,
-    MIN_FACTOR,
     Estimates,
-    GainCorrections,
 )
-from controlplane.policy.ones.job_history import BatchHold
-from controlplane.policy.ones.job_rows import SizeTable, size_table
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.observed_families import Colocation
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import epoch_seen, row_of, steps_seen, view_of
 from tests.unit.controlplane.policy.tables import cases
 
-OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0, length_model="residual")
+OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0)
 
 
 def epoch(job: JobId = A, **changes: Any) -> EpochSeen:
@@ -73,11 +66,11 @@ def met(
     return estimates
 
 
-Size = tuple[int, int, int, str, Colocation | None]
+Size = tuple[int, int, int, str]
 
 
 def sizes(estimates: Estimates) -> dict[Size, float]:
-    """Mean step times by nodes, slots, local batch, type of GPU and colocation."""
+    """Mean step times by nodes, slots, local batch and type of GPU."""
     return {size: mean.step_s for size, mean in estimates.families["f"].means.items()}
 
 
@@ -93,15 +86,15 @@ def two_reports(**other: Any) -> list[StepsSeen]:
 
 @cases(
     "events, expected",
-    a_whole_epoch=([epoch()], {(1, 2, 32, "", None): 0.1}),
+    a_whole_epoch=([epoch()], {(1, 2, 32, ""): 0.1}),
     a_new_measurement_counts_three_tenths=(
-        [epoch(), epoch(samples_per_s=320.0)], {(1, 2, 32, "", None): pytest.approx(0.13)},
+        [epoch(), epoch(samples_per_s=320.0)], {(1, 2, 32, ""): pytest.approx(0.13)},
     ),
     an_epoch_of_several_groups=([epoch(whole=False)], {}),
     epochs_without_a_speed=([epoch(samples_per_s=speed) for speed in (0.0, INF)], {}),
     an_epoch_without_slots=([epoch(slots=0)], {}),
     the_first_report_of_a_group=([steps(2)], {}),
-    the_second_report_of_a_group=([steps(2), steps(4)], {(1, 1, 64, "", None): 0.2}),
+    the_second_report_of_a_group=([steps(2), steps(4)], {(1, 1, 64, ""): 0.2}),
     a_report_of_another_group=(two_reports(group=2), {}),
     a_report_with_another_batch=(two_reports(global_batch=128), {}),
     a_report_without_progress=(two_reports(samples_done=3), {}),
@@ -121,39 +114,22 @@ def test_whole_epochs_and_second_reports_of_a_group_measure_a_size(
     assert (estimates.families["f"].largest, estimates.families["g"].largest) == (widest, 1)
 
 
-def test_an_epoch_beside_neighbours_measures_nothing() -> None:
-    estimates = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
-
-    estimates.observe(epoch(), Seconds(2.0))
-
-    assert sizes(estimates) == {}
-
-
 @pytest.mark.parametrize(
-    ("options", "movable", "expected"),
-    [
-        (OPTIONS, True, {(1, 1, 64, "v100", (False, "g", True)): 0.2}),
-        (OnesOptions(gpu_types=False, interference=False), True, {(1, 1, 64, "", None): 0.2}),
-        (OPTIONS, False, {}),  # the view shows the future slots, not those of the telemetry
-    ],
-    ids=["learnt", "switched off", "changing"],
+    ("movable", "expected"),
+    # If the job is changing, the view shows the future slots, not those of the telemetry.
+    [(True, {(1, 1, 64, "v100"): 0.2}), (False, {})],
+    ids=["settled", "changing"],
 )
-def test_telemetry_is_recorded_with_the_gpu_type_and_the_worst_neighbour(
-    options: OnesOptions,
+def test_telemetry_is_recorded_with_the_gpu_type(
     movable: bool,  # noqa: FBT001
     expected: dict[Size, float],
 ) -> None:
-    neighbour = job_view(B, family="g", running_on={S1: 64, T0: 64})
-    mine = running(movable=movable)
-    estimates = met(knowing(options=options), mine, neighbour, models=("v100", "a100"))
+    estimates = met(knowing(), running(movable=movable), models=("v100", "a100"))
 
     for step in (2, 4):
         estimates.observe(steps(step), Seconds(2.0))
 
     assert sizes(estimates) == expected
-    if not options.gpu_types:
-        assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
-        assert estimates.log_slowdowns(["f", "g"]) is None
 
 
 # --- limits
@@ -314,7 +290,7 @@ def test_the_noise_scale_is_always_finite_and_positive(
     assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
 
 
-# --- types of GPU, and neighbours
+# --- types of GPU
 
 
 class Told:
@@ -359,7 +335,7 @@ MEAN = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
     # H trained before anybody knew of types.
     a_family_without_a_measurement_uses_the_mean_of_others=(
         ("fast", "slow"), 0.0, [((at(S0, "h"),), {}), *BY_TYPE], "uh", [[1.0, MEAN], [1.0, MEAN]]),
-    # H alone, too: neighbours are told apart, types are not. The level of a family's costs means nothing.
+    # The level of a family's costs means nothing.
     an_unmeasured_type_is_slower_relative_to_measured_types=(
         ("fast", "slow"), 0.0, [((at(S0, "h"), at(S1, "g")), {}), ((at(S0, "h"),), {}),
         *[((at(S0, "f"),), {"f": 0.1}), ((at(T0, "f"),), {"f": 0.2})] * 3], "h",
@@ -377,47 +353,6 @@ def test_the_slow_down_of_a_gpu_type_is_learnt(
     found = told.estimates.type_slowdowns(tuple(dict.fromkeys(models)), families)
 
     assert (None if found is None else found.tolist()) == slowdowns
-
-
-def test_slow_downs_by_neighbours_are_learnt_from_both_placements() -> None:
-    told = Told(noise=0.05)
-    for _ in range(3):
-        told.train(at(S0, "f"), at(T0, "g"), at(S1, "g", 2), f=0.15, g=0.1)
-        told.train(at(S0, "f"), at(T0, "g"))
-        told.train(at(S0, "g"), at(S1, "g", 2))
-
-    log_slowdowns = told.estimates.log_slowdowns(["f", "g"])
-
-    # classes: f on one node, on several, g on one node, on several
-    assert log_slowdowns is not None
-    assert np.exp(log_slowdowns[0, 2]) == pytest.approx(1.5, rel=0.1), "f beside g"
-    assert log_slowdowns[2, 0] == pytest.approx(0.0, abs=0.05), "g beside f"
-    assert log_slowdowns[2, 2] == pytest.approx(0.0, abs=0.05), "g beside g"
-    assert (log_slowdowns >= 0.0).all()
-
-
-@pytest.mark.parametrize(("beside_s", "noise"), [(0.1, 0.05), (0.07, 0.0)], ids=["no", "help"])
-def test_neighbours_without_an_effect_or_that_seem_to_help_cost_nothing(
-    beside_s: float, noise: float
-) -> None:
-    told = Told(noise=noise)
-    for _ in range(3):
-        told.train(at(S0, "f"), at(S1, "g"), f=beside_s)
-        told.train(at(S0, "f"), at(T0, "g"))
-
-    assert told.estimates.log_slowdowns(["f", "g"]) is None
-
-
-def test_families_that_never_met_use_the_mean_slow_down() -> None:
-    told = Told()
-    for _ in range(3):
-        told.train(at(S0, "f"), at(S1, "g"), f=0.15, g=0.15)
-        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.1)
-
-    log_slowdowns = told.estimates.log_slowdowns(["new", "newer"])
-
-    assert log_slowdowns is not None
-    assert log_slowdowns[0, 2] == log_slowdowns[2, 0] == pytest.approx(np.log(1.5), rel=0.1)
 
 
 # --- from history
@@ -459,84 +394,3 @@ def test_a_limit_learnt_again_is_within_the_users_bounds(
     estimates = met(knowing(*past), running(), now=doublings + moment)
 
     assert 64 <= estimates.limit(running()) <= 1024
-
-
-def gain(predicted: float, realised: float, correction: float | None = 1.0) -> GainSeen:
-    return GainSeen(
-        job=A, family="f", predicted=predicted, realised=realised, correction=correction
-    )
-
-
-def corrected_by(*events: GainSeen) -> GainCorrections:
-    corrections = GainCorrections()
-    for event in events:
-        corrections.observe(event)
-    return corrections
-
-
-ONCE = 0.5 ** (1 / 1.5)  # the factor after one outcome of half the prediction
-HALF = gain(2.0, 1.0)
-
-
-@cases(
-    "gains, factor",
-    no_outcome=([], 1.0),
-    half_of_the_prediction=([HALF], ONCE),
-    corrected_predictions_are_compared_with_the_model=(
-        [HALF, *[gain(2.0 * ONCE, 1.0, ONCE)] * 20], pytest.approx(0.5, rel=0.05),
-    ),
-    no_correction=([gain(2.0, 1.0, None)], 1.0),
-    the_least_factor=([gain(10.0, 0.1)] * 50, MIN_FACTOR),
-    the_largest_factor=([gain(0.1, 10.0)] * 50, MAX_FACTOR),
-    hostile_values=(
-        [each for bad in (0.0, -1.0, NAN)
-         for each in (gain(bad, 1.0), gain(1.0, bad), gain(1.0, 1.0, bad))], 1.0,
-    ),
-)  # fmt: skip
-def test_outcomes_of_predictions_correct_the_next_predictions_of_the_family(
-    gains: list[GainSeen], factor: Any
-) -> None:
-    learnt = corrected_by(*gains)
-
-    assert learnt.factor("f") == (pytest.approx(factor) if isinstance(factor, float) else factor)
-    assert learnt.factor("g") == 1.0
-
-
-def test_only_sizes_beyond_the_measured_ones_are_corrected() -> None:
-    learnt, nodes, slots = corrected_by(HALF), np.array([1, 1, 1, 2]), np.array([1, 2, 4, 2])
-    known, factor = np.nan, learnt.factor("f")
-
-    for measured, expected in (
-        ([(1, 1), (1, 2)], [known, known, factor, factor]), ([], [known] * 4),
-    ):  # fmt: skip
-        np.testing.assert_equal(learnt.corrections("f", measured, nodes, slots), expected)
-
-
-# --- the next job of the family
-
-
-def measured(slots: int, step_s: float) -> EpochSeen:
-    return epoch_seen(B, family="f", slots=slots, samples_per_s=64 / step_s)
-
-
-def promised(*events: PolicyEvent, **options: Any) -> SizeTable:
-    """What one, two and four slots of one node promise the next job of a family."""
-    chosen = OnesOptions(**options)
-    estimates = Estimates(chosen)
-    for event in (measured(1, 0.1), measured(2, 0.06), *events):
-        estimates.observe(event, Seconds(1.0))
-    job = job_view(A, slots=(1, 4), family="f", batch_limit=64, local_limit=64)
-    sizes = np.array([1, 2, 4])
-    return size_table(job, estimates, chosen, sizes, np.ones_like(sizes), hold=BatchHold.NO)
-
-
-def test_a_wrong_prediction_corrects_unmeasured_sizes_of_the_next_job() -> None:
-    before, after = promised(), promised(HALF)
-    meanwhile = promised(HALF, measured(4, 0.05))
-    off = promised(HALF, gain_correction=False)
-
-    assert (after.speeds / before.speeds).tolist() == pytest.approx([1.0, 1.0, ONCE])
-    assert (after.gains / before.gains).tolist() == pytest.approx([1.0, 1.0, ONCE])
-    np.testing.assert_allclose(after.corrections, [np.nan, np.nan, ONCE])
-    assert meanwhile.speeds.tolist() == pytest.approx([640.0, 64 / 0.06, 1280.0])
-    assert off.speeds.tolist() == before.speeds.tolist()

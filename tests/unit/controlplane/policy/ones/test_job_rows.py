@@ -30,7 +30,7 @@ from tests.support.builders import S0, S1, A, B, job_view
 from tests.support.views import epoch_seen
 from tests.unit.controlplane.policy.tables import cases
 
-OPTIONS = OnesOptions(batch_margin=0.1)
+OPTIONS = OnesOptions()
 
 
 def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
@@ -51,7 +51,7 @@ def table(
             Seconds(1.0),
         )  # fmt: skip
     sizes = np.array([1, 2])
-    return size_table(job, estimates, OPTIONS, sizes, np.ones_like(sizes), hold=hold)
+    return size_table(job, estimates, sizes, np.ones_like(sizes), hold=hold)
 
 
 def a_job(**changes: object) -> JobView:
@@ -115,12 +115,6 @@ def test_a_batch_is_the_best_within_r_and_the_limits_and_twice_the_present_or_la
     assert seen.batches.tolist()[: len(batches)] == batches
 
 
-def test_keep_batch_keeps_the_present_batch() -> None:
-    job, steps = a_job(**NOISY, running_on=ON_TWO), (measured(2, 64, 0.1), measured(2, 128, 0.1))
-
-    assert table(job, *steps, limit=128, hold=BatchHold.KEEP).batches[1] == 64
-
-
 # --- length and change
 
 
@@ -154,21 +148,20 @@ def test_a_change_leaves_between_a_twentieth_and_all_of_a_value(
 # --- worth
 
 
+CROWDED = OnesOptions(ageing=1.0)
+
+
 def weighed(
     *remaining: float,
     waited: tuple[float, ...] = (),
     ran: tuple[float, ...] = (),
-    options: OnesOptions = OPTIONS,
+    load: float = 1.0,
 ) -> FloatArray:
     none = (0.0,) * len(remaining)
     length, idle, busy = (np.array(times or none) for times in (remaining, waited, ran))
-    return weights(length, np.ones(len(remaining)), idle, busy, options)
+    return weights(length, np.ones(len(remaining)), idle, busy, CROWDED, load=load)
 
 
-AGEING = OnesOptions(ageing=2.0)
-
-
-AGEING = OnesOptions(ageing=2.0)
 PART = 500 / 3
 
 
@@ -187,15 +180,22 @@ def test_short_jobs_weigh_more_by_their_length_and_the_patience(
     assert weighed(*remaining).tolist() == pytest.approx([length**-0.55 for length in lengths])
 
 
-def test_with_ageing_a_job_that_waited_weighs_more_by_the_response_ratio() -> None:
+@pytest.mark.parametrize(
+    ("load", "size", "age"), [(0.5, 0.55, 0.0), (1.5, 0.425, 0.5), (2.0, 0.3, 1.0), (9.0, 0.3, 1.0)]
+)
+def test_where_jobs_queue_size_counts_less_and_the_response_ratio_more(
+    load: float, size: float, age: float
+) -> None:
     waited, ran = (0.0, 125.0, 1250.0), (0.0, 0.0, 1125.0)
 
-    plain = weighed(100.0, 100.0, 100.0, waited=waited, ran=ran)
-    aged = weighed(100.0, 100.0, 100.0, waited=waited, ran=ran, options=AGEING)
-    starving = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
+    found = weighed(100.0, 100.0, 100.0, waited=waited, ran=ran, load=load)
 
-    assert plain.tolist() == [125**-0.55] * 3
-    assert (aged / aged[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
+    assert found.tolist() == pytest.approx([125**-size, 2**age * 125**-size, 2**age * 125**-size])
+
+
+def test_a_job_that_waits_long_enough_overtakes_short_ones() -> None:
+    starving = weighed(10_000.0, 1.0, waited=(1e7, 0.0), load=2.0)
+
     assert starving[0] > 10 * starving[1]
 
 

@@ -24,8 +24,8 @@ from controlplane.policy.ones.problem import (
 )
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
-from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
+from schemas.ids import JobId, SlotId
+from tests.support.builders import S0, S1, T0, T1, A, B, changed_job, job_view, slot_view
 from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
 
@@ -164,59 +164,6 @@ def test_a_job_goes_to_its_fast_gpus_although_another_node_fits_better() -> None
     assert placed(slower, a=1) == {A: (N[0],)}
 
 
-def test_jobs_that_slow_each_other_down_are_separated() -> None:
-    problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0]), a_job(B)))
-
-    assert placed(problem, b=1) == {A: (N[0],), B: (N[1],)}
-    for costs in ([(0.0, 0.0), (0.5, 0.0)], [(0.0, 0.5), (0.0, 0.0)]):
-        assert placed(surrounded(problem, costs=costs), b=1) == {A: (N[0],), B: (P[0],)}
-
-
-# --- who makes room
-
-
-ROOM = PlacementHints(evacuate=True)
-
-
-def lodging(lodger: JobView) -> Problem:
-    """A start of three slots, and two on each node; a lodger on the first, one for good beside."""
-    stays = a_job(C, P[0], movable=False)
-    return problem_of(view_of(row_of(3, 3), lodger, a_job(B, least=3), stays))
-
-
-def test_a_small_job_is_moved_away_for_a_job_that_needs_the_node() -> None:
-    problem = lodging(a_job(A, N[1]))
-
-    assert placed(problem, ROOM, b=3) == {A: (P[1],), B: (N[0], N[1], N[2])}
-    assert placed(problem, b=3) == {A: (N[1],), B: (N[0], N[2], P[1])}
-
-
-@pytest.mark.parametrize(
-    "lodger",
-    [
-        a_job(A, N[1], moved_at=Seconds(99.0)),
-        a_job(A, N[1], batch_size=1, batch_limit=1),
-        a_job(A, N[1], P[1]),
-    ],
-    ids=["moved just now", "too small a batch for both places at once", "on other nodes as well"],
-)
-def test_a_small_job_that_may_not_move_stays(lodger: JobView) -> None:
-    problem = lodging(lodger)
-
-    found = placed(problem, ROOM, b=3)
-
-    assert found is not None
-    assert set(found[A]) == set(lodger.running_on)
-    assert len(found[B]) == 3
-
-
-def test_a_growing_job_gets_a_whole_node() -> None:
-    grows, lodger = a_job(A, N[0], N[1]), a_job(B, N[2])
-    problem = problem_of(view_of(row_of(4, 3), grows, lodger, a_job(C, P[0], movable=False)))
-
-    assert placed(problem, ROOM, a=4) == {A: tuple(N), B: (P[1],)}
-
-
 # --- whatever the problem
 
 
@@ -230,7 +177,7 @@ def any_wishes(problem: Problem, seed: int) -> PlacementHints:
     rng = default_rng(seed)
     movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.job_rows)) < 0.5))
     jitter = rng.normal(0.0, 0.2, len(problem.slots_on)) if rng.random() < 0.5 else None
-    return PlacementHints(tuple(movers.tolist()), jitter=jitter, evacuate=bool(rng.random() < 0.5))
+    return PlacementHints(tuple(movers.tolist()), jitter=jitter)
 
 
 @WHOLE
@@ -263,22 +210,6 @@ def test_unchanged_jobs_stay_and_shrinking_jobs_keep_own_slots(problem: Problem,
         assert (owner == row).tolist() == (problem.owner == row).tolist()
     for row in np.flatnonzero(levels < problem.present).tolist():
         assert (problem.owner[owner == row] == row).all()
-
-
-@WHOLE
-@given(problem=problems(), seed=seeds)
-def test_only_movable_jobs_on_one_node_make_room(problem: Problem, seed: int) -> None:
-    levels = some_levels(problem, seed)
-
-    owner = laid(problem, levels, ROOM)
-
-    for row in np.flatnonzero(levels == problem.present).tolist():
-        if ((owner == row) != (problem.owner == row)).any():
-            size = int(problem.sizes[row, levels[row]])
-            assert problem.free_to_move[row]
-            assert 2 * size <= problem.job_rows[row].job.batch_limit
-            assert len(nodes_of(problem, problem.owner, row)) == 1
-            assert len(nodes_of(problem, owner, row)) == 1
 
 
 @WHOLE

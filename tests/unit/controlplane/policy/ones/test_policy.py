@@ -206,17 +206,6 @@ def test_a_job_moves_to_idle_faster_gpus() -> None:
     assert speeds == pytest.approx([320.0, 640.0], rel=0.01)
 
 
-def test_jobs_that_slow_each_other_down_are_separated() -> None:
-    apart, together = ((single(A, S0), single(B, slot, "g")) for slot in (T0, S1))
-
-    plan = moved_from([apart, together] * 2)
-
-    assert len({node_of(next(iter(on))) for on in plan.local_batch.values()}) == 2
-    (reason,) = plan.reasons.values()
-    assert reason.code == "move"
-    assert reason.text.startswith("moved to better neighbours (1.")
-
-
 # --- what a plan keeps to
 
 

@@ -1,4 +1,4 @@
-"""Problem of a view: sizes, values, jobs that are kept, caches, and interference."""
+"""Problem of a view: sizes, values, jobs that are kept, and caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import (
     ClusterView,
@@ -22,11 +21,10 @@ from controlplane.policy.api import (
     SlotView,
     StepsSeen,
 )
-from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, Problem
+from controlplane.policy.ones.problem import CLOSED, FREE, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
@@ -78,25 +76,22 @@ HELD = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
 
 
 @cases(
-    "nodes, job, events, growth, sizes",
-    start=((8,), a_job(), [ran_on(4)], 2.0, [0, 1]),
-    not_warm=((8,), a_job(on=(S0,)), [ran_on(4)], 2.0, [0, 1]),
-    least_slots=((8,), a_job(least=3), [], 2.0, [0, 3]),
-    twice_one=((8,), a_job(on=(S0,)), [WARM, ran_on(1)], 2.0, [0, 1, 2]),
-    twice_a_relatives_size=((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 2.0, [0, 1, 2, 3, 4, 5, 6]),
-    a_relatives_size=((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 1.0, [0, 1, 2, 3]),
+    "nodes, job, events, sizes",
+    start=((8,), a_job(), [ran_on(4)], [0, 1]),
+    not_warm=((8,), a_job(on=(S0,)), [ran_on(4)], [0, 1]),
+    least_slots=((8,), a_job(least=3), [], [0, 3]),
+    twice_one=((8,), a_job(on=(S0,)), [WARM, ran_on(1)], [0, 1, 2]),
+    twice_a_relatives_size=((8,), a_job(on=(S0,)), [WARM, ran_on(3)], [0, 1, 2, 3, 4, 5, 6]),
     whole_nodes_and_the_present_size=(
-        (4, 4, 4), a_job(on=HELD, epoch=1), [], 2.0, [0, 1, 2, 3, 4, 5, 8]),
+        (4, 4, 4), a_job(on=HELD, epoch=1), [], [0, 1, 2, 3, 4, 5, 8]),
     no_more_slots_than_samples=(
-        (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], 2.0, [0, 1, 2, 3]),
+        (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], [0, 1, 2, 3]),
 )  # fmt: skip
 def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
-    nodes: tuple[int, ...], job: JobView, events: list[PolicyEvent], growth: float, sizes: list[int]
+    nodes: tuple[int, ...], job: JobView, events: list[PolicyEvent], sizes: list[int]
 ) -> None:
     events_at = [(1.0, event) for event in events]
-    problem = problem_of(
-        view_of(row_of(*nodes), job), events=events_at, options=OnesOptions(growth=growth)
-    )
+    problem = problem_of(view_of(row_of(*nodes), job), events=events_at)
 
     assert choices(problem) == sizes
 
@@ -261,15 +256,14 @@ def test_a_schedule_is_scattered_by_a_changing_job_on_too_many_nodes() -> None:
     assert not problem.is_scattered(less, np.array([0, FREE, FREE, FREE]))
 
 
-def test_the_cost_of_a_node_includes_gpus_and_neighbours() -> None:
+def test_the_cost_of_a_node_is_that_of_its_gpus() -> None:
     view = view_of(row_of(2, 2), a_job(on=(S0,)), a_job(B, on=(T0,)), a_job(C))
     problem = problem_of(view)
-    costs = [(0.0, 0.0, 0.1), (0.0, 0.0, 0.2), (0.4, 0.0, 0.0)]
 
-    found = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)] * 3, costs=costs)
+    found = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)] * 3)
 
     assert problem.node_costs(2, problem.owner).tolist() == [0.0, 0.0]
-    assert found.node_costs(2, problem.owner).tolist() == pytest.approx([0.5, np.log(2.0) + 0.2])
+    assert found.node_costs(2, problem.owner).tolist() == pytest.approx([0.0, np.log(2.0)])
     assert (problem.places_matter, found.places_matter) == (False, True)
 
 
@@ -291,13 +285,12 @@ def test_a_move_is_barred_for_gated_jobs_and_small_batches(
     assert found == expected
 
 
-def test_only_running_jobs_with_open_gates_are_free_to_move_unless_migration_is_off() -> None:
+def test_only_running_jobs_with_open_gates_are_free_to_move() -> None:
     late = a_job(B, on=(S1,), epoch=1, moved_at=Seconds(99.0))
-    view = view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C))
-    problem, off = (problem_of(view, options=OnesOptions(migration=on)) for on in (True, False))
+
+    problem = problem_of(view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C)))
 
     assert problem.free_to_move.tolist() == [True, False, False]
-    assert (problem.evacuates, off.evacuates) == (True, False)
 
 
 # --- what is remembered
@@ -446,87 +439,3 @@ def test_caches_never_change_a_problem(*, life: Life, shared: bool) -> None:
         fresh = ProblemBuilder(known, options).build(view, Seconds(at))
 
         assert told(lived) == told(fresh)
-
-
-NODES, NAMES = 3, 2
-THETA = np.array(  # of family 0 and 1; the odd classes are jobs over several nodes
-    [[0.1, 0.0, 0.3, 0.4], [0.0, 0.0, 0.5, 0.0], [0.2, 0.7, 0.0, 0.0], [0.0, 0.6, 0.0, 0.0]]
-)
-
-
-@cases(
-    "job, others, nodes, costs",
-    beside_a_relative_and_a_stranger=(0, [1, 2], [0, 1], [0.1 + 0.1, 0.3 + 0.2]),
-    of_the_other_family=(2, [1, 2], [0, 1], [0.2 + 0.3, 0.0]),
-    itself=(1, [1], [0], [0.0, 0.0]),
-)
-def test_the_cost_of_a_node_includes_both_slow_downs_of_other_jobs(
-    job: int, others: list[int], nodes: list[int], costs: list[float]
-) -> None:
-    """Jobs 0 and 1 are of family 0, job 2 is of family 1."""
-    where = InterferenceModel(THETA, np.array([0, 0, 1]), np.zeros((2, 4)))
-
-    found = where.node_costs(job, np.array(others), np.array(nodes))
-
-    assert found.tolist() == pytest.approx(costs)
-
-
-# --- whatever the schedule
-
-
-def naive(where: InterferenceModel, on: list[set[int]]) -> list[float]:
-    """One job after the other, as the docstring says it."""
-    shares = []
-    for job, nodes in enumerate(on):
-        mine = 2 * where.family[job] + (len(nodes) > 1)
-        costs = [0.0]
-        for node in nodes:
-            costs += [where.log_slowdowns[mine, c] for c in np.flatnonzero(where.fixed[node])]
-            costs += [
-                where.log_slowdowns[mine, 2 * where.family[other] + (len(theirs) > 1)]
-                for other, theirs in enumerate(on)
-                if other != job and node in theirs
-            ]
-        shares.append(float(np.exp(-max(costs))))
-    return shares
-
-
-def drawn(rng: Generator) -> tuple[InterferenceModel, list[set[int]]]:
-    jobs = int(rng.integers(1, 6))
-    where = InterferenceModel(
-        log_slowdowns=rng.random((2 * NAMES, 2 * NAMES)),
-        family=rng.integers(0, NAMES, jobs),
-        fixed=(rng.random((NODES, 2 * NAMES)) < 0.2).astype(np.float64),
-    )
-    return where, [set(np.flatnonzero(rng.random(NODES) < 0.4).tolist()) for _ in range(jobs)]
-
-
-def pairs_of(on: list[set[int]]) -> tuple[IntArray, IntArray, IntArray]:
-    pairs = [(job, node) for job, nodes in enumerate(on) for node in sorted(nodes)]
-    rows, nodes = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return rows, nodes, np.bincount(rows, minlength=len(on))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_shares_of_all_jobs_equal_those_of_each_job(seed: int) -> None:
-    where, on = drawn(default_rng(seed))
-
-    found = where.kept(*pairs_of(on))
-
-    assert found.tolist() == pytest.approx(naive(where, on))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_an_empty_node_costs_nothing(seed: int) -> None:
-    where, on = drawn(default_rng(seed))
-    on[0] = set()
-    rows, nodes, _ = pairs_of(on)
-
-    found = where.node_costs(0, rows, nodes)
-
-    empty = [not any(node in there for there in on) for node in range(NODES)]
-    nobody = np.array(empty) & ~where.fixed.any(axis=1)
-    assert (found >= 0.0).all()
-    assert (found[nobody] == 0.0).all()

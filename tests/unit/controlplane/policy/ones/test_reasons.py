@@ -11,7 +11,7 @@ import pytest
 from controlplane.policy.api import EpochSeen, JobView, Reason
 from controlplane.policy.ones.evolution import Candidate, score
 from controlplane.policy.ones.policy import PlanReasons
-from controlplane.policy.ones.problem import FREE, InterferenceModel, Problem
+from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
@@ -70,30 +70,13 @@ def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId
     return why(problem, where, job).text
 
 
-def cost(**pairs: float) -> InterferenceModel:
-    """Of families f and g, on one node each: what the first of a name costs the second one."""
-    log_slowdowns = np.zeros((4, 4))
-    for pair, slower in pairs.items():
-        sufferer, cause = ({"f": 0, "g": 2}[name] for name in pair.split("_beside_"))
-        log_slowdowns[sufferer, cause] = np.log(slower)
-    return InterferenceModel(log_slowdowns, np.array([0, 1]), np.zeros((2, 4)))
-
-
 # --- moves at the same size
-
-
-def beside(**pairs: float) -> Problem:
-    """A and B on one node, with these slow-downs."""
-    return replace(posed(on(A, S0), on(B, S1, family="g")), interference=cost(**pairs))
 
 
 def typed(problem: Problem, types: list[int], slow: list[tuple[float, float]]) -> Problem:
     """`problem` with GPU types by slot."""
     cluster = replace(problem.cluster, types=("a", "b"), type_of=np.array(types))
     return replace(problem, cluster=cluster, slow=np.array(slow))
-
-
-APART = {A: (T0,), B: (S1,)}
 
 
 @pytest.mark.parametrize(
@@ -107,11 +90,6 @@ APART = {A: (T0,), B: (S1,)}
             typed(posed(on(A, S0)), [0, 0, 1, 1], [(2.0, 1.0)]), {A: (T0,)}, "move",
             "moved to faster GPUs (2.00", (500.0, 1000.0),
         ),
-        (beside(f_beside_g=1.5), APART, "move", "moved to better neighbours (1.50", None),
-        (
-            beside(g_beside_f=1.5), APART, "move",
-            f"moved away from {B}, which it slowed down (1.00", None,
-        ),
         (
             posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}, "move",
             f"moved to make room for {B} (1.00", None,
@@ -123,7 +101,7 @@ APART = {A: (T0,), B: (S1,)}
         ),
     ],
     ids=[
-        "fewer nodes", "faster GPUs", "better neighbours", "a slowed neighbour", "room",
+        "fewer nodes", "faster GPUs", "room",
         "no known reason", "spread over nodes",
     ],
 )  # fmt: skip

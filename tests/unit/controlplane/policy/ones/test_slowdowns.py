@@ -13,7 +13,7 @@ from numpy.random import default_rng
 from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, StepsSeen
 from controlplane.policy.ones.slowdowns import CoreDemand, LearnedSlowdowns, PlacementIndex
 from controlplane.policy.registry import make
-from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
+from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.views import row_of, steps_seen, taken_slots, view_of
@@ -162,7 +162,7 @@ def speed_up(own: tuple[float, ...], *others: tuple[float, ...], few: int = 1) -
     family = seen(families, "f", *own)
     for number, steps in enumerate(others):
         seen(families, f"g{number}", *steps)
-    LearnedSlowdowns(families).by_neighbour(["f"])
+    LearnedSlowdowns(families).by_type(("",), ["f"])
     sizes = np.array([few, 2 * few])
     step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))
     return float(2 * step[0] / step[1])
@@ -216,8 +216,7 @@ def looked(*jobs: JobView, models: tuple[str, ...] = ("", "")) -> PlacementIndex
 def test_before_the_first_view_no_job_has_a_place() -> None:
     where = PlacementIndex()
 
-    assert (where.gpu_type(A), where.colocations(A), where.is_alone(A)) == ("", [], True)
-    assert (where.is_changing(A), where.types) == (False, ())
+    assert (where.gpu_type(A), where.is_changing(A), where.types) == ("", False, ())
 
 
 def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -> None:
@@ -229,36 +228,15 @@ def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -
     assert (alike.gpu_type(A), alike.types) == ("", ("a100",))
 
 
-@cases(
-    "jobs, expected",
-    waiting=([on(A), on(B, S0)], {A: [], B: []}),
-    by_family_and_span=(
-        [on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h")],
-        {A: [(False, "g", True)], B: [(True, "f", False), (True, "h", False)],
-         C: [(False, "g", True)]}),
-    relatives_count_once=(
-        [on(A, S0), on(B, S1), on(C, SlotId("n1/2"))], {A: [(False, "f", False)]}),
-    nodes_of_its_own=([on(A, S0, S1), on(B, T0)], {A: [], B: []}),
-)  # fmt: skip
-def test_neighbours_are_the_classes_of_the_other_jobs_on_the_same_nodes(
-    jobs: list[JobView], expected: dict[JobId, list[Colocation]]
-) -> None:
-    where = PlacementIndex()
-    where.update(view_of(row_of(3, 2), *jobs))
-
-    assert {job: where.colocations(job) for job in expected} == expected
-    assert all(where.is_alone(job) == (not classes) for job, classes in expected.items())
-
-
 def test_a_new_view_replaces_the_former_one() -> None:
-    where = looked(on(A, S0), on(B, S1, family="g"), models=("v100", "v100"))
-    assert (where.gpu_type(A), where.colocations(A)) == ("", [(False, "g", False)])
+    where = looked(on(A, S0), models=("v100", "v100"))
+    assert where.gpu_type(A) == ""
 
-    where.update(view_of(row_of(2, 2, models=("v100", "a100")), on(A, S0), on(B, T1, family="g")))
-    assert (where.gpu_type(A), where.colocations(A)) == ("v100", [])
+    where.update(view_of(row_of(2, 2, models=("v100", "a100")), on(A, S0)))
+    assert where.gpu_type(A) == "v100"
 
-    where.update(view_of([], on(A, S0), on(B, S1)))  # lost slots have no nodes
-    assert (where.gpu_type(A), where.colocations(A)) == ("", [])
+    where.update(view_of([], on(A, S0)))  # lost slots have no nodes
+    assert where.gpu_type(A) == ""
 
 
 def test_a_job_that_may_not_move_is_changing() -> None:

@@ -53,7 +53,6 @@ PATIENT: dict[str, Any] = {"pause_margin": 100.0}
     without_others_it_starts_when_both_slots_are_free=(2, LONG, PATIENT, {C: 3000.0}),
     jobs_that_run_start_or_never_fit_have_none=(
         2, [a_job(A, 100, S0), a_job(B, 50), a_job(C, 90, least=3, most=4)], {}, {}),
-    switched_off=(1, [a_job(A, 100, S0), a_job(C, 900)], {"forecast_starts": False}, {}),
 )  # fmt: skip
 def test_waiting_jobs_are_expected_to_start_when_slots_are_freed(
     slots: int, jobs: list[JobView], options: dict[str, Any], expected: dict[JobId, float]

@@ -60,7 +60,7 @@ def test_rough_noise_scales_seldom_change_batches(phi: float) -> None:
     assert len(late) <= len(jobs) / 2
 
 
-def test_a_batch_is_taken_back_within_a_minute_only_after_a_measured_loss() -> None:
+def test_no_batch_is_taken_back_within_a_minute() -> None:
     job = a_job(1, most=2)
     cluster = SteadyCluster(row_of(2), [job], step_s=0.4, scaling=0.9, phi=300.0, noise=0.2)
 
@@ -72,8 +72,7 @@ def test_a_batch_is_taken_back_within_a_minute_only_after_a_measured_loss() -> N
         for (at, before), (later, text) in pairwise(found)
         if later - at < 60.0 and ("up" in before) != ("up" in text)
     ]
-    assert soon != []
-    assert [text for text in soon if "its limit is" not in text] == []
+    assert (len(found) > 1, soon) == (True, [])
 
 
 @pytest.mark.slow

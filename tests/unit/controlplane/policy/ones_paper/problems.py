@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
 from controlplane.policy.ones_paper.job_estimates import PaperEstimates
 from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem, ProblemBuilder
-from controlplane.policy.options import OnesPaperOptions
+from controlplane.policy.options import IMPROVED, OnesPaperOptions
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view
@@ -142,7 +142,7 @@ def problem_of(
     *jobs: JobView, events: tuple[PolicyEvent, ...] = (), now: float = NOW, **options: Any
 ) -> PaperProblem:
     """What is made of a view after `events`."""
-    chosen = OnesPaperOptions(**{"gate": "off", **options})
+    chosen = OnesPaperOptions(**{**IMPROVED, "gate": "off", **options})
     estimates = PaperEstimates(chosen)
     builder = ProblemBuilder(estimates, chosen)
     view = view_of(SLOTS, *jobs)

@@ -31,7 +31,7 @@ from controlplane.policy.ones_paper.candidates import (
     work_left,
 )
 from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
-from controlplane.policy.options import OnesPaperOptions
+from controlplane.policy.options import IMPROVED, OnesPaperOptions
 from tests.support.sizes import examples
 from tests.unit.controlplane.policy.ones_paper.problems import (
     a_problem,
@@ -42,7 +42,7 @@ from tests.unit.controlplane.policy.ones_paper.problems import (
 )
 
 NAN = float("nan")
-EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")
+EIGHT_8 = OnesPaperOptions()
 
 
 # --- equations 2 and 5 to 8, Algorithm 1
@@ -237,7 +237,7 @@ def test_without_jobs_every_slot_is_idle() -> None:
 
 
 def scores(problem: PaperProblem, candidates: Genes, **options: object) -> list[float]:
-    scorer = scorer_for(problem, OnesPaperOptions(**options))  # type: ignore[arg-type]  # any
+    scorer = scorer_for(problem, OnesPaperOptions(**{**IMPROVED, **options}))  # type: ignore[arg-type]  # any
     found = scorer.matrix(candidates) @ scorer.weights(mean_draw(problem))
     return [float(value) for value in found[:, 0]]
 
@@ -313,7 +313,7 @@ def winners(many: int, rho: str, selection: str) -> list[tuple[int, ...]]:
     problem = a_problem(present=[0] * 4, most=[4, 4, 4], left=[NAN] * 3,
                         rates=[[1.0, 1.6, 2.0, 2.2]] * 3)  # fmt: skip
     candidates = default_rng(1).integers(-1, 3, (40, 4)).astype(np.int16)
-    options = OnesPaperOptions(rho=rho, selection=selection)  # type: ignore[arg-type]  # both listed
+    options = OnesPaperOptions(**{**IMPROVED, "rho": rho, "selection": selection})
     scorer = scorer_for(problem, options)
     return [
         tuple(selected(scorer, candidates, many, default_rng(seed))[0].tolist())
@@ -321,7 +321,7 @@ def winners(many: int, rho: str, selection: str) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("rho", ["mean", "generation", "candidate"])
+@pytest.mark.parametrize("rho", ["mean", "drawn"])
 @pytest.mark.parametrize("selection", ["best", "sampled"])
 def test_k_different_candidates_survive_and_only_draws_make_selections_differ(
     rho: str, selection: str
@@ -333,5 +333,5 @@ def test_k_different_candidates_survive_and_only_draws_make_selections_differ(
 
 
 def test_rounds_of_algorithm_1_differ_from_one_draw() -> None:
-    assert winners(8, "generation", "best")[3] != winners(8, "generation", "sampled")[3]
+    assert winners(8, "drawn", "best")[3] != winners(8, "drawn", "sampled")[3]
     assert winners(8, "mean", "best") == winners(8, "mean", "sampled")

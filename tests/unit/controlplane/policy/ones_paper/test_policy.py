@@ -10,7 +10,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobEnded, JobView
 from controlplane.policy.ones_paper.policy import EvolutionarySearch, OnesPaper
-from controlplane.policy.options import OnesPaperOptions
+from controlplane.policy.options import IMPROVED, OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, job_view
 from tests.support.views import NOW, epoch_seen, planned, steps_seen, view_of
@@ -21,6 +21,8 @@ from tests.unit.controlplane.policy.ones_paper.problems import (
     seen,
     warm_job,
 )
+
+PRESET = {"preset": "improved"}
 
 
 def a_job(job: JobId = A) -> JobView:
@@ -70,14 +72,14 @@ def test_an_epoch_counts_its_samples() -> None:
 def test_all_waiting_jobs_start_if_there_is_room() -> None:
     jobs = [a_job(JobId(f"j-{number}")) for number in range(6)]
 
-    plan = planned("ones-paper", view_of(SLOTS, *jobs))
+    plan = planned("ones-paper", view_of(SLOTS, *jobs), options=PRESET)
 
     assert sorted(plan.local_batch) == sorted(job.job for job in jobs)
     assert {reason.code for reason in plan.reasons.values()} == {"start"}
 
 
 def test_reasons_name_batch_limit_and_progress_or_other_jobs() -> None:
-    start = planned("ones-paper", view_of(SLOTS, a_job())).reasons[A]
+    start = planned("ones-paper", view_of(SLOTS, a_job()), options=PRESET).reasons[A]
     assert start.text == "starts on 1 slot: batch 64 of at most 64, 9% done on 1 slot"
     assert start.numbers.keys() >= {
         "slots_now", "slots_then", "batch_then", "batch_limit", "progress", "samples_left",
@@ -85,7 +87,7 @@ def test_reasons_name_batch_limit_and_progress_or_other_jobs() -> None:
     }  # fmt: skip
     jobs = [a_job(JobId(f"j-{number}")) for number in range(9)]
 
-    plan = planned("ones-paper", view_of(SLOTS, *jobs))
+    plan = planned("ones-paper", view_of(SLOTS, *jobs), options=PRESET)
 
     waits = [reason for reason in plan.reasons.values() if reason.code == "waits"]
     assert [reason.text for reason in waits] == [
@@ -94,7 +96,7 @@ def test_reasons_name_batch_limit_and_progress_or_other_jobs() -> None:
 
 
 def test_a_search_converges_until_the_next_event() -> None:
-    policy = OnesPaper(OnesPaperOptions(patience=3))
+    policy = OnesPaper(OnesPaperOptions(**IMPROVED, patience=3))
     view = view_of(SLOTS, a_job())
     rng = default_rng(0)
 
@@ -134,7 +136,7 @@ def test_candidates_are_as_many_as_slots_distinct_and_never_get_worse() -> None:
     """The schedule in force is one of the first."""
     jobs = [warm_job(JobId(f"j-{place}"), on=1, first=place) for place in range(8)]
     problem = problem_of(*jobs, events=(seen(),))
-    search, rng = EvolutionarySearch(OnesPaperOptions()), default_rng(0)
+    search, rng = EvolutionarySearch(OnesPaperOptions(**IMPROVED)), default_rng(0)
     search.update(problem, rng)
     assert any((row == problem.present).all() for row in search._now.genes)
     assert search._now.scores[0] >= search.incumbent()
@@ -153,7 +155,7 @@ def test_candidates_are_as_many_as_slots_distinct_and_never_get_worse() -> None:
 
 def test_diversity_is_the_share_of_jobs_that_differ() -> None:
     problem = problem_of(warm_job(A), warm_job(B), events=(seen(),))
-    search = EvolutionarySearch(OnesPaperOptions(population=2))
+    search = EvolutionarySearch(OnesPaperOptions(**IMPROVED, population=2))
     search.update(problem, default_rng(0))
     standing = search._now
 
@@ -174,7 +176,7 @@ def test_aligned_reorder_uses_whole_nodes() -> None:
     view = view_of(SLOTS, held, wide)
 
     def nodes(reorder: str) -> int:
-        options = {"reorder": reorder, "gate": "job"}
+        options = {**PRESET, "reorder": reorder}
         plan = planned("ones-paper", view, options=options)
         return len({slot.split("/")[0] for slot in plan.local_batch[B]})
 

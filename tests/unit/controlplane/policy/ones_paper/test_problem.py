@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.api import JobView, Plan, PlanTaken, StepsSeen
+from controlplane.policy.api import JobView, PlanTaken, StepsSeen
 from controlplane.policy.ones_paper.candidates import mean_draw, within_limits, work_left
 from controlplane.policy.ones_paper.job_estimates import after_epoch, arrival_rate
-from controlplane.policy.options import LITERAL, OnesPaperOptions, ScaleDown
-from controlplane.policy.registry import make
+from controlplane.policy.options import IMPROVED, OnesPaperOptions, ScaleDown
+from controlplane.policy.registry import check_options
 from controlplane.policy.search.observed_jobs import LimitBounds, resumed
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
@@ -22,11 +22,12 @@ from tests.unit.controlplane.policy.ones_paper.problems import SLOTS, problem_of
 from tests.unit.controlplane.policy.tables import cases
 
 
-def test_literal_readings_are_options() -> None:
-    literal = OnesPaperOptions(**LITERAL)
+def test_the_paper_is_the_default_and_a_preset_fills_in_what_is_not_given() -> None:
+    improved = check_options("ones-paper", {"preset": "improved", "score": "running"})
 
-    assert msgspec.structs.asdict(literal).items() >= LITERAL.items()
-    assert literal != OnesPaperOptions()
+    assert check_options("ones-paper", {"preset": "paper"}) == OnesPaperOptions()
+    assert improved == OnesPaperOptions(**{**IMPROVED, "preset": "improved", "score": "running"})
+    assert not IMPROVED.items() & msgspec.structs.asdict(OnesPaperOptions()).items()
 
 
 # --- T = Y / X
@@ -116,25 +117,12 @@ def test_epochs_raise_a_limit_and_rejections_lower_it(
     assert int(problem_of(job, events=events, **options).limits[0]) == limit
 
 
-@pytest.mark.parametrize(("keep_least", "left"), [(True, 1), (False, 0)])
-def test_scaling_down_may_take_the_last_slot(*, keep_least: bool, left: int) -> None:
+def test_a_job_keeps_its_last_slot_whatever_its_limit() -> None:
     job = warm_job(on=1, moved_at=Seconds(90.0))  # its R was halved: floor(R c / B) = 32 // 64
 
-    found = problem_of(job, events=(REJECTED,), limit_floor="one", keep_least=keep_least)
+    found = problem_of(job, events=(REJECTED,), limit_floor="one")
 
-    assert int((within_limits(found.present[None, :], found) >= 0).sum()) == left
-
-
-def test_a_job_whose_limit_allows_no_slot_starves() -> None:
-    waits = warm_job()
-    policy = make("ones-paper", {"limit_floor": "one", "keep_least": False, "gate": "off"})
-    plans: list[Plan] = []
-    for moment in range(3):
-        policy.observe(PlanTaken(waiting=(A,)), Seconds(moment))
-        plans.append(policy.plan(view_of(SLOTS, waits, version=moment), Seconds(moment)))
-
-    assert [A in plan.local_batch for plan in plans] == [True, False, False]
-    assert plans[-1].reasons[A].text == "waits: its batch limit of 16 allows no slot"
+    assert int((within_limits(found.present[None, :], found) >= 0).sum()) == 1
 
 
 # --- the gate
@@ -148,7 +136,8 @@ def test_gates_close_until_an_epoch_ends() -> None:
     kept = {A: dict(early.running_on), B: dict(late.running_on)}
 
     def changed(gate: str) -> list[str]:
-        plan = planned("ones-paper", view, [seen(), seen(job=B)], options={"gate": gate})
+        options = {"preset": "improved", "gate": gate}
+        plan = planned("ones-paper", view, [seen(), seen(job=B)], options=options)
         return sorted(name for name in view.jobs if plan.local_batch.get(name) != kept.get(name))
 
     assert changed("all") == []
@@ -190,9 +179,8 @@ def after(limit: int, reading: ScaleDown, ran_s: float, *, contended: bool = Tru
     ("reading", "limits"),
     [
         # sigma T = 0, 2/3, 1, 5/3, 8/3, 10: the divisor is 1, 2, 2, 3, 4, 11
-        ("literal", [256, 256, 256, 171, 128, 64]),
+        ("literal", [512, 512, 512, 171, 128, 64]),
         ("contended", [512, 512, 512, 171, 128, 128]),
-        ("composed", [512, 512, 512, 342, 256, 128]),
         ("authors", [256] * 6),
         ("off", [512] * 6),
     ],
@@ -209,7 +197,7 @@ def test_a_limit_grows_up_to_that_of_the_user() -> None:
 
 
 @given(
-    reading=st.sampled_from(["literal", "contended", "composed", "authors", "off"]),
+    reading=st.sampled_from(["literal", "contended", "authors", "off"]),
     limit=st.integers(64, 1024),
     ran_s=st.floats(0.0, 1e7),
     rate=st.floats(0.0, 100.0),
@@ -225,9 +213,8 @@ def test_a_limit_stays_within_its_bounds_and_at_most_doubles_or_halves(
     new = after_epoch(limit, BOUNDS, reading, ran_s=ran_s, arrivals_per_s=rate, contended=contended)
 
     assert 64 <= new <= min(1024, 2 * limit)
-    assert new <= limit or reading != "literal"
     assert new >= limit / 2 or reading in {"literal", "authors"}
-    assert new == min(2 * limit, 1024) or rate or reading in {"literal", "authors"}
+    assert new == min(2 * limit, 1024) or rate or reading == "authors"
 
 
 def test_a_rejected_job_keeps_half_of_its_limit_down_to_the_floor() -> None:

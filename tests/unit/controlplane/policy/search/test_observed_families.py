@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from controlplane.policy.search.observed_families import (
     MAX_SIZES,
     NO_PARTS,
-    Colocation,
     FamilyRecord,
     Priors,
     SmoothedNoise,
     is_plausible_noise,
     stage,
 )
-
-HUNGRY: Colocation = (False, "hungry", False)
 
 
 def step_s(family: FamilyRecord, slots: int = 1, local_batch: int = 64) -> float:
@@ -29,13 +26,11 @@ def step_s(family: FamilyRecord, slots: int = 1, local_batch: int = 64) -> float
     return float(model.step_s(np.array([1]), np.array([slots]), np.array([float(local_batch)]))[0])
 
 
-def taught(
-    *seconds: float, gpu_type: str = "", colocation: Colocation | None = None
-) -> FamilyRecord:
+def taught(*seconds: float, gpu_type: str = "") -> FamilyRecord:
     """Family with these step times on one slot."""
     family = FamilyRecord()
     for each in seconds:
-        family.add(1, 1, 64, each, gpu_type=gpu_type, colocation=colocation)
+        family.add(1, 1, 64, each, gpu_type=gpu_type)
     return family
 
 
@@ -92,7 +87,7 @@ def test_the_latest_sizes_are_kept() -> None:
     assert batches == list(range(2, MAX_SIZES + 2))
 
 
-# --- types of GPU, and neighbours
+# --- types of GPU
 
 
 def test_step_times_are_those_of_the_fastest_gpu_type() -> None:
@@ -107,19 +102,6 @@ def test_step_times_are_those_of_the_fastest_gpu_type() -> None:
     assert (step_s(alone), alone.parts) == (pytest.approx(0.2), NO_PARTS)
     assert step_s(both) == pytest.approx(0.1, rel=0.05)
     assert step_s(slow_only) == pytest.approx(0.2 / math.exp(0.7), rel=0.05)
-
-
-def test_step_times_are_those_without_neighbours() -> None:
-    family = taught(*[0.1] * 10)
-    for _ in range(10):
-        family.add(1, 1, 64, 0.15, colocation=HUNGRY)
-        family.add(1, 2, 64, 0.18, colocation=HUNGRY)
-
-    assert [step_s(family), step_s(family, 2)] == [
-        pytest.approx(0.1, rel=0.05),
-        pytest.approx(0.12, rel=0.05),
-    ]
-    assert family.parts.colocations == {HUNGRY: pytest.approx(math.log(1.5), rel=0.1)}
 
 
 # --- noise scales
