@@ -179,9 +179,13 @@ def _next_at(job: JobView) -> Seconds:
 
 
 def _earliest(plan: Plan, view: ClusterView, now: Seconds) -> Seconds | None:
-    """Return when to ask again: as the plan says, or when a job's next attempt is possible."""
-    times = [at for job in view.jobs.values() if job.movable and (at := _next_at(job)) > now]
-    return min([*times, *([] if plan.wake_at is None else [plan.wake_at])], default=None)
+    """Return when to ask again: as the plan says, or when a job's next attempt is possible.
+
+    Times that are past are ignored, as otherwise the policy would be asked again and again.
+    """
+    attempts = [_next_at(job) for job in view.jobs.values() if job.movable]
+    times = [*attempts, *([] if plan.wake_at is None else [plan.wake_at])]
+    return min((at for at in times if at > now), default=None)
 
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]

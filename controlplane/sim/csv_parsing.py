@@ -170,10 +170,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line that is not empty; read the file line by line."""
     try:
         with path.open("rb") as file:
-            for line in range(1, MAX_LINES + 1):
+            for line in range(1, MAX_LINES + 2):
                 raw = file.readline(MAX_LINE_BYTES + 1)
                 if not raw:
                     return
+                if line > MAX_LINES:
+                    break
                 text = _decoded(f"{path}:{line}", line, raw)
                 if text.strip():
                     yield line, text

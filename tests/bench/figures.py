@@ -246,8 +246,8 @@ class Place(NamedTuple):
 PLACES: Final = {
     "measured": Place("simulator.md", "0", measured),
     "table2": Place("simulator.md", "30-33", four_hundred),
-    "policies": Place("policies.md", "110-115", every_policy),
-    "terms": Place("evolution.md", "40-45", terms),
+    "policies": Place("policies.md", "110-113", every_policy),
+    "terms": Place("evolution.md", "40-43", terms),
 }
 
 

@@ -162,13 +162,17 @@ class Actor:
         return np.concatenate((self._job(both).ravel(), end.ravel()))
 
 
+SHIPPED: Final = {None: "drl.npz", "shortest-first": "drl_shortest_first.npz"}
+
+
 def read_actor_model(file: str | None) -> LearnedModel:
-    """Return the checked `drl` model in `file`, or the shipped model if `file` is None.
+    """Return the checked `drl` model in `file`, which may be a name of `SHIPPED`.
 
     Raises:
         SettingsError: if the model cannot be used.
     """
-    return read_model(file, "drl.npz", policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
+    name, path = SHIPPED.get(file, SHIPPED[None]), None if file in SHIPPED else file
+    return read_model(path, name, policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,8 @@ DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 class DrlOptions(Options, frozen=True):
     """Options of policy `drl`, from table `[policy.options]` of the controller's settings."""
 
-    model: str | None = None  # path of a model file; None: the shipped model
+    # Path of a model file. None: trained as in the papers; "shortest-first": see the README
+    model: str | None = None
     interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # least duration of a round
     one_job: bool = True  # True: one job changes per round (paper); False: any number
     preempt: bool = False  # True: running jobs may be stopped; paper: no

@@ -176,7 +176,8 @@ def test_jobs_that_cannot_change_keep_their_slots_until_the_policy_is_asked_agai
     class Stops(outside_policies.Steady):
         def plan(self, view: ClusterView, now: Seconds) -> Plan:
             seen.append({name: one.movable for name, one in view.jobs.items()})
-            return Plan(based_on=view.version, local_batch={B: {S1: 64}})
+            past = Seconds(now - 1.0)
+            return Plan(based_on=view.version, local_batch={B: {S1: 64}}, wake_at=past)
 
     plan = GuardedPolicy(Stops(), "Stops").plan(view, NOW)
 

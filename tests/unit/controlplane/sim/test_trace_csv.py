@@ -116,6 +116,7 @@ def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("controlplane.sim.csv_parsing.MAX_LINES", 5)
     path = file_with(tmp_path, HEADER + "\n" * 20)
     assert complaint(path) == "FILE: more than 5 lines; split the file"
+    assert len(read_trace(file_with(tmp_path, HEADER + "\n" * 3 + "a,1,m,1,1\n")).jobs) == 1
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

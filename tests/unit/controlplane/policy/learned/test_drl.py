@@ -17,6 +17,7 @@ from controlplane.policy.learned.drl import (
     DecisionInput,
     DecisionRound,
     JobTable,
+    read_actor_model,
 )
 from tests.support.sizes import examples
 
@@ -134,3 +135,10 @@ def test_every_round_ends_within_bounds(
         assert all(size > 0 for size, had in zip(sizes, jobs.have, strict=True) if had)
     if one_job:
         assert (sizes != jobs.have).sum() <= 1
+
+
+def test_two_models_are_shipped() -> None:
+    papers, ours = read_actor_model(None), read_actor_model("shortest-first")
+
+    assert papers.card.figures["jct_vs_heuristic"] != ours.card.figures["jct_vs_heuristic"]
+    assert papers.arrays.keys() == ours.arrays.keys()
