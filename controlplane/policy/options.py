@@ -101,7 +101,7 @@ class OnesOptions(Options, frozen=True):
     ageing: Annotated[float, Within(0.0, 1.0)] = 0.5
     max_stretch: NotNegative = 0.0  # limit of a job's time over its fair-share time; 0: no limit
     # Assumed noise scale of a job that reports none, in multiples of its first batch.
-    noise_scale_prior: Annotated[float, Within(0.01)] = 16.0
+    noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
     share_family: bool = True  # predict new families from all jobs; False: from their own past
 
     def __post_init__(self) -> None:

@@ -53,7 +53,6 @@ class Variant(NamedTuple):
 FEW: Final = [
     Variant("`ones`", "ones"),
     Variant("`goodput`", "goodput"),
-    Variant("`pollux`", "pollux"),
     Variant("`drl`", "drl"),
     Variant("`drl`, shortest first", "drl", {"model": "shortest-first"}),
     Variant("`tiresias`", "tiresias"),
@@ -61,9 +60,10 @@ FEW: Final = [
     Variant("`srtf`", "srtf"),
     Variant("`fifo`", "fifo"),
 ]
+OTHERS: Final = ("pollux", "gittins", "fair", "slaq", "oasis", "harmony", "harmony-drl")
 ALL: Final = [
     *FEW,
-    *(Variant(f"`{name}`", name) for name in ("gittins", "fair", "slaq", "oasis", "harmony", "harmony-drl")),
+    *(Variant(f"`{name}`", name) for name in OTHERS),
     Variant("`ones-paper`", "ones-paper"),
     Variant("`ones-paper`, improved", "ones-paper", {"preset": "improved"}),
 ]  # fmt: skip

@@ -69,6 +69,16 @@ def test_an_epoch_counts_its_samples() -> None:
     assert [(number, row[2]) for number, row in log] == [(1, 1000.0), (2, 1512.0)]
 
 
+def test_the_validation_accuracy_is_a_feature_of_progress() -> None:
+    policy = OnesPaper()
+    policy.plan(view_of(SLOTS, a_job()), Seconds(0.0))
+    for number, accuracy in [(1, 0.5), (2, None), (3, 0.7)]:
+        policy.observe(msgspec.structs.replace(epoch(number), stop_metric=accuracy), NOW)
+
+    log = policy._estimates.histories[A].log
+    assert [row[4] for _, row in log] == [0.5, 0.5, 0.7]
+
+
 def test_all_waiting_jobs_start_if_there_is_room() -> None:
     jobs = [a_job(JobId(f"j-{number}")) for number in range(6)]
 
