@@ -264,7 +264,7 @@ def main() -> None:
     for name in chosen.names:
         place = PLACES[name]
         page = DOCS / place.page
-        pattern = re.compile(rf"(<!-- figures: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- figures: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(page.read_text(encoding="utf-8")):
             raise SystemExit(f"{page}: no place <!-- figures: {name} --> ... <!-- end -->")
         if chosen.quick:
@@ -273,7 +273,9 @@ def main() -> None:
         made = place.make(Bench(seeds, chosen.workers, chosen.results), chosen.profiles)
         text = page.read_text(encoding="utf-8")
         head, tail = pattern.search(text).groups()  # type: ignore[union-attr]  # it was there
-        page.write_text(pattern.sub(lambda _, new=head + made + tail: new, text), encoding="utf-8")
+        page.write_text(
+            pattern.sub(lambda _, new=f"{head}{made}\n{tail}": new, text), encoding="utf-8"
+        )
         report.now(f"{page.name}: {name} is written")
 
 

@@ -272,15 +272,17 @@ def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> Change
 
     In a measured change without new workers, the members first agree on a step, then training
     pauses while the group changes. A change with new workers ends with the same two parts. Both
-    measured times are therefore upper limits of the pause, if the pause was not measured.
+    measured times are therefore upper limits of the pause, if the pause was not measured. A restart
+    that was not measured is assumed to take as long as a first start.
     """
     pause_s = _first_known(own.pause_s, cluster.pause_s, given.switch_s)
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
     join_s = _first_known(own.join_s, cluster.join_s, math.inf)
     switch_s = min(pause_s, alone_s, join_s)
+    restart_s = _first_known(own.start_s, cluster.start_s, given.restart_s)
     return ChangeCosts(
         start_s=_first_known(own.start_s, cluster.start_s, given.start_s),
-        restart_s=_first_known(own.restart_s, cluster.restart_s, given.restart_s),
+        restart_s=_first_known(own.restart_s, cluster.restart_s, restart_s),
         prepare_s=join_s - switch_s if math.isfinite(join_s) else given.prepare_s,
         switch_s=switch_s,
     )

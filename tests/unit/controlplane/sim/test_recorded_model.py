@@ -202,6 +202,20 @@ def test_recorded_changes_bound_pauses(took: ChangeTimes, expected: tuple[float,
     assert (costs.prepare_s, costs.switch_s) == expected
 
 
+@pytest.mark.parametrize(
+    ("took", "restart_s"),
+    [(ChangeTimes(), 10.0), (ChangeTimes(start_s=4.0), 4.0),
+     (ChangeTimes(start_s=4.0, restart_s=2.0), 2.0)],
+    ids=["given", "like a first start", "measured"],
+)  # fmt: skip
+def test_a_restart_that_was_not_measured_takes_as_long_as_a_first_start(
+    took: ChangeTimes, restart_s: float
+) -> None:
+    found = msgspec.structs.replace(recording(a_job()), took=took)
+
+    assert RecordedModel(found, COSTS).costs.restart_s == restart_s
+
+
 def test_the_loss_is_that_of_the_same_progress() -> None:
     epochs = (Epoch(1, 64, None, 4.0), Epoch(2, 64, None, None), Epoch(3, 64, None, 2.0))
     job_model = job_model_of(recording(a_job(epochs=epochs, samples=3000)))
