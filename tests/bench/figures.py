@@ -9,7 +9,8 @@ same command goes on after Ctrl-C, as long as the code is the same.
 from __future__ import annotations
 
 import os
-import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -142,7 +143,10 @@ def four_hundred(bench: Bench, _: Path | None) -> str:
         for way in [Way(table2(slots, 400), variant.options, variant.policy)]
         for seed in bench.seeds
     ]
-    plots.draw(drawn, DOCS / "figures", "ones")
+    with tempfile.TemporaryDirectory() as folder:
+        for file in plots.draw(drawn, Path(folder), "ones"):
+            if (DOCS / "figures" / file.name).exists():  # shown in a page
+                shutil.copyfile(file, DOCS / "figures" / file.name)
     return text
 
 
@@ -264,19 +268,26 @@ def main() -> None:
     for name in chosen.names:
         place = PLACES[name]
         page = DOCS / place.page
-        pattern = re.compile(rf"(<!-- figures: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(page.read_text(encoding="utf-8")):
-            raise SystemExit(f"{page}: no place <!-- figures: {name} --> ... <!-- end -->")
+        replaced(page.read_text(encoding="utf-8"), name, "")  # fails now rather than in an hour
         if chosen.quick:
             continue
         seeds = report.seeds(chosen.seeds or place.seeds)
         made = place.make(Bench(seeds, chosen.workers, chosen.results), chosen.profiles)
-        text = page.read_text(encoding="utf-8")
-        head, tail = pattern.search(text).groups()  # type: ignore[union-attr]  # it was there
-        page.write_text(
-            pattern.sub(lambda _, new=f"{head}{made}\n{tail}": new, text), encoding="utf-8"
-        )
+        page.write_text(replaced(page.read_text(encoding="utf-8"), name, made), encoding="utf-8")
         report.now(f"{page.name}: {name} is written")
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """Return the text of a page with another table at a place.
+
+    Raises:
+        SystemExit: if there is no such place.
+    """
+    head, mark, rest = text.partition(f"<!-- figures: {name} -->\n")
+    _, end, tail = rest.partition("<!-- end -->")
+    if not mark or not end:
+        raise SystemExit(f"no place <!-- figures: {name} --> ... <!-- end --> in the page")
+    return f"{head}{mark}{table}\n{end}{tail}"
 
 
 if __name__ == "__main__":

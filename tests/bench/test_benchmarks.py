@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.bench import figures
+
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(
     path.stem for path in Path(__file__).parent.glob("*.py") if "\n    main()\n" in path.read_text()
@@ -73,16 +75,28 @@ def test_every_benchmark_accepts_quick_and_json(name: str, monkeypatch: pytest.M
     assert (chosen.quick, chosen.json) == (True, Path("FILE"))
 
 
+@pytest.mark.parametrize("name", figures.PLACES)
+def test_a_table_replaces_the_one_in_its_page(name: str) -> None:
+    page = figures.DOCS / figures.PLACES[name].page
+    text = page.read_text(encoding="utf-8")
+
+    new = figures.replaced(text, name, "| a |")
+
+    assert f"<!-- figures: {name} -->\n| a |\n<!-- end -->" in new
+    assert figures.replaced(new, name, "| a |") == new
+    assert len(text) - len(new) < len(text) / 2, "the rest of the page stays"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_quick_benchmark_leaves_nothing(name: str, tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "tests.bench", name, "--quick", "--json", str(figures)]
+    written = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "tests.bench", name, "--quick", "--json", str(written)]
 
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    assert CHEAP[name] <= json.loads(figures.read_text()).keys()
+    assert CHEAP[name] <= json.loads(written.read_text()).keys()
 
 
 @pytest.mark.slow
