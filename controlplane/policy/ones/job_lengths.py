@@ -35,7 +35,7 @@ class WorkLeft(NamedTuple):
     """Prediction of the remaining work, in samples."""
 
     mean: float
-    quantiles: tuple[float, ...] = ()  # quantiles at `SHARES`; empty: the length is certain
+    quantiles: tuple[float, ...] = ()  # quantiles at `SHARES`; empty: not computed
     informed: bool = True  # False: only the job's age is known
 
 
@@ -59,12 +59,17 @@ class FamilyLengths:
             self.finished.append(done)
         self.reached = max(self.reached, done)
 
-    def left(self, done: float) -> WorkLeft | None:
-        """Return the remaining work of a job of the family, or None if nothing is known."""
+    def left(self, done: float, *, bounds: bool) -> WorkLeft | None:
+        """Return the remaining work of a job of the family, or None if nothing is known.
+
+        With `bounds`, the result has quantiles, which take ten times as long.
+        """
         if not self.finished and not max(done, self.reached):
             return None
         mean = remaining_samples(done, None, self.finished, self.reached)
         informed = bool(self.finished)
+        if not bounds:
+            return WorkLeft(mean, informed=informed)
         longer = [total - done for total in self.finished if total > done]
         if longer:
             return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed)
@@ -141,12 +146,16 @@ class LengthCalibration:
         """Number of jobs with kept predictions."""
         return len(self._predictions)
 
+    def due(self, job: JobId, done: float) -> bool:
+        """True if a prediction made now would be kept."""
+        known = self._predictions.get(job)
+        return known is None or (done >= known.next_at and len(known.made) < MAX_KEPT)
+
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
-        """Keep a prediction that was made after `done` samples, unless the last one is recent."""
+        """Keep a prediction that was made after `done` samples."""
         known = self._predictions.setdefault(job, _Predictions())
-        if done >= known.next_at and len(known.made) < MAX_KEPT:
-            known.made.append((done, left))
-            known.next_at = max(done, 1.0) * KEEP_RATIO
+        known.made.append((done, left))
+        known.next_at = max(done, 1.0) * KEEP_RATIO
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
         """Compare a job's predictions with its total, if it succeeded."""
@@ -240,9 +249,10 @@ class JobLengths:
         cached = self._cache.get(job.job)
         if cached is not None and cached.view is job and cached.key == key:
             return cached.left
-        found = family.left(done)
+        due = self.calibration.due(job.job, done)
+        found = family.left(done, bounds=due)
         self._cache[job.job] = _Cached(job, key, found)
-        if found is not None:
+        if found is not None and due:
             self.calibration.add(job.job, done, found)
         return found
 
