@@ -8,8 +8,10 @@ same command goes on after Ctrl-C, as long as the code is the same.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -241,6 +243,24 @@ class _Published(msgspec.Struct):
     jcts: dict[str, dict[str, float]]
 
 
+def of_bench(name: str, *words: str) -> Callable[[Bench, Path | None], str]:
+    """Return the maker of the tables that a benchmark prints with these arguments."""
+
+    def make(bench: Bench, _: Path | None) -> str:
+        seeds = f"{bench.seeds[0]}-{bench.seeds[-1]}"
+        report.printed.clear()
+        arguments, sys.argv = sys.argv, [name, "--seeds", seeds, *words]
+        try:
+            importlib.import_module(f"tests.bench.{name}").main()
+        finally:
+            sys.argv = arguments
+        return "\n\n".join(
+            f"**{t.title.partition(';')[0]}**\n\n{rows(t.columns, t.rows)}" for t in report.printed
+        )
+
+    return make
+
+
 class Place(NamedTuple):
     page: str
     seeds: str
@@ -252,6 +272,9 @@ PLACES: Final = {
     "table2": Place("simulator.md", "30-33", four_hundred),
     "policies": Place("policies.md", "110-113", every_policy),
     "terms": Place("evolution.md", "40-43", terms),
+    "robustness": Place(
+        "simulator.md", "36-38", of_bench("robustness", "--jobs", "60", "--gpus", "64,16")
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -112,13 +112,26 @@ def simulated(state: ExperimentProgress) -> None:
     now(f"{state.done} of {state.total} simulations are done")
 
 
+class Printed(NamedTuple):
+    """A table that a benchmark printed."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+printed: Final[list[Printed]] = []  # by this process
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table."""
+    """Print a table, and add it to `printed`."""
+    cells = [[f"{c:.4g}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    printed.append(Printed(title, columns, cells))
     shown = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for column in columns:
         shown.add_column(column, justify="left" if column == columns[0] else "right")
-    for row in rows:
-        shown.add_row(*(f"{c:.4g}" if isinstance(c, float) else str(c) for c in row))
+    for row in cells:
+        shown.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
     sys.stdout.flush()
 
