@@ -65,4 +65,3 @@ def test_a_policy_is_in_the_table_that_compares_all_of_them(policy: str) -> None
     table = PAGE.partition("## Side by side")[2].partition("\n## ")[0]
 
     assert re.search(rf"^\| `{re.escape(policy)}` \|", table, re.MULTILINE)
-    assert re.search(rf"--policies \S*\b{re.escape(policy)}\b", table)
