@@ -196,7 +196,8 @@ def check_options(policy: str | type[Policy], options: Mapping[str, Any]) -> Any
         if name not in struct.__struct_encode_fields__:
             problem = f"{about}: Object contains unknown field `{name}`"
             raise SettingsError(problem, remedy, "policy.options")
-    preset = getattr(struct, "PRESETS", {}).get(options.get("preset"), {})
+    presets, chosen = getattr(struct, "PRESETS", {}), options.get("preset")
+    preset = presets.get(chosen, {}) if isinstance(chosen, str) else {}
     try:
         return msgspec.convert({**preset, **options}, struct)
     except msgspec.ValidationError as error:

@@ -136,8 +136,8 @@ def _prefer_present(goodputs: FloatArray, row: int, present: float) -> None:
     goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
 
 
-# Without the numbers below and `change_margin`, i.e. with free changes, jobs take 16% longer on
-# average (docs/evolution.md, "Each term"). The three numbers are the prototype's, not tuned alone.
+# Without the numbers below and `change_margin`, i.e. with free changes, jobs take 15% longer on
+# average (docs/evolution.md, `term_stall`). The three numbers are the prototype's, not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
 MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves; keeps values above 0

@@ -57,6 +57,8 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
         ("ones-paper", {"population": 513}, ".population: 513 is above 512; lower it"),
         ("ones-paper", {"seed": -1}, ".seed: -1 is below 0; raise it"),
         ("ones-paper", {"scale_down": "up"}, r": .*\$\.scale_down"),
+        ("ones-paper", {"preset": "best"}, r": .*\$\.preset"),
+        ("ones-paper", {"preset": ["improved"]}, r": .*\$\.preset"),
         ("fair", {"quantum_s": -1.0}, ".quantum_s: -1.0 is below 0.0; raise it"),
         ("gittins", {"quantum": 0}, ".quantum: 0.0 is below 1.0; raise it"),
         ("gittins", {"history": 0}, ".history: 0 is below 1; raise it"),
