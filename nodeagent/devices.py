@@ -404,9 +404,10 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
     )
 
 
-def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """Return the variables that hide all GPUs from a worker except its slot's device."""
-    return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
+def device_environment(*slots: SlotSpec) -> dict[str, str]:
+    """Return the variables that hide all GPUs from a process except the devices of its slots."""
+    visible = ",".join(slot.uuid for slot in slots if slot.kind == "gpu")
+    return {VISIBLE: visible, ORDER: BUS_ORDER}
 
 
 def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device, ...]:

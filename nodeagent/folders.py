@@ -141,6 +141,15 @@ class WorkerFolder:
         """True if the node stopped this worker."""
         return (self.path / "stopped").exists()
 
+    def mark_asked(self) -> None:
+        """Record that the worker was asked to stop, for an agent that finds it ended."""
+        (self.path / "asked").touch()
+
+    @property
+    def asked(self) -> bool:
+        """True if the worker was asked to stop."""
+        return (self.path / "asked").exists()
+
     def exit(self) -> ExitStatus | None:
         """Return the exit status. It is None while the worker runs, or if its exit was not seen."""
         with contextlib.suppress(OSError, OnesError), acting_as(self.owner):

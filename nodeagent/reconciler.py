@@ -20,6 +20,7 @@ from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_o
 from schemas.nodes import Member
 from schemas.wire.agent import (
     SETTLED,
+    SUSPEND,
     SWITCH,
     AgentEvent,
     GroupDelta,
@@ -113,6 +114,7 @@ class Ended(Struct, frozen=True):
     unseen: bool
     memory_limit: int | None = None  # the job's limit here, bytes; None: not exceeded
     disk_limit: int | None = None  # the same for the job's files in one folder
+    asked: bool = False  # TERM was sent to it before
 
 
 class ReportedAgain(Struct, frozen=True):
@@ -430,6 +432,7 @@ class Reconciler:
                     unseen=event.unseen,
                     memory_limit=event.memory_limit,
                     disk_limit=event.disk_limit,
+                    asked=event.asked,
                 )
                 return [PublishEvent(worker.exited), *self._grant_waiting(worker)]
             case ReportedAgain() if worker.exited is not None:
@@ -571,6 +574,9 @@ class Reconciler:
         ):
             return []
         worker.newest_order = order
+        if delta.kind == SUSPEND and delta.spec is not None and delta.spec.rigid:
+            worker.phase = ProcessPhase.STOPPING  # its program knows no orders
+            return [Terminate(worker.worker)]
         if delta.stage == SWITCH:
             worker.leaving = delta.group.member(worker.worker) is None
         return [OrderGroup(worker.worker, delta)]

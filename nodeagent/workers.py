@@ -52,8 +52,8 @@ from nodeagent.reconciler import (
     WorkspaceReady,
 )
 from nodeagent.settings import AgentSettings, python_of
-from nodeagent.zygotes import ZygotePool
-from schemas.ids import JobId, Rank, WorkerId, index_of
+from nodeagent.zygotes import LAUNCHER, ZygotePool
+from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
 from schemas.wire.agent import ScriptReport
@@ -62,6 +62,7 @@ from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
 EXIT_FILE_POLL_S: Final = 0.01
+GROUP_POLL_S: Final = 0.1  # between looks for processes that a stopped program has left
 REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries at once
 MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
 REPORTS_AT_ONCE: Final = 10_000  # of one worker; also after its exit
@@ -85,6 +86,8 @@ class _Watched:
     fenced: bool = False  # stopped because the controller did not reply
     disk_limit: int | None = None  # killed because the job's files exceeded this number of bytes
     uid: int | None = None  # user of the worker; None: the agent's
+    grace_s: float | None = None  # rigid jobs: seconds from TERM to KILL
+    kill_at: float | None = None  # monotonic time of KILL, after TERM
 
     def next_reports(self) -> list[ScriptReport]:
         """Read the next reports, as far as the allowance permits.
@@ -190,8 +193,7 @@ class WorkerManager:
             case AwaitExit(worker=worker):
                 self._spawn(self._await_grace(worker))
             case Terminate(worker=worker):
-                self._signal(worker, signal.SIGTERM)
-                self._spawn(self._await_grace(worker))
+                self._terminate(worker)
             case Kill(worker=worker):
                 self._signal(worker, signal.SIGKILL)
             case RemoveWorker(worker=worker):
@@ -216,7 +218,7 @@ class WorkerManager:
             self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
-            watched = self._watched[folder.worker] = self._watch_folder(folder, assignment.job)
+            watched = self._watched[folder.worker] = self._watch_folder(folder, assignment)
             watched.earned_at -= folder.age_s
             runs = mark is not None and start_ticks(mark.pid) == mark.started_ticks
             self._groups.adopt(folder.worker, assignment.job, pid if runs else None)
@@ -295,10 +297,12 @@ class WorkerManager:
         await self._uids.end_unused(self._folders.sockets)
         await asyncio.to_thread(self._groups.tidy)
 
-    def _watch_folder(self, folder: WorkerFolder, job: JobId) -> _Watched:
+    def _watch_folder(self, folder: WorkerFolder, assignment: Assignment) -> _Watched:
         if (uid := folder.uid) is not None:
             self._uids.hold(folder.worker, uid)
-        return _Watched(folder, job, uid=uid)
+        spec = assignment.spec
+        grace_s = spec.grace_limit_s if spec.rigid else None
+        return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s)
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
         """Return the account of a job. Raise an error if there is none, after a delay."""
@@ -347,6 +351,7 @@ class WorkerManager:
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
+            python = LAUNCHER if delta.spec.rigid else python
             await self._zygotes.get(python, account)
             token = secrets.token_hex()
             assignment = self._assignment(action, delta.group, delta.spec, token)
@@ -365,7 +370,7 @@ class WorkerManager:
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
-        watched = self._watched[worker] = self._watch_folder(folder, delta.job)
+        watched = self._watched[worker] = self._watch_folder(folder, assignment)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Watch the process before reporting it: the handler may stop it at once.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
@@ -403,7 +408,16 @@ class WorkerManager:
             raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, usable_cores() // len(self._slots))
         own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
-        environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(slot)}
+        devices = [slot]
+        if spec.rigid:  # its program sees the devices of all its slots here
+            own_node = node_of(member.slot)
+            here = [index_of(one.slot) for one in group.members if node_of(one.slot) == own_node]
+            devices = [self._slots[one] for one in here if one in self._slots]
+            threads *= len(devices) if spec.kind == "command" else 1
+            folder = Path(spec.python or python_of(self._settings())).parent
+            path = os.environ.get("PATH", os.defpath)
+            own = {"PATH": f"{folder}{os.pathsep}{path}" if folder.name else path, **own}
+        environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(*devices)}
         return Assignment(
             job=action.delta.job,
             journal=action.delta.journal,
@@ -441,6 +455,8 @@ class WorkerManager:
 
     async def _on_exit(self, worker: WorkerId, watched: _Watched) -> None:
         status = await self._exit_status(watched.folder)
+        if watched.pid and watched.kill_at is not None:
+            await self._await_group(watched.pid, watched.kill_at)
         if watched.pid and watched.pidfd is not None:
             signal_group(watched.pid, signal.SIGKILL, watched.uid)  # its remaining children
             os.close(watched.pidfd)
@@ -463,7 +479,19 @@ class WorkerManager:
         self._shipper.worker_ended(worker)
         memory, disk = (exceeded, watched.disk_limit) if code != 0 else (None, None)
         unseen = status is None
-        self._on_event(Ended(worker, code, by, unseen, memory_limit=memory, disk_limit=disk))
+        asked = watched.folder.asked
+        self._on_event(
+            Ended(worker, code, by, unseen, memory_limit=memory, disk_limit=disk, asked=asked)
+        )
+
+    @staticmethod
+    async def _await_group(leader: int, until: float) -> None:
+        """Wait until no process of a session is left, or until a monotonic time.
+
+        A shell dies of TERM before the program that it started has saved its work.
+        """
+        while time.monotonic() < until and session_members(leader):
+            await asyncio.sleep(GROUP_POLL_S)
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
         """Read all remaining reports, up to a limit, because the file might be endless."""
@@ -486,8 +514,17 @@ class WorkerManager:
         if watched is not None and watched.pidfd is not None:
             signal_group(watched.pid, what, watched.uid)
 
-    async def _await_grace(self, worker: WorkerId) -> None:
-        await asyncio.sleep(self._settings().kill_grace_s)
+    def _terminate(self, worker: WorkerId) -> None:
+        watched = self._watched.get(worker)
+        if watched is not None and watched.grace_s is not None:
+            with contextlib.suppress(OSError):  # on a full disk, its own exit code is reported
+                watched.folder.mark_asked()
+            watched.kill_at = time.monotonic() + watched.grace_s
+        self._signal(worker, signal.SIGTERM)
+        self._spawn(self._await_grace(worker, watched.grace_s if watched is not None else None))
+
+    async def _await_grace(self, worker: WorkerId, grace_s: float | None = None) -> None:
+        await asyncio.sleep(self._settings().kill_grace_s if grace_s is None else grace_s)
         self._on_event(GraceOver(worker))
 
     async def _kill_after_grace(self, worker: WorkerId) -> None:

@@ -1,4 +1,7 @@
-"""Processes and connections of this node's zygotes, one for each interpreter and user."""
+"""Processes and connections of this node's zygotes, one for each interpreter and user.
+
+The fork servers of rigid jobs are zygotes without an interpreter of the job: one for each user.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ log = structlog.get_logger("zygotes")
 NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # signals that the node sends
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
+LAUNCHER: Final = "nodeagent.launcher"  # stands for the interpreter of rigid jobs
 WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
 VARIABLES: Final = (  # of the agent, which jobs get; patterns of names
@@ -108,7 +112,8 @@ def is_zygote(process: psutil.Process, where: str) -> bool:
     A serving zygote shows its title as command line. `process.info` must have `cmdline`.
     """
     arguments = process.info["cmdline"] or [""]
-    begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
+    ours = MODULE in arguments or LAUNCHER in arguments
+    begins = ours and any(one.startswith(where) for one in arguments)
     return begins or arguments[0].startswith(f"{ZYGOTE_TITLE} {where}")
 
 
@@ -140,7 +145,9 @@ def spawn(
             "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077,
             "cwd": "/",
         }  # fmt: skip
-    zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
+    own = python == LAUNCHER
+    module = [sys.executable, "-P", "-m", LAUNCHER] if own else [python, "-P", "-m", MODULE]
+    zygote = [*module, "--socket", str(path)]
     # Files with a setuid bit must not give jobs more rights.
     restricted = [SETPRIV, "--no-new-privs", "--"] if account is not None else []
     command = [*_limited(limits), *restricted, *zygote]

@@ -1,4 +1,8 @@
-"""A job as its user describes it (program, batch, slots, stop rule), and checks of job files."""
+"""A job as its user describes it (program, batch, slots, stop rule), and checks of job files.
+
+An *elastic* job is a script that uses the library; its slots change while it trains. *Rigid* jobs
+run any program on a fixed number of slots: `torchrun` runs it once on each slot, `command` once.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,8 @@ MAX_TEXT: Final = 32_768
 MAX_SPEC_BYTES: Final = 256 << 10  # encoded; each order and reply about the job contains the spec
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
+GRACE_S: Final = 30.0  # default of `grace_s`
+MAX_GRACE_S: Final = 3600.0
 MAX_FAMILY: Final = 200
 MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
@@ -51,6 +57,10 @@ MAX_STOP: Final = {
     "plateau": MAX_EPOCHS,
     "consecutive": MAX_EPOCHS,
 }
+ELASTIC_FIELDS: Final = (  # fields that mean nothing to a rigid job
+    "script", "args", "max_batch_size", "max_local_batch", "lr", "slots_wanted", "record_samples",
+    "stop", "progress_deadline_s", "seed", "utility", "sweep", "trial",
+)  # fmt: skip
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
 _NCCL: Final = (  # the first three names are older
@@ -119,11 +129,13 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A training job as its user describes it. Its fields are the fields of a job file."""
+    """A job as its user describes it. Its fields are the fields of a job file."""
 
     EXAMPLES: ClassVar = {  # example values in a job file, quoted in errors
         "name": '"digits"',
+        "kind": '"elastic", "torchrun" or "command"',
         "script": '"train.py"',
+        "command": '["python", "prepare.py", "--rows", "1000"]',
         "batch_size": "64",
         "args": '["--width", "64"]',
         "max_batch_size": '2048, "keep" or "auto"',
@@ -138,14 +150,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
         "retries": "1",
         "max_run_s": "3600",
+        "grace_s": "60",
         "progress_deadline_s": "600",
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
     }
     name: str
-    script: str  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
-    batch_size: int  # initial global batch, samples per step
+    kind: Literal["elastic", "torchrun", "command"] | msgspec.UnsetType = msgspec.UNSET
+    script: str = ""  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
+    command: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # program and arguments; rigid
+    batch_size: int = 0  # initial global batch, samples per step; rigid: the number of slots
     args: tuple[str, ...] = ()
     workdir: str = "."
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
@@ -161,6 +176,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
     max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots; default: no limit
+    grace_s: float | msgspec.UnsetType = msgspec.UNSET  # rigid: seconds from TERM to KILL
     progress_deadline_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds; default: 1800
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
@@ -169,9 +185,29 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
 
     def __post_init__(self) -> None:
-        """Convert a single number of slots to a range."""
+        """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
         if isinstance(self.slots, int):
             msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
+        if self.rigid and not self.batch_size:
+            msgspec.structs.force_setattr(self, "batch_size", self.slots[1])
+
+    @property
+    def rigid(self) -> bool:
+        """True if the job's number of slots is fixed and its program knows nothing of the cluster.
+
+        The program is stopped with TERM, and begins again after it was pre-empted.
+        """
+        return self.kind in {"torchrun", "command"}
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Program and arguments of a rigid job; script and arguments of another job."""
+        return (self.script, *self.args) if self.command is msgspec.UNSET else self.command
+
+    @property
+    def grace_limit_s(self) -> float:
+        """Seconds from TERM to KILL for the processes of a rigid job."""
+        return GRACE_S if self.grace_s is msgspec.UNSET else self.grace_s
 
     @property
     def batch_limit(self) -> int:
@@ -182,14 +218,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if isinstance(self.max_batch_size, int):
             return self.max_batch_size
-        if self.max_batch_size == KEEP:
+        if self.max_batch_size == KEEP or self.rigid:
             return self.batch_size
         return max(self.batch_size, min(self.pass_limit * self.slots[1], MAX_BATCH))
 
     @property
     def batch_limit_is_auto(self) -> bool:
         """True if the cluster chooses the largest batch, based on data set and noise scale."""
-        return self.max_batch_size in {None, AUTO}
+        return self.max_batch_size in {None, AUTO} and not self.rigid
 
     @property
     def pass_limit(self) -> int:
@@ -212,7 +248,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def fails_on_loss(self) -> bool:
-        """True if the job fails, instead of restarting, when no worker has its state any more."""
+        """True if the job fails, instead of restarting, when no worker has its state any more.
+
+        This is the default of a command, which may not be repeatable.
+        """
+        if self.on_loss is msgspec.UNSET:
+            return self.kind == "command"
         return self.on_loss == "fail"
 
     @property
@@ -260,9 +301,42 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
 
     Decoding has checked the types. This function checks everything that types cannot express.
     """
-    shape = (*_text(spec), *_paths(spec), *_batches(spec), *_slots(spec), *_priority(spec))
+    text = (*_text(spec), *_kind(spec), *_paths(spec))
+    shape = (*text, *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
     return (*shape, *rest, *_sweep(spec), *_size(spec))
+
+
+def _kind(spec: JobSpec) -> Iterator[JobProblem]:
+    """Check that a job has the fields of its kind, and no others."""
+    if not spec.rigid:
+        for field in ("script", "batch_size"):
+            if not getattr(spec, field):
+                remedy = f"write {field} = {JobSpec.EXAMPLES[field]}"
+                yield JobProblem(field, "is missing", remedy)
+        for field in ("command", "grace_s"):
+            if getattr(spec, field) is not msgspec.UNSET:
+                remedy = f'give kind = "command" or "torchrun", or leave {field} out'
+                yield JobProblem(field, "does not apply to an elastic job", remedy)
+        return
+    if not spec.command or not spec.argv[0]:
+        yield JobProblem("command", "is missing", f"write command = {JobSpec.EXAMPLES['command']}")
+    elif len(spec.argv) > MAX_ARGS or not all(map(_is_word, spec.argv)):
+        yield JobProblem("command", "too many, too long or with a NUL byte", "shorten it")
+    if spec.slots[0] != spec.slots[1]:
+        what = f"slots {list(spec.slots)} is a range, and a {spec.kind} job has a fixed number"
+        yield JobProblem("slots", what, f"write slots = {spec.slots[1]}")
+    if not 0.0 <= spec.grace_limit_s <= MAX_GRACE_S:
+        what = f"{spec.grace_s} is not 0 to {MAX_GRACE_S:g} seconds"
+        yield JobProblem("grace_s", what, "choose a value in this range")
+    plain = {field.name: field.default for field in msgspec.structs.fields(JobSpec)}
+    for field in ELASTIC_FIELDS:
+        if getattr(spec, field) != plain[field]:
+            remedy = "leave it out, or give it to the program in command"
+            yield JobProblem(field, f"does not apply to a {spec.kind} job", remedy)
+    if spec.batch_size != spec.slots[1]:
+        remedy = "leave it out, or give it to the program in command"
+        yield JobProblem("batch_size", f"does not apply to a {spec.kind} job", remedy)
 
 
 def spec_bytes(spec: JobSpec) -> int:
@@ -294,7 +368,9 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
     elif spec.family is not None and not (is_text(spec.family) and spec.family.isprintable()):
         yield JobProblem("family", "it has characters that are not printable", "remove them")
     parts = spec.script.removeprefix("./").split("/")
-    if not spec.script.isprintable():
+    if not spec.script:
+        pass  # `_kind` requires it where it applies
+    elif not spec.script.isprintable():
         remedy = "rename the file"
         yield JobProblem("script", f"{spec.script[:200]!r} has control characters", remedy)
     elif not {"", ".", ".."}.isdisjoint(parts):
@@ -364,6 +440,8 @@ def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
 
 
 def _batches(spec: JobSpec) -> Iterator[JobProblem]:
+    if not spec.batch_size:
+        return  # `_kind` requires it where it applies
     if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
         what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
         yield JobProblem("batch_size", what, "choose a value in this range")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -162,11 +163,15 @@ def _facts(detail: JobDetail) -> dict[str, object]:
 def _when_lost(detail: JobDetail) -> str:
     if detail.spec.stated_sweep is not None:
         return "finished units are kept"
-    return "fails" if detail.spec.fails_on_loss else "starts again from its last epoch"
+    if detail.spec.fails_on_loss:
+        return "fails"
+    return "begins again" if detail.spec.rigid else "starts again from its last epoch"
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
     job, sweep = detail.summary, detail.spec.stated_sweep
+    if detail.spec.rigid:
+        return {"kind": detail.spec.kind, "command": shlex.join(detail.spec.argv)}
     if sweep is None:
         return {
             "script": " ".join((detail.spec.script, *detail.spec.args)),

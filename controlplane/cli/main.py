@@ -36,6 +36,7 @@ TIMELINE = "Draw which job had which slot, from the journal."
 INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
 CHECK = "Print every problem of a settings file on this host."
 USAGE = "Print how many slot hours users, projects or jobs used."
+RUN = "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."
 KEY = "Manage keys and their rights (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
@@ -44,7 +45,7 @@ ADMIN = "Back up, restore, check and read the controller's journal, on its host.
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
-    "nodes": "node list", "queue": "ps", "rm": "cancel", "run": "submit", "sbatch": "submit",
+    "nodes": "node list", "queue": "ps", "rm": "cancel", "sbatch": "submit",
     "scale": "resize", "scancel": "cancel", "sinfo": "node list", "squeue": "ps",
     "start": "submit", "status": "ps", "stop": "cancel", "suspend": "pause", "up": "local up",
     "version": "--version", "watch": "top",
@@ -94,6 +95,7 @@ def build() -> App:
     ):
         app.command(command, group=cluster if command is job_commands.events else jobs)
         job.command(command)
+    app.command("controlplane.cli.run:run", name="run", help=RUN, group=start, sort_key=5)
     app.command(job)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
     # Commands that draw or compute are slow to import; they are loaded when called.

@@ -63,7 +63,7 @@ def snapshot_line(one: Submission) -> str:
 def library_note(one: Submission) -> str:
     """Return a remark if neither the script nor its modules use the library, else ""."""
     spec, folder = one.spec, Path(one.spec.workdir)
-    if spec.stated_sweep is not None or one.stored:
+    if spec.stated_sweep is not None or one.stored or spec.rigid:
         return ""
     uploads = [folder / file.path for file in one.uploads if file.path.endswith(".py")]
     if _uses_library(folder / spec.script, uploads):

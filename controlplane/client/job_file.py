@@ -266,6 +266,10 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     for problem in problems(spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = _folder(base, spec.workdir)
+    if spec.rigid:
+        if not workdir.is_dir():
+            raise BadFieldError(f"workdir: {workdir} is not a folder", "correct workdir", "workdir")
+        return msgspec.structs.replace(spec, workdir=str(workdir))
     sweep = spec.stated_sweep
     if sweep is not None:
         if not workdir.is_dir():

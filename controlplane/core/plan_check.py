@@ -134,11 +134,11 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
 
 
 def complete(plan: Plan, state: State) -> Plan:
-    """Return `plan` with an empty entry for every running job that it omits."""
+    """Return `plan` with an empty entry for every running job that it omits, unless it is rigid."""
     absent = {
         name: dict[SlotId, int]()
         for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
-        if state.jobs[name].phase is Phase.RUNNING
+        if state.jobs[name].phase is Phase.RUNNING and not state.jobs[name].spec.rigid
     }
     return msgspec.structs.replace(plan, local_batch={**plan.local_batch, **absent})
 
@@ -321,6 +321,8 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
     if sum(placed.values()) > limit:
         return "the global batch exceeds its limit"
     current = _slots(job)
+    if job.spec.rigid and current:
+        return f"a running {job.spec.kind} job keeps its slots"
     union = current | placed.keys()
     if current - placed.keys() and placed.keys() - current and len(union) > limit:
         return "the batch is too small for the old and the new slots together"

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from controlplane.core.model.job import Job, batch_limit, local_limit, number_of
-from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
+from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Rescaling, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
-from schemas.ids import JobId, SlotId, slot_id
+from controlplane.policy.sharing.claims import RigidView
+from schemas.ids import JobId, Seconds, SlotId, slot_id
 from schemas.nodes import SlotSpec
+from schemas.wire.agent import SUSPEND
 
 
 class ViewBuilder:
@@ -51,11 +53,12 @@ class ViewBuilder:
             self._jobs = {
                 job: job_view(state.jobs[job], targets.get(job))
                 for job in state.active
-                if job not in overrides
+                if job not in overrides and not state.jobs[job].spec.rigid
             }
         else:
             for job in self._stale:
-                if job in state.active and job not in overrides:
+                rigid = job in state.jobs and state.jobs[job].spec.rigid
+                if job in state.active and job not in overrides and not rigid:
                     self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
@@ -70,7 +73,10 @@ class ViewBuilder:
         new = [
             number_of(job)
             for job in self._stale
-            if job not in self._jobs and job in state.active and job not in state.overrides
+            if job not in self._jobs
+            and job in state.active
+            and job not in state.overrides
+            and not state.jobs[job].spec.rigid
         ]
         last = number_of(next(reversed(self._jobs))) if self._jobs else 0
         return any(number < last for number in new)
@@ -199,6 +205,35 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         expected_at=end.latest if end else None,
     )
     return clamp_numbers(view)
+
+
+def rigid_views(state: State) -> list[RigidView]:
+    """Return the views of all active rigid jobs, in the order of their arrival.
+
+    Jobs under a manual override only hold slots.
+    """
+    return [_rigid_view(state, state.jobs[name]) for name in state.rigid]
+
+
+def _rigid_view(state: State, job: Job) -> RigidView:
+    spec, status, account = job.spec, job.status, job.accounting
+    limit_s = spec.run_limit_s
+    ends_at = None
+    if isinstance(status, Rescaling) and status.change.kind == SUSPEND:
+        ends_at = status.change.started_at + spec.grace_limit_s
+    elif limit_s is not None:
+        ends_at = account.since + max(0.0, limit_s - account.running_s) + spec.grace_limit_s
+    return RigidView(
+        job=job.job,
+        submitted_at=job.submitted_at,
+        slots=spec.slots[0],
+        one_node=spec.kind == "command",
+        ready_at=job.attempts.next_start_at,
+        run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
+        waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,
+        holds=tuple(member.slot for member in status.group.members) if status.group else (),
+        ends_at=None if ends_at is None else Seconds(ends_at),
+    )
 
 
 def _is_movable(status: JobStatus) -> bool:

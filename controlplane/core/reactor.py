@@ -50,9 +50,10 @@ from controlplane.core.inputs import (
     UndrainRequested,
     UnitExpired,
 )
-from controlplane.core.policy_view import ViewBuilder
+from controlplane.core.policy_view import ViewBuilder, rigid_views
 from controlplane.core.state import State, Totals
 from controlplane.policy.api import ClusterView
+from controlplane.policy.sharing.claims import RigidView
 from schemas.ids import Seconds
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
@@ -108,6 +109,10 @@ class Reactor:
     def view(self) -> ClusterView:
         """Return the view of the current state for policies."""
         return self._views.view()
+
+    def rigid_views(self) -> list[RigidView]:
+        """Return the views of rigid jobs, which no policy sees."""
+        return rigid_views(self.state)
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:
         """Apply one input and return the commands to carry out, in order.

@@ -23,6 +23,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # time for newcomers to import modules, build the model, open data
+KILL_LIMIT_S: Final = 60.0  # time from the end of a grace until the node has reported the exit
 RETRY_FIRST_S: Final = 1.0  # pause before the first retry; the pause doubles with each retry
 RETRY_LONGEST_S: Final = 60.0
 
@@ -54,6 +55,8 @@ class Deadlines(msgspec.Struct, kw_only=True):
         """
         preparing = change.phase is RescalePhase.PREPARING
         limit_s = PREPARE_LIMIT_S if preparing else job.spec.progress_limit_s
+        if job.spec.rigid:
+            limit_s = job.spec.grace_limit_s + KILL_LIMIT_S
         deadline = Deadline(
             at=Seconds(now + limit_s), limit_s=limit_s, version=change.group.version
         )
@@ -150,6 +153,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     limited_runs: dict[JobId, None] = {}  # active jobs with `max_run_s`
+    rigid: dict[JobId, None] = {}  # active rigid jobs, in order of arrival
     changed_orders: dict[JobId, None] = {}  # overrides to try again with the next input
     changed_slots: dict[SlotId, None] = {}  # since waiting overrides were tried
     all_slots_changed: bool = False

@@ -186,6 +186,7 @@ class WorkerExited(WorkerEvent, tag="worker.exited.1"):
     unseen: bool = False  # True: the status is unknown, because the zygote died, too
     memory_limit: int | None = None  # the job's limit on the node, bytes, if it killed the worker
     disk_limit: int | None = None  # the same for the job's files in one folder
+    asked: bool = False  # rigid jobs: the node had sent TERM to it before
 
 
 class WorkerRefused(WorkerEvent, tag="worker.refused.1"):

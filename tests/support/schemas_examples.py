@@ -51,7 +51,8 @@ TRIAL: Final = TrialSpec(
     sources=("10.0.0.7:29411", "10.0.0.8:29411"), states_key="8f0c2d",
 )  # fmt: skip
 SPEC: Final = JobSpec(
-    name="digits", script="train.py", batch_size=64, args=("--width", "64"),
+    name="digits", kind="elastic", script="train.py", command=("python", "train.py"),
+    batch_size=64, args=("--width", "64"), grace_s=60.0,
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
     record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,
@@ -220,7 +221,8 @@ _OF_WORKERS: Final = (
         **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True,
     ),
     agent.WorkerExited(
-        **_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30, disk_limit=3 << 30
+        **_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30, disk_limit=3 << 30,
+        asked=True,
     ),
     agent.WorkerRefused(
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True,

@@ -29,7 +29,7 @@ from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
-from schemas.nodes import Member
+from schemas.nodes import Group, Member
 from schemas.wire.feed import Detail
 
 # --- requests of operators
@@ -125,7 +125,8 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
     current = [member.slot for member in group.members]
     leaving = set(_on_draining(ctx.state, group.members))
     stay = [slot for slot in current if slot not in leaving]
-    new = [] if job.job in drain.moved else _find_slots(ctx.state, job, current, len(leaving))
+    fixed = job.spec.rigid or job.job in drain.moved
+    new = [] if fixed else _find_slots(ctx.state, job, current, len(leaving))
     if new:
         drain.moved[job.job] = group.version
         target, what = [*current, *new], "grows elsewhere first"
@@ -163,8 +164,17 @@ def _movable(state: State, job: Job, now: Seconds) -> bool:
         or job.attempts.next_change_at > now
     ):
         return False
+    if job.spec.rigid and not _term_is_due(state, job, status.group, now):
+        return False
     trading = any(job.job in swap.targets for swap in state.swaps)
     return not trading and bool(_on_draining(state, status.group.members))
+
+
+def _term_is_due(state: State, job: Job, group: Group, now: Seconds) -> bool:
+    """True if a rigid job must get TERM now, to have ended by the deadline of a drain."""
+    drains = [state.nodes[node_of(slot)].drain for slot in _on_draining(state, group.members)]
+    ends = [drain.deadline for drain in drains if drain is not None and drain.deadline is not None]
+    return bool(ends) and now >= min(ends) - job.spec.grace_limit_s
 
 
 def _expired(drain: Drain, now: Seconds) -> bool:

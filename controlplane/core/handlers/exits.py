@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext, place
-from controlplane.core.handlers import epochs, start
+from controlplane.core.handlers import epochs, rigid, start
 from controlplane.core.handlers.lifecycle import end, fail, forget_exited, restart_from_checkpoint
 from controlplane.core.handlers.recovery import STOPPING, abandon, recover, rejoin_when_quiesced
 from controlplane.core.model.job import Job
@@ -59,7 +59,10 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     if job.sweep is not None and phase_before is not WorkerPhase.LEAVING:
         cause, reason = exit_cause(event, ScriptReports(), 0)
         job.sweep.exits[worker.worker] = (reason, cause is not ExitCause.LOST)
-    if isinstance(status, Starting) and not left:
+    if job.spec.rigid:
+        if phase_before is not WorkerPhase.LEAVING:
+            rigid.on_worker_exited(ctx, job, worker, event)
+    elif isinstance(status, Starting) and not left:
         start.on_worker_exited(ctx, job, status, event, phase_before)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
         _continue_quiescing(ctx, job, status, worker, event, left=left)

@@ -16,6 +16,7 @@ from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
 from controlplane.core.inputs import Input, OrderTooLarge, RunExpired
+from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Accounting, Job, lower_local_limit, times
 from controlplane.core.model.job_phases import (
     NEXT,
@@ -23,10 +24,12 @@ from controlplane.core.model.job_phases import (
     JobTrigger,
     Paused,
     Phase,
+    Rescaling,
     Starting,
     WithGroup,
 )
 from controlplane.core.model.node import MAX_STRIKES, Node
+from controlplane.core.model.rescale import RescaleTrigger
 from controlplane.core.model.sweep import JobSweep, LeftSweep
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from controlplane.core.state import LeftJob, State, pause_before
@@ -127,6 +130,8 @@ def resend_stop(ctx: HandlerContext, name: JobId, left: LeftJob, node: NodeId) -
     ctx.out.append(SendDelta(node, delta))
 
 
+TIMED_OUT: Final = 124  # exit code of a rigid job that reached its time limit, as of timeout(1)
+STEADY_S: Final = 600.0  # a rigid job's run of this length ends a row of losses, as an epoch does
 MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch
 _ENDS: Final = {
     JobTrigger.FINISHED: Phase.SUCCEEDED,
@@ -143,6 +148,8 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
     the job fails at the first loss of a started process. `reason` is shown to users, followed by
     the consequence.
     """
+    if job.spec.rigid and ctx.now - job.accounting.since >= STEADY_S:
+        job.attempts.losses = 0
     job.attempts.losses += 1
     if job.spec.fails_on_loss and any(w.pid is not None for w in job.group_workers()):
         end(ctx, job, JobTrigger.GAVE_UP, f"{reason}; on_loss = fail")
@@ -258,6 +265,29 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, r
     ctx.plan_needed = True
 
 
+def suspended(
+    ctx: HandlerContext, job: Job, status: Rescaling, reason: str, detail: Detail | None = None
+) -> None:
+    """Pause a job whose suspension is complete. Workers that still exist are about to exit."""
+    rescales.advance(job.job, status.change, RescaleTrigger.FORMED)
+    job.progress.last_batch = status.group.global_batch
+    job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
+    job.accounting.rescales += 1
+    ctx.totals.rescales += 1
+    for one in job.workers.values():
+        if one.phase is WorkerPhase.MEMBER:
+            ctx.advance_worker(job, one, WorkerTrigger.RETIRED)
+        elif one.phase not in {WorkerPhase.EXITED, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
+            ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
+    ctx.state.deadlines.clear(job.job)
+    ctx.conclude(job, "suspended")
+    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), reason, detail)
+    nodes = (node_of(member.slot) for member in status.group.members)
+    ctx.send_to(job, dict.fromkeys([*nodes, *status.change.notified_nodes]))
+    forget_exited(ctx, job)
+    ctx.plan_needed = True
+
+
 def end(
     ctx: HandlerContext, job: Job, trigger: JobTrigger, reason: str, more: Detail | None = None
 ) -> None:
@@ -274,6 +304,7 @@ def end(
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
     ctx.state.limited_runs.pop(job.job, None)
+    ctx.state.rigid.pop(job.job, None)
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)
@@ -308,9 +339,10 @@ def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
     """Fail a job that has used up its time; its workers get TERM, and KILL after a grace."""
     job = ctx.state.jobs.get(event.job)
     if job is not None and _is_used_up(job, ctx.now):
-        end(
-            ctx, job, JobTrigger.GAVE_UP, f"stopped after {job.spec.run_limit_s:g} s, its max_run_s"
-        )
+        if job.spec.rigid:
+            job.attempts.exit_code = TIMED_OUT
+        why = f"stopped after {job.spec.run_limit_s:g} s, its max_run_s"
+        end(ctx, job, JobTrigger.GAVE_UP, why)
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
@@ -378,6 +410,8 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.active[name] = None
     if spec.run_limit_s is not None:
         state.limited_runs[name] = None
+    if spec.rigid:
+        state.rigid[name] = None
     ctx.changed_jobs[name] = None
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
     ctx.plan_needed = True

@@ -11,7 +11,12 @@ from typing import Final
 
 from controlplane.core import desired_state
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.lifecycle import fail, forget_exited, restart_from_checkpoint
+from controlplane.core.handlers.lifecycle import (
+    fail,
+    forget_exited,
+    restart_from_checkpoint,
+    withdraw,
+)
 from controlplane.core.handlers.start import (
     CLUSTER,
     make_group,
@@ -29,7 +34,7 @@ from controlplane.core.state import RETRY_LONGEST_S, pause_before
 from controlplane.policy.api import Reason
 from schemas.ids import NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Group, Member
-from schemas.wire.agent import JOIN, RECOVER, GroupBroken, JoinFailed, Quiesced
+from schemas.wire.agent import JOIN, RECOVER, SUSPEND, GroupBroken, JoinFailed, Quiesced
 
 MAX_STRAGGLERS: Final = 3  # that a reason names
 MAX_RECOVERIES: Final = 5  # recoveries in a row without a formed group
@@ -98,12 +103,19 @@ def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Start the recovery of a job that lost a member, and order the survivors to quiesce.
 
     The job restarts from its checkpoint instead if it is starting, if no worker has the state, or
-    after `MAX_RECOVERIES` recoveries in a row. A job without a group is left alone.
+    after `MAX_RECOVERIES` recoveries in a row. A rigid job begins again, or is paused if it was
+    about to be. A job without a group is left alone.
     """
     status = job.status
     if not isinstance(status, Running | Rescaling | Starting):
         return
     change, attempts = status.change, job.attempts
+    if job.spec.rigid:  # its other workers cannot continue
+        if change is not None and change.kind == SUSPEND:
+            withdraw(ctx, job, "suspended", JobTrigger.SUSPENDED, f"{change.reason}; {reason}")
+        else:
+            restart_from_checkpoint(ctx, job, reason)
+        return
     if change is not None:
         rescales.advance(job.job, change, RescaleTrigger.MEMBER_LOST)
         ctx.conclude(job, "broken")

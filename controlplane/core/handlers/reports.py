@@ -15,13 +15,10 @@ from controlplane.core.handlers import (
     start,
     sweep_units,
 )
-from controlplane.core.handlers.lifecycle import forget_exited
-from controlplane.core.handlers.start import nodes_of
 from controlplane.core.history import ProcessStarted
 from controlplane.core.inputs import NodeReported
-from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import JobTrigger, Paused, Rescaling, Running, Starting
+from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger, data_problem
@@ -65,29 +62,13 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
     if change.kind != SUSPEND or change.phase is not RescalePhase.SWITCHING:
         ctx.ignore(job, worker, "suspended")
         return
-    rescales.advance(job.job, change, RescaleTrigger.FORMED)
-    progress, attempts = job.progress, job.attempts
+    progress = job.progress
     if job.sweep is None:  # a sweep keeps its own states
         progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
         progress.epoch, progress.step = event.epoch, event.step
         progress.samples_done = event.samples_done
-    progress.last_batch = status.group.global_batch
-    attempts.losses, attempts.changes, attempts.recoveries = 0, 0, 0
-    job.accounting.rescales += 1
-    ctx.totals.rescales += 1
-    for one in job.workers.values():
-        if one.phase is WorkerPhase.MEMBER:
-            ctx.advance_worker(job, one, WorkerTrigger.RETIRED)
-        elif one.phase not in {WorkerPhase.EXITED, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
-            ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
-    ctx.state.deadlines.clear(job.job)
-    ctx.conclude(job, "suspended")
     where = f"at step {event.step}" if job.sweep is None else "its workers stop their units"
-    reason = f"{change.reason}, {where}"
-    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), reason, {"epoch": event.epoch})
-    ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
-    forget_exited(ctx, job)
-    ctx.plan_needed = True
+    lifecycle.suspended(ctx, job, status, f"{change.reason}, {where}", {"epoch": event.epoch})
 
 
 ACTIVE_PHASES: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
@@ -208,7 +189,8 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
         return
     worker.store_port, worker.data_digest = event.store_port, printable(event.data_digest)
     first = isinstance(job.status, Starting) and worker.rank == 0  # the others copy its state
-    if job.sweep is None and first:  # a sweep gets these numbers from its units
+    elastic = job.sweep is None and not job.spec.rigid  # a sweep gets these numbers from units
+    if elastic and first:
         job.progress.epoch_samples = event.epoch_samples
         epochs.on_resumed(ctx, job, event.resumed_epoch)
     ctx.announce("worker.ready", job, place(worker))

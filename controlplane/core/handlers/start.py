@@ -143,6 +143,11 @@ def trains_on(group: Group) -> str:
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"
 
 
+def runs_on(group: Group) -> str:
+    """Return a text with the number of slots of a rigid job."""
+    return f"runs on {len(group.members)} slot{'s' * (len(group.members) != 1)}"
+
+
 ENDED_ALONE: Final = "the script exited on one slot while another slot waited for it"
 SIX_LINES: Final = (
     "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); "
@@ -225,7 +230,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     account.rescales += status.resumes
     ctx.totals.rescales += status.resumes
     job.attempts.recoveries = 0
-    why = trains_on(group)
+    why = runs_on(group) if job.spec.rigid else trains_on(group)
     if event.step:
         why += f", resumed after epoch {event.epoch}, step {event.step}"
     detail: Detail = {

@@ -208,7 +208,7 @@ class Job(msgspec.Struct, kw_only=True):
         spec = self.spec
         if spec.family is not None:
             return f"{self.user}/{spec.family}"
-        return _family(self.user, spec.name, spec.script, spec.args)
+        return _family(self.user, spec.name, spec.argv)
 
     @property
     def stop_samples(self) -> int | None:
@@ -243,9 +243,9 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 @lru_cache(FAMILY_CACHE_SIZE)  # called at each end of an epoch for all jobs on the same nodes
-def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
+def _family(user: str, name: str, argv: tuple[str, ...]) -> str:
     base_name = NUMBERED.sub("", name) or name
-    full_name = " ".join([f"{user}/{base_name}", script, *args])
+    full_name = " ".join([f"{user}/{base_name}", *argv])
     if len(full_name) <= MAX_FAMILY_CHARACTERS:
         return full_name
     digest = hashlib.sha256(full_name.encode(errors="surrogatepass")).hexdigest()

@@ -8,6 +8,7 @@ settings select.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from controlplane.policy.api import (
     StartForecast,
 )
 from controlplane.policy.registry import make
+from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
 from controlplane.service.planner.policy_check import CheckedPolicy
@@ -164,11 +166,12 @@ class PlanCoordinator:
     ) -> None:
         self._commit_loop = commit_loop
         self._loop = asyncio.get_running_loop()
-        self._wake: asyncio.TimerHandle | None = None  # timer for `wake_at` of the latest plan
+        self._wake: asyncio.TimerHandle | None = None  # timer of the next `wake_at`
         self.planner: Planner | None = None
         self.plan_requested = False  # True while a request is scheduled
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
+        self._claims = NO_CLAIMS  # latest decision about rigid jobs
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
         self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
@@ -191,13 +194,41 @@ class PlanCoordinator:
         self.plan_requested = False
         if self.planner is not None:
             began = self._clock()
+            self._serve_claims()
             self.planner.request_plan()
             took_s = self._clock() - began
             pause_s = COOLDOWN_RATIO * took_s if took_s > SLOW_PLAN_S else 0.0
             self._next_request_at = self._loop.time() + pause_s
 
+    def _serve_claims(self) -> None:
+        """Start rigid jobs, and take slots for them, without waiting for the policy."""
+        commit_loop = self._commit_loop
+        rigid, now = commit_loop.reactor.rigid_views(), commit_loop.now()
+        if not rigid:
+            self._claims = NO_CLAIMS
+            return
+        self._claims = decide(commit_loop.reactor.view(), rigid, now)
+        plan = self._claims.plan
+        self._wake_at(plan.wake_at, now)
+        changes = difference(plan, commit_loop.reactor.state, now, whole=False)
+        if not changes.empty:
+            commit_loop.handle(PlanProposed(plan=changes, stats=None))
+
+    def _wake_at(self, at: Seconds | None, now: Seconds) -> None:
+        """Request a plan at this time, unless an earlier request is scheduled."""
+        if at is None or not math.isfinite(at):
+            return
+        when = self._loop.time() + max(0.05, at - now)
+        if self._wake is not None and self._loop.time() < self._wake.when() <= when:
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._loop.call_at(when, self.request_plan)
+
     def reason(self, job: JobId) -> Reason | None:
         """Return why a job waits and when it should start. Return None if it does not wait."""
+        if job in self._claims.reasons:
+            return self._claims.reasons[job]
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason
@@ -205,7 +236,8 @@ class PlanCoordinator:
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
         """Return the policy's view of the current state, and the time."""
-        return self._commit_loop.reactor.view(), self._commit_loop.now()
+        view = mask(self._commit_loop.reactor.view(), self._claims.kept)
+        return view, self._commit_loop.now()
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
@@ -217,10 +249,10 @@ class PlanCoordinator:
         if complete:
             self._reasons, self._starts = plan.reasons, plan.starts
             self.predicted_loss = plan.predicted_loss
-        if plan.wake_at is not None:
-            if self._wake:
-                self._wake.cancel()
-            self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self.request_plan)
+        self._wake_at(plan.wake_at, now)
+        if self._claims.kept:
+            view = self._commit_loop.reactor.view()
+            plan = without_kept(plan, view, self._claims.kept)
         changes = difference(plan, state, now, whole=complete)
         if changes.empty:
             return

@@ -62,6 +62,14 @@ NAME: Final = "use 1 to 48 letters, digits, - or _, starting with a letter or di
 SHELL: Final = "give the Python file that it runs; its arguments go into args, exports into env"
 PYTHON: Final = "give the Python file that trains, such as train.py"
 VARIABLE: Final = "names are letters, digits and _, values at most 32 KiB without NUL"
+RIGID: Final[dict[str, Any]] = {
+    "kind": "command",
+    "command": ("make",),
+    "script": "",
+    "batch_size": 0,
+}
+NOT_RIGID: Final = 'give kind = "command" or "torchrun", or leave {} out'
+NOT_ELASTIC: Final = "leave it out, or give it to the program in command"
 RANGE: Final = "choose a value in this range"
 FORMS: Final = "give one of epochs, samples, metric with at_least, metric with plateau"
 NO_BATCH: Final = (
@@ -86,6 +94,8 @@ def stop(**rule: Any) -> dict[str, Any]:
 
 ACCEPTED: Final[list[dict[str, Any]]] = [
     {},
+    RIGID, RIGID | {"slots": 4, "grace_s": 0.0, "retries": 2, "max_run_s": 60.0},
+    RIGID | {"kind": "torchrun", "slots": 8, "on_loss": "fail", "env": {"A": "b"}},
     {
         "args": ("--width", "64", ""), "workdir": "/home/ada", "script": "src/train.py",
         "max_batch_size": 2048, "max_local_batch": 512, "lr": 0.05, "slots": (1, 8),
@@ -128,7 +138,7 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
     ({"family": NO_TEXT}, ("family", "it has characters that are not printable", "remove them")),
     *(
         ({"script": script}, ("script", f"{script!r} is not inside workdir", "give a path relative to workdir, such as train.py"))
-        for script in ("", "/bin/sh", "../train.py", "a/../../train.py", "a/..")
+        for script in ("/bin/sh", "../train.py", "a/../../train.py", "a/..")
     ),
     ({"script": "train.sh"}, ("script", "scripts are Python; train.sh is not", SHELL)),
     ({"script": "train.yaml"}, ("script", "scripts are Python; train.yaml is not", PYTHON)),
@@ -163,7 +173,9 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
         ("workdir", f"a path of {MAX_PATH + 1} characters, at most {MAX_PATH}", "give a shorter one"),
     ),
     ({"python": "a\0b"}, ("python", "it is not a path", "give one without NUL bytes, in UTF-8")),
-    *(({"batch_size": size}, ("batch_size", f"{size} is not 1 to {2**40}", RANGE)) for size in (0, -1)),
+    ({"script": ""}, ("script", "is missing", 'write script = "train.py"')),
+    ({"batch_size": 0}, ("batch_size", "is missing", "write batch_size = 64")),
+    ({"batch_size": -1}, ("batch_size", f"-1 is not 1 to {2**40}", RANGE)),
     (
         {"max_batch_size": 16},
         ("max_batch_size", "max_batch_size 16 is below batch_size 32", "raise the first or lower the second"),
@@ -184,6 +196,22 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
     *(
         ({"slots": (2, 4), "slots_wanted": wanted}, ("slots_wanted", f"slots_wanted {wanted} is outside slots [2, 4]", "choose a number within slots"))
         for wanted in (1, 5, 0, -2)
+    ),
+    ({"command": ("make",)}, ("command", "does not apply to an elastic job", NOT_RIGID.format("command"))),
+    ({"grace_s": 5.0}, ("grace_s", "does not apply to an elastic job", NOT_RIGID.format("grace_s"))),
+    (RIGID | {"command": ()}, ("command", "is missing", 'write command = ["python", "prepare.py", "--rows", "1000"]')),
+    (RIGID | {"command": ("a", "b\0d")}, ("command", "too many, too long or with a NUL byte", "shorten it")),
+    (
+        RIGID | {"slots": (1, 2)},
+        ("slots", "slots [1, 2] is a range, and a command job has a fixed number", "write slots = 2"),
+    ),
+    *(
+        (RIGID | {"grace_s": grace_s}, ("grace_s", f"{grace_s} is not 0 to 3600 seconds", RANGE))
+        for grace_s in (-1.0, 3600.5, math.nan)
+    ),
+    *(
+        (RIGID | {field: value}, (field, "does not apply to a command job", NOT_ELASTIC))
+        for field, value in (("script", "train.py"), ("args", ("--a",)), ("lr", 0.1), ("batch_size", 64), ("seed", 1))
     ),
     *(({"retries": many}, ("retries", f"{many} is not 0 to 100", RANGE)) for many in (-1, 101)),
     *(

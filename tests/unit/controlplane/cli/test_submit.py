@@ -112,7 +112,7 @@ def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: 
     said = ones("submit", str(good / "job.toml"), str(bad / "job.toml"), "--home", str(tmp_path))
 
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("ones: batch_size: 0 is not 1 to ")
+    assert said.err.startswith("ones: batch_size: is missing; ")
 
     override = ones("submit", str(good / "job.toml"), "--dry-run", "--set", "lr=fast")
     assert (override.code, override.out) == (2, "")

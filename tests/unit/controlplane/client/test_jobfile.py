@@ -92,7 +92,7 @@ def refusal(path: Path, *overrides: str) -> tuple[str, str]:
         ("", "", "", "DIR/job.toml is empty; give at least name, script and batch_size"),
         ("x =", "", "", "DIR/job.toml: Invalid value (at end of document); correct the TOML"),
         (None, "", "", "DIR/job.toml: No such file or directory; check the path"),
-        (J("batch_size = 64", ""), "", "batch_size", "DIR/job.toml: batch_size: is missing; write batch_size = 64"),
+        (J("batch_size = 64", ""), "", "batch_size", "batch_size: is missing; write batch_size = 64"),
         (J("batch_size", "batch_sise"), "", "batch_sise", "DIR/job.toml: unknown key batch_sise; did you mean batch_size?"),
         (J("= 64", '= "many"'), "", "batch_size", "DIR/job.toml: batch_size: Expected `int`, got `str`; write batch_size = 64"),
         (J("[1, 4]", "[1]"), "", "slots", "DIR/job.toml: slots: Expected `array` of length 2, got 1; write slots = [1, 8] (least, most) or slots = 4"),
@@ -115,7 +115,7 @@ def refusal(path: Path, *overrides: str) -> tuple[str, str]:
         (JOB, "utility={ value = 1, dedline_s = 5 }", "utility.dedline_s", "DIR/job.toml: unknown key utility.dedline_s; did you mean deadline_s?"),
         (f'utility = "dear"\n{JOB}', "", "utility", "DIR/job.toml: utility: Expected `object`, got `str`; write utility = { value = 80, deadline_s = 3600, decay = 0.01 }"),
         (JOB, "lr", "set", f"--set 'lr' is not an assignment; {ASSIGNMENT}"),
-        (JOB, "learning=1", "learning", "--set learning: a job has no such field; one of args, batch_size, env, family,"),
+        (JOB, "learning=1", "learning", "--set learning: a job has no such field; one of args, batch_size, command, env"),
         (JOB, "batchsize=1", "batchsize", "--set batchsize: a job has no such field; did you mean batch_size?"),
         (JOB, "lr.x=1", "lr.x", f"--set lr.x: lr has no entries; {ASSIGNMENT}"),
         (JOB, "env.=1", "env.", f"--set env. names no entry of env; {ASSIGNMENT}"),
@@ -205,7 +205,9 @@ def test_a_single_number_of_slots_is_minimum_and_maximum(file: Path) -> None:
 
 @pytest.mark.parametrize("key", sorted(set(JobSpec.__struct_fields__) - {"sweep", "trial"}))
 def test_the_text_that_an_error_suggests_is_accepted(key: str) -> None:
-    several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep)| or (?=\"auto|\"fail)"
+    several = (
+        r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun)| or (?=\"auto|\"fail|\"command)"
+    )
     first, *others = re.split(several, example_of(JobSpec, key).replace(" (least, most)", ""))
 
     for value in (first.partition(" = ")[2], *(one.removeprefix("slots = ") for one in others)):

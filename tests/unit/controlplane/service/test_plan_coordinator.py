@@ -169,7 +169,9 @@ class Planner:
 
 
 def coordinator_of(planner: Planner) -> PlanCoordinator:
-    coordinator = PlanCoordinator(cast("Any", SimpleNamespace()), clock=lambda: planner.clock)
+    reactor = SimpleNamespace(rigid_views=list)
+    commit_loop = SimpleNamespace(reactor=reactor, now=lambda: Seconds(0.0))
+    coordinator = PlanCoordinator(cast("Any", commit_loop), clock=lambda: planner.clock)
     coordinator.planner = cast("Any", planner)
     return coordinator
 

@@ -1,0 +1,1 @@
+"""Division of a cluster between accounts, and between rigid and elastic jobs."""

@@ -1,0 +1,430 @@
+"""Starts of rigid jobs, and the slots that elastic jobs give up for them.
+
+A waiting rigid job is a *claim* on a fixed number of slots. Claims are served in order. A claim can
+have free slots, the surplus of running elastic jobs (slots above their minimum, which they give up
+between two steps), and all slots of elastic jobs that were submitted after it or that have run for
+`TURN_S`. It starts when enough of these are free. Until then, the slots are kept for it.
+
+The first claim that cannot start gets a reservation: the time at which enough rigid jobs reach
+their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
+before that time, or uses slots that are left over then. Elastic jobs may use all slots meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.placement.slot_partition import (
+    backs_off,
+    slots_in_words,
+    split,
+    too_large,
+)
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+
+TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
+MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
+MINUTE_S: Final = 60.0
+HOUR_S: Final = 3600.0
+
+
+class RigidView(msgspec.Struct, frozen=True, kw_only=True):
+    """Active rigid job: a waiting claim, or a holder of slots that no plan moves."""
+
+    job: JobId
+    submitted_at: Seconds
+    slots: int
+    one_node: bool = False  # all its slots must be on one node
+    ready_at: Seconds = Seconds(0.0)  # earliest time of a start
+    run_limit_s: float | None = None  # time limit of a run; None: unknown
+    waits: bool = True  # it has no slots, and may start
+    holds: tuple[SlotId, ...] = ()
+    ends_at: Seconds | None = None  # latest end of the run; None: it has no time limit
+
+
+class Claims(msgspec.Struct, frozen=True, kw_only=True):
+    """Decision about the claims of a moment."""
+
+    plan: Plan  # starts of rigid jobs, and elastic jobs that give up slots for them
+    kept: frozenset[SlotId] = frozenset()  # slots that no other job may start on
+    reasons: Mapping[JobId, Reason] = {}  # of claims that wait
+
+
+NO_CLAIMS: Final = Claims(plan=Plan(based_on=0))
+
+
+def decide(
+    view: ClusterView, rigid: Iterable[RigidView], now: Seconds, *, turn_s: float = TURN_S
+) -> Claims:
+    """Return which claims start now, and which slots are kept or given up for the others.
+
+    Args:
+        view: the elastic jobs, and all slots.
+        rigid: all active rigid jobs, in the order in which they are served.
+        turn_s: seconds after which an elastic job may be paused for a claim.
+    """
+    jobs = list(rigid)
+    room = _Room(view, jobs, now, turn_s)
+    decided = _Decided(view.version)
+    head: _Reservation | None = None
+    waiting = [job for job in jobs if job.waits]
+    behind = 0
+    for job in waiting:
+        if job.ready_at > now:
+            decided.reasons[job.job] = backs_off(job.ready_at, now)
+            decided.wake_at(job.ready_at)
+            continue
+        if (largest := room.largest(one_node=job.one_node)) < job.slots:
+            decided.reasons[job.job] = _never_fits(job, largest)
+            continue
+        behind += head is not None
+        if head is not None and (behind > MAX_BACKFILL or not head.permits(job, now)):
+            decided.reasons[job.job] = _behind(job, head)
+            continue
+        avoid = head.node if head is not None and not head.ends_before(job, now) else None
+        if (found := room.take(job, avoid)) is not None:
+            if head is not None:
+                head.use(job, now)
+            decided.serve(job, found, head)
+        elif head is None:
+            head = room.reservation(job)
+            decided.reasons[job.job] = _reserved(job, head, room.count(job), now)
+            decided.wake_at(head.at)
+            if head.at is None:
+                head = None  # nobody knows when: the others need not wait for it
+        else:
+            decided.reasons[job.job] = _behind(job, head)
+    return decided.claims()
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Slots for a claim, and what elastic jobs keep of theirs."""
+
+    slots: list[SlotId]
+    free: bool  # all of them are free now
+    givers: dict[JobId, dict[SlotId, int]]  # job that gives up slots -> slots that it keeps
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """Slots that the first claim that cannot start will have."""
+
+    job: RigidView
+    at: Seconds | None  # when enough slots are free; None: unknown
+    spare: int  # slots that are left over then
+    node: NodeId | None  # where, if the claim needs one node
+    ends: tuple[JobId, ...]  # rigid jobs that it waits for
+
+    def ends_before(self, job: RigidView, now: Seconds) -> bool:
+        """True if a claim that starts now reaches its time limit before the reservation."""
+        return (
+            self.at is not None and job.run_limit_s is not None and now + job.run_limit_s <= self.at
+        )
+
+    def permits(self, job: RigidView, now: Seconds) -> bool:
+        """True if a claim may start now without delaying the reservation."""
+        return self.ends_before(job, now) or self.node is not None or job.slots <= self.spare
+
+    def use(self, job: RigidView, now: Seconds) -> None:
+        """Record that a claim has started."""
+        if not self.ends_before(job, now) and self.node is None:
+            self.spare -= job.slots
+
+
+class _Room:
+    """Slots that claims can still have."""
+
+    def __init__(
+        self, view: ClusterView, rigid: Sequence[RigidView], now: Seconds, turn_s: float
+    ) -> None:
+        self._now = now
+        self._holders = [job for job in rigid if job.holds]
+        up = {slot.slot for slot in view.slots if slot.up}
+        self._givers = {
+            job.job: _Giver(job, turn_s)
+            for job in view.jobs.values()
+            if job.running_on and up.issuperset(job.running_on)
+        }
+        self._owner = {slot: job.job for job in view.jobs.values() for slot in job.running_on}
+        self._owner = {slot: name for slot, name in self._owner.items() if name in self._givers}
+        held = {slot for job in view.jobs.values() for slot in job.running_on}
+        held |= {slot for job in self._holders for slot in job.holds}
+        self._size = Counter(slot.node for slot in view.slots)
+        self._free: dict[NodeId, list[SlotId]] = {node: [] for node in self._size}
+        self._coming: dict[NodeId, list[SlotId]] = {node: [] for node in self._size}
+        for slot in view.slots:
+            if slot.slot not in held and (slot.usable or slot.leaving):
+                (self._free if slot.usable else self._coming)[slot.node].append(slot.slot)
+
+    def largest(self, *, one_node: bool) -> int:
+        """Return the size of the largest claim that the cluster could ever serve."""
+        return max(self._size.values(), default=0) if one_node else self._size.total()
+
+    def count(self, job: RigidView) -> int:
+        """Return how many slots the claim could have now, at most."""
+        if job.one_node:
+            return max(map(len, self._by_node(job).values()), default=0)
+        return len(self._everywhere(job, None))
+
+    def take(self, job: RigidView, avoid: NodeId | None) -> _Taken | None:
+        """Take the slots of a claim, on one node if possible. Return None if there are too few.
+
+        Args:
+            avoid: node that is reserved for another claim.
+        """
+        offers = [slots for node, slots in self._by_node(job).items() if node != avoid]
+        fitting = [slots[: job.slots] for slots in offers if len(slots) >= job.slots]
+        if fitting:
+            return self._remove(min(fitting, key=self._cost))
+        chosen = [] if job.one_node else self._everywhere(job, avoid)[: job.slots]
+        return self._remove(chosen) if len(chosen) == job.slots else None
+
+    def _by_node(self, job: RigidView) -> dict[NodeId, list[SlotId]]:
+        """Return the slots of each node that a claim on this node may have, cheapest first.
+
+        Free slots are first, then those that are about to be free, then the surplus of elastic
+        jobs, and at last the slots of jobs that have to pause.
+        """
+        found = {
+            node: [[*free], [*self._coming[node]], [], []] for node, free in self._free.items()
+        }
+        for giver in self._ready_givers():
+            for node, here in _grouped(giver.slots).items():
+                firm = max(0, len(here) - giver.surplus)
+                found[node][2] += reversed(here[firm:])
+                if giver.may_pause_for(job, self._now):
+                    found[node][3] += here[:firm]
+        return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
+
+    def _everywhere(self, job: RigidView, avoid: NodeId | None) -> list[SlotId]:
+        """Return the slots of all nodes that the claim may have, in the same order."""
+        surplus: list[SlotId] = []
+        pauses: list[SlotId] = []
+        for giver in self._ready_givers():
+            firm = len(giver.slots) - giver.surplus
+            surplus += reversed(giver.slots[firm:])
+            if giver.may_pause_for(job, self._now):
+                pauses += giver.slots[:firm]
+        nodes = sorted(self._free, key=lambda node: -len(self._free[node]))
+        free = [
+            slot for some in (self._free, self._coming) for node in nodes for slot in some[node]
+        ]
+        return [slot for slot in (*free, *surplus, *pauses) if node_of(slot) != avoid]
+
+    def _ready_givers(self) -> list[_Giver]:
+        """Return the jobs that can give up slots now, those with the largest surplus first."""
+        ready = (giver for giver in self._givers.values() if giver.can_change(self._now))
+        return sorted(ready, key=lambda giver: -giver.surplus)
+
+    def _cost(self, slots: Sequence[SlotId]) -> tuple[int, int, int]:
+        """Return how many jobs lose slots, how many slots are not free, and how many remain."""
+        touched = len({self._owner[slot] for slot in slots if slot in self._owner})
+        free = self._free[node_of(slots[0])]
+        return touched, sum(slot not in free for slot in slots), len(free)
+
+    def _remove(self, chosen: list[SlotId]) -> _Taken:
+        free = all(slot in self._free[node_of(slot)] for slot in chosen)
+        givers = {}
+        for name in dict.fromkeys(self._owner[slot] for slot in chosen if slot in self._owner):
+            giver = self._givers[name]
+            givers[name] = giver.give(chosen)
+            if not givers[name]:  # what it gives up beyond the claim will be free for others
+                for slot in giver.slots:
+                    self._coming[node_of(slot)].append(slot)
+                del self._givers[name]
+        gone = set(chosen)
+        for node in {node_of(slot) for slot in chosen}:
+            for some in (self._free, self._coming):
+                some[node] = [slot for slot in some[node] if slot not in gone]
+        return _Taken(chosen, free, givers)
+
+    def reservation(self, job: RigidView) -> _Reservation:
+        """Return when and where the claim will have its slots, if nothing ends earlier.
+
+        Rigid jobs end by their time limits. Elastic jobs may be paused after their turn.
+        """
+        offered = self._everywhere(job, None)
+        have = Counter(map(node_of, offered))
+        events = [
+            (holder.ends_at, holder.job, holder.holds)
+            for holder in self._holders
+            if holder.ends_at is not None
+        ]
+        for giver in self._givers.values():
+            rest = tuple(set(giver.slots).difference(offered))
+            soon = giver.surplus or giver.may_pause_for(job, self._now)
+            at = max(giver.job.retry_at, self._now if soon else giver.turn_ends_at)
+            events.append((at, giver.job.job, rest))
+        waited: list[JobId] = []
+        for at, name, slots in sorted(events):
+            waited += [name] if slots else []
+            have.update(map(node_of, slots))
+            best = max(have.values(), default=0) if job.one_node else have.total()
+            if best >= job.slots:
+                node = max(have, key=lambda one: have[one]) if job.one_node else None
+                return _Reservation(job, at, best - job.slots, node, tuple(waited))
+        return _Reservation(job, None, 0, None, ())
+
+
+def _grouped(slots: Iterable[SlotId]) -> dict[NodeId, list[SlotId]]:
+    found: dict[NodeId, list[SlotId]] = {}
+    for slot in slots:
+        found.setdefault(node_of(slot), []).append(slot)
+    return found
+
+
+class _Giver:
+    """Running elastic job that may give up slots."""
+
+    def __init__(self, job: JobView, turn_s: float) -> None:
+        self.job = job
+        self.slots = list(job.running_on)
+        self.changing = not job.movable
+        self.turn_ends_at = Seconds(job.placed_at + turn_s)
+
+    @property
+    def surplus(self) -> int:
+        """Number of slots above the job's minimum."""
+        return max(0, len(self.slots) - self.job.least)
+
+    def can_change(self, now: Seconds) -> bool:
+        """True if the job may be ordered to give up slots now."""
+        return not self.changing and self.job.retry_at <= now
+
+    def may_pause_for(self, claim: RigidView, now: Seconds) -> bool:
+        """True if the job may lose all its slots to the claim."""
+        return self.turn_ends_at <= now or self.job.submitted_at > claim.submitted_at
+
+    def give(self, chosen: Sequence[SlotId]) -> dict[SlotId, int]:
+        """Give up slots. Return the slots that the job keeps, with their local batches.
+
+        The job keeps its global batch if the remaining slots can process it. Below its minimum
+        it keeps nothing.
+        """
+        job = self.job
+        self.slots = [slot for slot in self.slots if slot not in chosen]
+        if len(self.slots) < job.least:
+            return {}
+        batch = min(sum(job.running_on.values()), job.local_limit * len(self.slots))
+        return split(max(batch, len(self.slots)), self.slots)
+
+
+@dataclass(slots=True)
+class _Decided:
+    """Decision while it is made."""
+
+    version: int
+    placed: dict[JobId, dict[SlotId, int]] = field(default_factory=dict)
+    why: dict[JobId, Reason] = field(default_factory=dict)
+    reasons: dict[JobId, Reason] = field(default_factory=dict)
+    kept: set[SlotId] = field(default_factory=set)
+    next_at: Seconds | None = None
+
+    def wake_at(self, at: Seconds | None) -> None:
+        """Ask again at this time, or earlier."""
+        if at is not None:
+            self.next_at = at if self.next_at is None else min(at, self.next_at)
+
+    def serve(self, job: RigidView, taken: _Taken, head: _Reservation | None) -> None:
+        """Start the claim, or keep its slots until they are free."""
+        needs = slots_in_words(job.slots)
+        early = ""
+        if head is not None:
+            early = f" before {head.job.job}, which it does not delay"
+        if taken.free:
+            self.placed[job.job] = dict.fromkeys(taken.slots, 1)
+            code = "start" if head is None else "backfill"
+            self.why[job.job] = Reason(code, f"starts on {needs}{early}", {"slots_then": job.slots})
+        else:
+            self.kept.update(taken.slots)
+            text = f"gets {needs}{early} as soon as they are free"
+            if taken.givers:
+                verb = "give" if len(taken.givers) > 1 else "gives"
+                text = f"{text}; {', '.join(taken.givers)} {verb} them up"
+            self.reasons[job.job] = Reason("promised", text, {"needs": job.slots})
+        for name, keeps in taken.givers.items():
+            gives = f"gives slots to {job.job}, which needs {needs}"
+            self.placed[name] = keeps
+            text = f"{gives}; keeps {len(keeps)}" if keeps else f"paused: {gives}"
+            numbers = {"slots_then": float(len(keeps))}
+            self.why[name] = Reason("shrink" if keeps else "pause", text, numbers)
+
+    def claims(self) -> Claims:
+        """Return the decision."""
+        plan = Plan(
+            based_on=self.version,
+            local_batch=self.placed,
+            reasons=self.why,
+            wake_at=self.next_at,
+        )
+        return Claims(plan=plan, kept=frozenset(self.kept), reasons=self.reasons)
+
+
+def mask(view: ClusterView, kept: frozenset[SlotId]) -> ClusterView:
+    """Return the view for a policy, in which slots that are kept for claims cannot be used."""
+    if not kept:
+        return view
+    slots = tuple(
+        msgspec.structs.replace(slot, usable=False, leaving=False)
+        if slot.slot in kept and (slot.usable or slot.leaving)
+        else slot
+        for slot in view.slots
+    )
+    return msgspec.structs.replace(view, slots=slots)
+
+
+def without_kept(plan: Plan, view: ClusterView, kept: frozenset[SlotId]) -> Plan:
+    """Return a plan, made for an older view, in which no job takes a slot that is kept.
+
+    Such a job keeps what it has. The next plan decides about it.
+    """
+    if not kept:
+        return plan
+    placed = dict(plan.local_batch)
+    for name, slots in plan.local_batch.items():
+        job = view.jobs.get(name)
+        has = job.running_on if job is not None else {}
+        if any(slot in kept and slot not in has for slot in slots):
+            placed[name] = has
+    return msgspec.structs.replace(plan, local_batch=placed)
+
+
+# --- reasons of claims that wait
+
+
+def _never_fits(job: RigidView, largest: int) -> Reason:
+    if job.one_node and largest:
+        numbers = {"needs": float(job.slots), "slots": float(largest)}
+        text = f"needs {job.slots} slots on one node, the largest has {largest}"
+        return Reason("too_large", text, numbers)
+    return too_large(job.slots, largest)
+
+
+def _reserved(job: RigidView, head: _Reservation, have: int, now: Seconds) -> Reason:
+    where = " on one node" if job.one_node else ""
+    text = f"needs {slots_in_words(job.slots)}{where}, could have {have}"
+    numbers = {"needs": float(job.slots), "could_have": float(have)}
+    if head.at is None:
+        return Reason("waits", f"{text}; what holds the others has no time limit", numbers)
+    wait_s = max(0.0, head.at - now)
+    when = f"within {_duration(wait_s)}" if wait_s else "at once"
+    text = f"{text}; has them {when}, after {', '.join(head.ends)}"
+    return Reason("reserved", text, {**numbers, "wait_s": wait_s})
+
+
+def _behind(job: RigidView, head: _Reservation) -> Reason:
+    text = f"waits for {slots_in_words(job.slots)} behind {head.job.job}, which it would delay"
+    return Reason("turn", text, {"needs": float(job.slots)})
+
+
+def _duration(seconds: float) -> str:
+    if seconds < MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / MINUTE_S:.0f} min" if seconds < HOUR_S else f"{seconds / HOUR_S:.1f} h"

@@ -1,0 +1,193 @@
+"""Fork server of rigid jobs, and the launcher that each of its children is.
+
+A launcher prepares nothing: it reports ready, waits until the whole gang may start, reports that it
+has joined, and executes the job's program. The process keeps its pid, session and control group.
+A command has one process on all its slots. The launchers of its other slots only hold them, and
+wait to be stopped.
+
+Run as `python -P -m nodeagent.launcher --socket PATH`, with the interpreter of the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from setproctitle import setproctitle
+
+from schemas.codec import ASSIGNMENT, TO_WORKER, encode
+from schemas.errors import OnesError
+from schemas.host.fork_server import (
+    FRAME,
+    ForkServer,
+    await_start,
+    become_worker,
+    report_start_failure,
+)
+from schemas.ids import index_of, node_of
+from schemas.transport.sockets import ThreadDealer
+from schemas.wire.agent import SWITCH, GroupFormed, ScriptFailed, ScriptReport, WorkerReady
+from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, WorkerHello
+
+PORTS: Final = range(20_000, 30_000)  # below the ports that the kernel gives to clients
+SLOTS_APART: Final = 512  # the ports of two slots of a node differ by less than this
+POLL_S: Final = 1.0
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as those of a shell
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects the defaults
+
+
+class Launcher:
+    """Process of a rigid job before it becomes the job's program."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+        self._reports = 0
+        os.chdir(self._assignment.workdir)
+
+    def run(self) -> NoReturn:
+        """Report ready, wait for the order to start, and execute the program."""
+        assignment = self._assignment
+        owner = f"{assignment.user}/" if assignment.user else ""
+        setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank} waits for its gang")
+        gang = assignment.spec.kind == "torchrun"
+        port = free_port(assignment.slot) if gang and assignment.rank == 0 else 0
+        self._report(WorkerReady, epoch_samples=0, resumed_epoch=0, parameters=0, store_port=port)
+        dealer = ThreadDealer(assignment.socket)
+        order = self._await_order(dealer)
+        self._report(GroupFormed, group=order.version, epoch=0, step=0)
+        dealer.send(encode(Reported(count=self._reports, **self._identity)))
+        dealer.close()
+        if not gang and assignment.rank > 0:
+            setproctitle(f"ones: {owner}{assignment.job} holds slot {assignment.slot}")
+            while True:
+                signal.pause()
+        self._execute(environment(assignment, order, port))
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        one = self._assignment
+        return {"job": one.job, "version": one.version, "rank": one.rank}
+
+    def _await_order(self, dealer: ThreadDealer) -> GroupOrder:
+        """Return the order that lets the gang start, once the slot is free, too."""
+        assignment, order = self._assignment, None
+        granted, greeted, hinted = assignment.granted, False, False
+        hello = encode(WorkerHello(pid=os.getpid(), token=assignment.token, **self._identity))
+        while order is None or not granted:
+            messages, connected = dealer.poll(POLL_S)
+            if connected or not greeted:
+                greeted, hinted = dealer.send(hello), False
+            if greeted and not hinted:
+                hinted = dealer.send(encode(Reported(count=self._reports, **self._identity)))
+            for data in messages:
+                try:
+                    message = TO_WORKER.decode(data)
+                except OnesError:
+                    continue
+                if isinstance(message, SlotGranted):
+                    granted = True
+                elif isinstance(message, GroupOrder) and message.stage >= SWITCH:
+                    order = message
+        return order
+
+    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
+        """Append a report to the worker's file, from which the agent sends it."""
+        self._reports += 1
+        data = encode(kind(**self._identity, index=self._reports, **fields))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        file = os.open(self._folder / "reports", flags, 0o600)
+        os.write(file, FRAME.pack(len(data)) + data)
+        os.close(file)
+
+    def _execute(self, environ: Mapping[str, str]) -> NoReturn:
+        argv = self._assignment.spec.argv
+        for ignored in IGNORED_BY_PYTHON:
+            signal.signal(ignored, signal.SIG_DFL)
+        try:
+            os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            where = "on the node" if "/" not in argv[0] else "in the working directory"
+            problem = f"there is no program {argv[0]!r} {where}" if missing else error.strerror
+            os.write(2, f"ones: {argv[0]}: {problem}\n".encode())
+            self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
+            os._exit(NOT_FOUND if missing else NOT_EXECUTABLE)
+
+
+def free_port(slot: int) -> int:
+    """Return a free port for the rendezvous of the gang whose rank 0 has this slot of the node.
+
+    A slot has one job, and its ports are its own: no other gang of the node chooses the same one.
+
+    Raises:
+        OSError: if none of them is free.
+    """
+    mine = range(PORTS.start + slot % SLOTS_APART, PORTS.stop, SLOTS_APART)
+    for port in mine:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"ports {', '.join(map(str, mine))} are all in use")
+
+
+def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[str, str]:
+    """Return the variables of the program, which for torchrun are those of torch's launcher."""
+    members = assignment.group.members
+    here = node_of(members[assignment.rank].slot)
+    local = [member.rank for member in members if node_of(member.slot) == here]
+    nodes = list(dict.fromkeys(node_of(member.slot) for member in members))
+    own = {
+        "ONES_JOB": assignment.job,
+        "ONES_RANK": str(assignment.rank),
+        "ONES_SLOTS": str(len(members)),
+        "ONES_SLOT_INDICES": ",".join(
+            str(index_of(member.slot)) for member in members if member.rank in local
+        ),
+    }
+    if assignment.spec.kind == "torchrun":
+        host, _, shared = (order.store or f"127.0.0.1:{port}").rpartition(":")
+        own |= {
+            "MASTER_ADDR": host.strip("[]"),
+            "MASTER_PORT": shared,
+            "RANK": str(assignment.rank),
+            "WORLD_SIZE": str(len(members)),
+            "LOCAL_RANK": str(local.index(assignment.rank)),
+            "LOCAL_WORLD_SIZE": str(len(local)),
+            "GROUP_RANK": str(nodes.index(here)),
+            "GROUP_WORLD_SIZE": str(len(nodes)),
+            "TORCHELASTIC_RUN_ID": assignment.job,
+        }
+    return {"PYTHONUNBUFFERED": "1", **os.environ, **assignment.env, **own}
+
+
+def main() -> None:
+    """Run the fork server. A forked child leaves the loop and becomes a launcher."""
+    parser = argparse.ArgumentParser(prog="nodeagent.launcher", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    arguments = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # so that the children's collectors do not write to shared pages
+    worker_start = ForkServer(arguments.socket).serve()
+    try:
+        await_start(worker_start.gate)
+        become_worker(worker_start.folder)
+        launcher = Launcher(worker_start.folder)
+    except BaseException as error:  # noqa: BLE001 - no program has run
+        report_start_failure(worker_start.line, error)
+    os.close(worker_start.line)
+    launcher.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Starts of rigid jobs, what elastic jobs give up for them, and reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.sharing.claims import RigidView, decide, mask, without_kept
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from tests.support.builders import A, B, C, job_view
+from tests.support.views import row_of, view_of
+
+G, H = JobId("g-7"), JobId("h-8")
+NOW = Seconds(10_000.0)
+HOUR = 3600.0
+
+
+def n(node: int, *indices: int) -> tuple[SlotId, ...]:
+    """Slots of a node."""
+    return tuple(slot_id(NodeId(f"n{node}"), index) for index in indices)
+
+
+def claim(job: JobId = G, slots: int = 1, at: float = 9_000.0, **fields: Any) -> RigidView:
+    return RigidView(job=job, submitted_at=Seconds(at), slots=slots, **fields)
+
+
+def holder(job: JobId, *slots: SlotId, ends_at: float | None) -> RigidView:
+    ends = None if ends_at is None else Seconds(ends_at)
+    return claim(job, len(slots), at=1.0, waits=False, holds=slots, ends_at=ends)
+
+
+def elastic(job: JobId, *slots: SlotId, least: int = 1, at: float = 1.0, **fields: Any) -> JobView:
+    placed = dict.fromkeys(slots, 8)
+    usual = {"running_on": placed, "moved_at": NOW - 60.0, "most": 8}
+    return job_view(job, at, slots=(least, 8), **{**usual, **fields})
+
+
+def placed(view: ClusterView, *rigid: RigidView) -> dict[JobId, dict[SlotId, int]]:
+    return dict(decide(view, rigid, NOW).plan.local_batch)
+
+
+def test_a_claim_takes_free_slots_on_one_node_and_leaves_the_emptier_node_alone() -> None:
+    view = view_of(row_of(4, 2))
+
+    assert placed(view, claim(G, 2)) == {G: dict.fromkeys(n(2, 0, 1), 1)}
+
+
+def test_a_gang_may_lie_on_several_nodes_and_a_command_may_not() -> None:
+    view = view_of(row_of(2, 2))
+
+    assert placed(view, claim(G, 3)) == {G: dict.fromkeys((*n(1, 0, 1), *n(2, 0)), 1)}
+    decision = decide(view, [claim(G, 3, one_node=True)], NOW)
+    assert decision.reasons == {
+        G: Reason(
+            "too_large",
+            "needs 3 slots on one node, the largest has 2",
+            {"needs": 3.0, "slots": 2.0},
+        )
+    }
+
+
+def test_elastic_jobs_give_up_what_they_have_above_their_minimum() -> None:
+    view = view_of(row_of(4), elastic(A, *n(1, 0, 1, 2, 3)))
+
+    decision = decide(view, [claim(G, 2)], NOW)
+
+    assert decision.plan.local_batch == {A: dict.fromkeys(n(1, 0, 1), 16)}
+    assert decision.plan.reasons[A].text == "gives slots to g-7, which needs 2 slots; keeps 2"
+    assert decision.kept == set(n(1, 2, 3))
+    assert decision.reasons[G].text == "gets 2 slots as soon as they are free; a-1 gives them up"
+
+
+def test_the_claim_starts_when_the_slots_that_were_kept_for_it_are_free() -> None:
+    view = view_of(row_of(4), elastic(A, *n(1, 0, 1)))
+
+    assert placed(view, claim(G, 2)) == {G: dict.fromkeys(n(1, 2, 3), 1)}
+
+
+def test_nothing_is_taken_for_a_claim_that_could_not_start() -> None:
+    view = view_of(row_of(4), elastic(A, *n(1, 0, 1), least=1), elastic(B, *n(1, 2, 3), least=2))
+
+    decision = decide(view, [claim(G, 4)], NOW)
+
+    assert (decision.plan.local_batch, decision.kept) == ({}, frozenset())
+    assert decision.reasons[G].code == "reserved"
+
+
+def test_a_job_that_came_later_or_had_its_turn_is_paused_for_a_claim() -> None:
+    """Else a stream of small jobs could keep a gang from ever starting."""
+    later = elastic(A, *n(1, 0), at=9_500.0)
+    rested = elastic(B, *n(1, 1), at=1.0, moved_at=NOW - 1801.0)
+    view = view_of(row_of(2), later, rested)
+
+    assert placed(view, claim(G, 2)) == {A: {}, B: {}}
+
+
+def test_a_job_that_is_changing_gives_nothing_up() -> None:
+    view = view_of(row_of(2), elastic(A, *n(1, 0, 1), movable=False))
+
+    decision = decide(view, [claim(G, 1)], NOW)
+
+    assert decision.plan.local_batch == {}
+    assert decision.reasons[G].text == "needs 1 slot, could have 0; has them at once, after a-1"
+
+
+def test_a_reservation_waits_for_time_limits() -> None:
+    held = holder(A, *n(1, 0, 1), ends_at=NOW + 600.0)
+
+    decision = decide(view_of(row_of(4)), [held, claim(G, 4)], NOW)
+
+    assert decision.reasons[G] == Reason(
+        "reserved",
+        "needs 4 slots, could have 2; has them within 10 min, after a-1",
+        {"needs": 4.0, "could_have": 2.0, "wait_s": 600.0},
+    )
+    assert decision.plan.wake_at == NOW + 600.0
+
+
+@pytest.mark.parametrize(
+    ("run_limit_s", "starts"),
+    [(500.0, True), (700.0, False), (None, False)],
+)
+def test_a_later_claim_starts_before_the_reservation_only_if_it_ends_before(
+    run_limit_s: float | None, *, starts: bool
+) -> None:
+    held = holder(A, *n(1, 0, 1), ends_at=NOW + 600.0)
+    later = claim(H, 2, at=9_999.0, run_limit_s=run_limit_s)
+
+    decision = decide(view_of(row_of(4)), [held, claim(G, 4), later], NOW)
+
+    assert (H in decision.plan.local_batch) is starts
+    assert decision.reasons.get(H) == (
+        None
+        if starts
+        else Reason("turn", "waits for 2 slots behind g-7, which it would delay", {"needs": 2.0})
+    )
+
+
+def test_a_later_claim_may_use_what_the_reservation_leaves_over() -> None:
+    held = holder(A, *n(1, 0, 1), ends_at=NOW + 600.0)
+
+    decision = decide(view_of(row_of(5)), [held, claim(G, 4), claim(H, 1), claim(C, 1)], NOW)
+
+    assert decision.plan.local_batch == {H: dict.fromkeys(n(1, 2), 1)}
+    assert decision.reasons.keys() == {G, C}
+
+
+def test_nobody_waits_behind_a_claim_that_waits_for_a_job_without_a_time_limit() -> None:
+    held = holder(A, *n(1, 0), ends_at=None)
+
+    decision = decide(view_of(row_of(2)), [held, claim(G, 2), claim(H, 1)], NOW)
+
+    assert decision.plan.local_batch == {H: dict.fromkeys(n(1, 1), 1)}
+    assert (
+        decision.reasons[G].text
+        == "needs 2 slots, could have 1; what holds the others has no time limit"
+    )
+
+
+def test_a_claim_that_backs_off_is_asked_about_again() -> None:
+    decision = decide(view_of(row_of(1)), [claim(G, 1, ready_at=Seconds(NOW + 4.0))], NOW)
+
+    assert (decision.plan.local_batch, decision.plan.wake_at) == ({}, NOW + 4.0)
+    assert decision.reasons[G].code == "backing_off"
+
+
+def test_kept_slots_are_hidden_from_policies_and_from_their_older_plans() -> None:
+    view = view_of(row_of(3), elastic(A, *n(1, 0)))
+    kept = frozenset(n(1, 1))
+
+    assert [slot.usable for slot in mask(view, kept).slots] == [False, False, True]
+    plan = Plan(based_on=1, local_batch={A: dict.fromkeys(n(1, 0, 1), 4), B: {n(1, 1)[0]: 4}})
+    assert without_kept(plan, view, kept).local_batch == {A: {n(1, 0)[0]: 8}, B: {}}
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[ClusterView, list[RigidView]]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    slots = row_of(*sizes)
+    names = draw(st.permutations([slot.slot for slot in slots]))
+    jobs: list[JobView] = []
+    rigid: list[RigidView] = []
+    left = list(names)
+    for number in range(draw(st.integers(0, 5))):
+        many = min(len(left), draw(st.integers(1, 4)))
+        if not many:
+            break
+        mine, left = left[:many], left[many:]
+        at, name = draw(st.floats(0, NOW)), JobId(f"j-{number + 1}")
+        if draw(st.booleans()):
+            jobs.append(
+                elastic(
+                    name, *mine, least=draw(st.integers(1, many)), at=at,
+                    movable=draw(st.booleans()), moved_at=draw(st.sampled_from([NOW, NOW - HOUR])),
+                )
+            )  # fmt: skip
+        else:
+            ends = draw(st.none() | st.floats(NOW, NOW + HOUR))
+            rigid.append(holder(name, *mine, ends_at=ends))
+    rigid += [
+        claim(
+            JobId(f"c-{number + 20}"), draw(st.integers(1, 6)), draw(st.floats(0, NOW)),
+            one_node=draw(st.booleans()), run_limit_s=draw(st.none() | st.floats(1, HOUR)),
+        )
+        for number in range(draw(st.integers(1, 4)))
+    ]  # fmt: skip
+    return view_of(slots, *jobs), rigid
+
+
+def _holds(view: ClusterView, rigid: Sequence[RigidView]) -> dict[SlotId, JobId]:
+    held = {slot: job.job for job in view.jobs.values() for slot in job.running_on}
+    return held | {slot: job.job for job in rigid for slot in job.holds}
+
+
+@given(clusters())
+def test_every_decision_can_be_carried_out(case: tuple[ClusterView, list[RigidView]]) -> None:
+    """Starts use free slots; givers keep at least their minimum or pause; nothing is taken twice."""
+    view, rigid = case
+    claims = {job.job: job for job in rigid if job.waits}
+    decision = decide(view, rigid, NOW)
+    held = _holds(view, rigid)
+
+    started = [
+        slot for name, on in decision.plan.local_batch.items() if name in claims for slot in on
+    ]
+    assert len(set(started)) == len(started)
+    assert not held.keys() & set(started)
+    assert not decision.kept & set(started)
+    for name, on in decision.plan.local_batch.items():
+        if name in claims:
+            assert len(on) == claims[name].slots
+        else:
+            job = view.jobs[name]
+            assert job.movable
+            assert on.keys() < job.running_on.keys()
+            assert not on or len(on) >= job.least
+            assert decision.plan.reasons[name].code in {"shrink", "pause"}
+    given_up = {
+        slot
+        for name, on in decision.plan.local_batch.items()
+        if name not in claims
+        for slot in view.jobs[name].running_on.keys() - on.keys()
+    }
+    assert decision.kept <= given_up | {
+        slot.slot for slot in view.slots if slot.usable or slot.leaving
+    }
+    assert claims.keys() == decision.reasons.keys() | (
+        claims.keys() & decision.plan.local_batch.keys()
+    )
+
+
+@given(clusters())
+def test_the_first_claim_never_waits_while_free_slots_and_surplus_suffice(
+    case: tuple[ClusterView, list[RigidView]],
+) -> None:
+    view, rigid = case
+    first = next(job for job in rigid if job.waits)
+    decision = decide(view, rigid, NOW)
+    held = _holds(view, rigid)
+    free = [slot for slot in view.slots if slot.slot not in held and slot.usable]
+    surplus = sum(
+        len(job.running_on) - job.least
+        for job in view.jobs.values()
+        if job.running_on and job.movable
+    )
+
+    if not first.one_node and len(free) + surplus >= first.slots:
+        waits = decision.reasons.get(first.job)
+        assert waits is None or waits.code == "promised"
