@@ -69,8 +69,9 @@ def library_note(one: Submission) -> str:
     if _uses_library(folder / spec.script, uploads):
         return ""
     return (
-        f"{spec.script} does not use elastic.ScalingAgent: it runs unchanged on one slot, "
-        f"and fails on several; `ones init {spec.script}` shows what to change"
+        f"{spec.script} does not use elastic.ScalingAgent, and would fail on several slots: "
+        f'`ones init {spec.script}` shows what to change; unchanged it runs as kind = "torchrun" '
+        'or "command"'
     )
 
 

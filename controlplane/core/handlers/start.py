@@ -149,11 +149,7 @@ def runs_on(group: Group) -> str:
 
 
 ENDED_ALONE: Final = "the script exited on one slot while another slot waited for it"
-SIX_LINES: Final = (
-    "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); "
-    "model, optimizer, loader = agent.load(...); for epoch in agent.epochs(...); "
-    "for ... in loader; agent.report(...)"
-)
+OTHER_KINDS: Final = 'kind = "torchrun" (a process on each slot) or kind = "command" (once)'
 
 
 def start(
@@ -282,15 +278,15 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
     slots = len(status.group.members)
     if slots == 1:
         why = f"nothing was trained: {why} and never reached agent.epochs of elastic.ScalingAgent"
+        why += '; kind = "command" is for other programs'
         end(ctx, job, JobTrigger.FINISHED, why)
     elif any(worker.phase is WorkerPhase.READY for worker in job.group_workers()):
         fail(ctx, job, ENDED_ALONE)
     else:
         never = "never reached agent.epochs, which joins the processes"
         why = f"nothing was trained: {why} on one of its {slots} slots and {never}"
-        where = f"`ones init {job.spec.script}` shows where"
-        needs = f"a script for several slots needs: {SIX_LINES}"
-        fail(ctx, job, f"{why}; {needs}; {where}; or request slots = [1, 1]")
+        port = f"`ones init {job.spec.script}` shows the lines to change"
+        fail(ctx, job, f"{why}; {port}; unchanged it runs as {OTHER_KINDS}")
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:

@@ -104,7 +104,7 @@ class GroupTraining:
         if group is None:
             return
         training.advance(now)
-        batch, before = group.global_batch, training.batch
+        batch, before = job.batch_of(group), training.batch
         if before and (lost := training.model.lost_progress(before, batch, training.epoch)):
             training.roll_back(training.progress - lost)
         training.batch = batch
@@ -185,7 +185,8 @@ class GroupTraining:
             return
         samples_per_s = training.finish_epoch(self.kernel.now)
         training.save()
-        self._report_epoch(job, job.group, samples_per_s)
+        if not job.rigid:
+            self._report_epoch(job, job.group, samples_per_s)
         if training.epoch >= training.model.epochs:
             self._finish(job, job.group)
         if job.group is not None and training.is_training:
@@ -216,8 +217,9 @@ class GroupTraining:
     def _finish(self, job: JobProcesses, group: Group) -> None:
         self.stop(job)
         job.group = None
-        reason = "its stop rule is met"
-        self.processes.report(job, group.members[0].worker, TrainingFinished, reason=reason)
+        if not job.rigid:
+            reason = "its stop rule is met"
+            self.processes.report(job, group.members[0].worker, TrainingFinished, reason=reason)
         for member in group.members:
             self.processes.exit(job, member.worker, code=0)
 
@@ -381,7 +383,7 @@ class NodeAgents:
     def _restore(self, job: JobProcesses, group: Group) -> None:
         training = job.training
         training.advance(self.kernel.now)
-        training.roll_back(training.saved if group.resume else 0.0)
+        training.roll_back(training.saved if group.resume or job.rigid else 0.0)
         training.steps = training.saved_steps
 
     def _suspend(self, job: JobProcesses, delta: GroupDelta) -> None:
@@ -390,13 +392,14 @@ class NodeAgents:
             return
         training, leaving = job.training, list(job.workers)
         self.training.stop(job)
-        training.save()
-        fields = {"group": delta.version, "samples_done": int(training.progress)}
-        fields |= training.place()
-        self.processes.report(job, group.members[0].worker, Suspended, **fields)
+        training.save()  # a rigid job saves within its grace
+        if not job.rigid:
+            fields = {"group": delta.version, "samples_done": int(training.progress)}
+            fields |= training.place()
+            self.processes.report(job, group.members[0].worker, Suspended, **fields)
         job.group = None
         for name in leaving:  # no other workers, because successors can have started by now
-            self.processes.exit(job, name, code=0)
+            self.processes.exit(job, name, code=0, asked=job.rigid)
 
     # --- nodes
 

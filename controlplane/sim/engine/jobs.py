@@ -141,12 +141,22 @@ class JobProcesses:
     training: TrainingProgress
     costs: ChangeCosts
     crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
+    fixed_batch: int | None = None  # samples per step of a rigid job; None: the group's batch
     group: Group | None = None  # group that trains
     workers: dict[WorkerId, WorkerProcess] = field(default_factory=dict)
     seen: tuple[int, int] = (0, 0)  # newest applied version and stage
     started: bool = False  # True: a group has trained at least once
     crashed: bool = False  # True: the crash in the trace has happened
     ended: bool = False  # True: ended in the core; some workers can still run
+
+    @property
+    def rigid(self) -> bool:
+        """True if the job's program reports nothing and knows no orders."""
+        return self.fixed_batch is not None
+
+    def batch_of(self, group: Group) -> int:
+        """Return the samples that a group processes in one step."""
+        return group.global_batch if self.fixed_batch is None else self.fixed_batch
 
     def placement(self) -> Placement:
         """Return the group's number of slots on each node, in rank order, or () without a group."""
@@ -320,6 +330,7 @@ class WorkerProcesses:
         *,
         code: int | None = None,
         signal: int | None = None,
+        asked: bool = False,
     ) -> None:
         """Exit a worker, if it exists, and report its status; `code` is None after a signal."""
         worker = job.workers.get(name)
@@ -327,8 +338,9 @@ class WorkerProcesses:
             return
         self.remove(job, name)
         exited = WorkerExited(
-            job=job.id, version=worker.version, rank=worker.rank, code=code, signal=signal
-        )
+            job=job.id, version=worker.version, rank=worker.rank, code=code, signal=signal,
+            asked=asked,
+        )  # fmt: skip
         self.send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:

@@ -24,6 +24,7 @@ from controlplane.policy.api import (
     StartForecast,
     StepsSeen,
 )
+from controlplane.policy.sharing.claims import NO_CLAIMS, Claims, decide, mask
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
@@ -50,6 +51,7 @@ class SimulatedPlanner:
     _plan_pending: bool = False
     _request_after_plan: bool = False
     _batches_scheduled: bool = False
+    _claims: Claims = NO_CLAIMS  # latest decision about rigid jobs
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event to the policy, with the current virtual time."""
@@ -106,12 +108,24 @@ class SimulatedPlanner:
         if self._requests_then > MAX_REQUESTS_AT_ONCE:
             self.ask(now + RETRY_S)
             return
-        plan = self._decide(self.reactor.view())
+        self._serve_claims()
+        plan = self._decide(mask(self.reactor.view(), self._claims.kept))
         if plan.starts and self.hear is not None:
             self.hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         self._propose(difference(plan, self.reactor.state, now))
+
+    def _serve_claims(self) -> None:
+        """Start rigid jobs, and take slots for them, as the service does."""
+        now, rigid = self.kernel.now, self.reactor.rigid_views()
+        self._claims = decide(self.reactor.view(), rigid, now) if rigid else NO_CLAIMS
+        plan = self._claims.plan
+        if plan.wake_at is not None and plan.wake_at > now:
+            self.ask(plan.wake_at)
+        changes = difference(plan, self.reactor.state, now, whole=False)
+        if not changes.empty:
+            self.handle(PlanProposed(plan=changes, stats=None))
 
     def _decide(self, view: ClusterView) -> Plan:
         now, options = self.kernel.now, self.options

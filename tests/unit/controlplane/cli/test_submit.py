@@ -52,7 +52,7 @@ def test_a_snapshot_is_described_by_size_number_and_largest_files(tmp_path: Path
     ("files", "said"),
     [
         ({"train.py": "import lib", "lib.py": "x = 1", "other.py": "import elastic"},
-         "train.py does not use elastic.ScalingAgent: it runs unchanged on one slot, and fails on several; `ones init train.py` shows what to change"),
+         'train.py does not use elastic.ScalingAgent, and would fail on several slots: `ones init train.py` shows what to change; unchanged it runs as kind = "torchrun" or "command"'),
         ({"train.py": "from elastic import ScalingAgent"}, ""),
         ({"train.py": "import lib", "lib/__init__.py": "from . import a", "lib/a.py": "elastic"}, ""),
     ],

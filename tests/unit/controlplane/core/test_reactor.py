@@ -253,7 +253,7 @@ ENDS: Final[dict[str, Story]] = {
         starting, started(A), exited(A, code=0),
         {
             "reasons": [
-                "nothing was trained: the script exited (exit code 0) and never reached agent.epochs of elastic.ScalingAgent"
+                'nothing was trained: the script exited (exit code 0) and never reached agent.epochs of elastic.ScalingAgent; kind = "command" is for other programs'
             ],
             "phase": "succeeded", progress_shown: 0.0,
         },
@@ -679,8 +679,10 @@ def test_a_script_that_leaves_the_library_out_is_refused_on_several_slots() -> N
     assert why.startswith(
         "nothing was trained: the script exited (exit code 0) on one of its 2 slots and never reached"
     )
-    assert "needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
-    assert why.endswith("; `ones init train.py` shows where; or request slots = [1, 1]")
+    assert why.endswith(
+        "; `ones init train.py` shows the lines to change; unchanged it runs as "
+        'kind = "torchrun" (a process on each slot) or kind = "command" (once)'
+    )
     assert send(N1, FORGET) in commands, "the other one ends, too"
     assert controller.job(A).phase.value == "failed"
 
