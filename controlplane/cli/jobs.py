@@ -144,13 +144,13 @@ def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 def _facts(detail: JobDetail) -> dict[str, object]:
     job = detail.summary
     no_metrics = NO_METRICS if detail.spec.stated_sweep is None else "none yet"
+    metrics = ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
-        "samples": detail.samples_done,
-        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or no_metrics,
+        **({} if detail.spec.rigid else {"samples": detail.samples_done, "metrics": metrics}),
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := describe_promise(job)) else {}),

@@ -186,6 +186,9 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         raise BadFieldError(
             "slots: the request changes nothing", "give slots, batch or both", "slots"
         )
+    if job.spec.rigid and size != 0:
+        what = f"slots: a {job.spec.kind} job keeps its {most} slots while it runs"
+        raise BadFieldError(what, "pause it, or submit it again with other slots", "slots")
     if size is not None and size != 0 and not least <= size <= most:
         what = f"slots: {size} is outside the job's slots [{least}, {most}]"
         raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")

@@ -79,7 +79,7 @@ def job_summary(
         state=job.phase.value,
         reason=why,
         slots=len(job.group.members) if job.group else 0,
-        global_batch=job.group.global_batch if job.group else 0,
+        global_batch=job.group.global_batch if job.group and not job.spec.rigid else 0,
         lr=live.lr if live else job.progress.lr or job.spec.lr,
         epoch=job.progress.epoch,
         samples_per_s=_samples_per_s(job, live),
@@ -106,7 +106,7 @@ def waiting_reason(stopped: str, reason: Reason) -> str:
 
 
 def _slow_start_note(job: Job, now: Seconds) -> str | None:
-    if job.phase is not Phase.STARTING:
+    if job.phase is not Phase.STARTING or job.spec.rigid:
         return None
     waited_s = now - job.accounting.since
     workers = job.group_workers()
@@ -121,7 +121,8 @@ def _slow_start_note(job: Job, now: Seconds) -> str | None:
 
 
 def _stuck_note(job: Job, telemetry: TelemetryTable, now: Seconds) -> str | None:
-    if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
+    runs = job.phase in {Phase.RUNNING, Phase.RESCALING}
+    if not runs or job.sweep is not None or job.spec.rigid:
         return None
     if (found := telemetry.standstill(job, now)) is not None:
         return f"no step for {_duration(found.idle_s)}: {_who_is_waited_for(found)}"
@@ -339,7 +340,7 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
         left = 0 if job.phase is Phase.SUCCEEDED else job.sweep.units_left
         return job.sweep.units_done / max(1, job.sweep.units_done + left)
     stop, total = job.spec.stop, job.stop_samples
-    if stop is not None and stop.metric is not None:
+    if job.spec.rigid or (stop is not None and stop.metric is not None):
         return None
     if job.phase is Phase.SUCCEEDED:
         return 1.0 if job.progress.samples_done else 0.0

@@ -86,3 +86,14 @@ def test_the_orders_of_a_user_ask_for_a_bounded_number_of_slots() -> None:
     check_ordered_slots(state, JobId("b-2"), 8, "bob", 8)
     with pytest.raises(DeniedError, match="would ask for 9 slots, the limit is 8"):
         check_ordered_slots(state, JobId("b-2"), 3, "ann", 8)
+
+
+def test_a_rigid_job_cannot_be_resized_and_can_be_paused() -> None:
+    controller = cluster_of(n1=2)
+    controller.submit("a", kind="command", command=("make",), script="", batch_size=0, slots=2)
+    state, job = controller.state, controller.job(A)
+
+    check_resize(state, job, ResizeJob(job=A, slots=0))
+    with pytest.raises(BadFieldError) as refused:
+        check_resize(state, job, ResizeJob(job=A, slots=1))
+    assert refused.value.message == "slots: a command job keeps its 2 slots while it runs"
