@@ -23,6 +23,7 @@ from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.model.report_bounds import times_problem, usage_problem
 from controlplane.core.plan_check import difference
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.policy.api import (
     ClusterView,
     JobEnded,
@@ -157,12 +158,20 @@ COOLDOWN_RATIO: Final = 4.0  # pause after a slow plan, as a multiple of its tim
 
 
 class PlanCoordinator:
-    """Coordinator that requests one plan for all events of a moment, and accepts proposals."""
+    """Coordinator that requests one plan for all events of a moment, and accepts proposals.
+
+    `gangs` is True if the policy gives a job exactly its wanted slots or none.
+    """
 
     def __init__(
-        self, commit_loop: CommitLoop, clock: Callable[[], float] = time.perf_counter
+        self,
+        commit_loop: CommitLoop,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        gangs: bool = False,
     ) -> None:
         self._commit_loop = commit_loop
+        self._cycle = PlanCycle(lambda: commit_loop.reactor, gangs=gangs)
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None  # timer for `wake_at` of the latest plan
         self.planner: Planner | None = None
@@ -204,8 +213,9 @@ class PlanCoordinator:
         return with_start_forecast(reason, start, self._commit_loop.now())
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
-        """Return the policy's view of the current state, and the time."""
-        return self._commit_loop.reactor.view(), self._commit_loop.now()
+        """Return the view of the current state that the policy should see, and the time."""
+        now = self._commit_loop.now()
+        return self._cycle.view(now), now
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
@@ -214,6 +224,7 @@ class PlanCoordinator:
         plan omits are stopped. Otherwise they continue.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
+        plan = self._cycle.merged(plan)
         if complete:
             self._reasons, self._starts = plan.reasons, plan.starts
             self.predicted_loss = plan.predicted_loss

@@ -12,6 +12,7 @@ from numpy.random import default_rng
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.plan_check import difference
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import (
     Budget,
@@ -51,6 +52,10 @@ class SimulatedPlanner:
     _request_after_plan: bool = False
     _batches_scheduled: bool = False
 
+    def __post_init__(self) -> None:
+        """Divide the cluster among accounts as a controller does."""
+        self._cycle = PlanCycle(lambda: self.reactor, gangs=self.options.gangs)
+
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event to the policy, with the current virtual time."""
         self._announce_call()
@@ -88,8 +93,8 @@ class SimulatedPlanner:
         if self._plan_pending or self._requested_at == now:
             return
         self._announce_call()
-        plan = self.policy.batches(self.reactor.view(), now)
-        changes = difference(plan, self.reactor.state, now, whole=False)
+        plan = self.policy.batches(self._cycle.view(now), now)
+        changes = difference(self._cycle.merged(plan), self.reactor.state, now, whole=False)
         if not changes.empty:
             self.handle(PlanProposed(plan=changes, stats=None))
 
@@ -106,7 +111,7 @@ class SimulatedPlanner:
         if self._requests_then > MAX_REQUESTS_AT_ONCE:
             self.ask(now + RETRY_S)
             return
-        plan = self._decide(self.reactor.view())
+        plan = self._cycle.merged(self._decide(self._cycle.view(now)))
         if plan.starts and self.hear is not None:
             self.hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:

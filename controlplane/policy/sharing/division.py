@@ -1,0 +1,316 @@
+"""Adapter by which every policy keeps the budgets of accounts.
+
+A policy sees a view in which the jobs of an account together cannot get more than its budget: jobs
+have a smaller maximum, or are not ready to start. A running job that has to give up slots is shown
+as it will be. So the policy decides about everything that the budgets leave open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from controlplane.policy.placement.slot_partition import slots_in_words, split
+from controlplane.policy.sharing.budgets import Claim, account_budgets
+from controlplane.policy.sharing.caps import (
+    Ledger,
+    deal_caps,
+    is_in_turn,
+    turn_order,
+    useful_slots,
+)
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from schemas.sharing import Sharing
+
+NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
+NAMED: Final = 3  # accounts that a reason names
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Account with its jobs in the view, and its slots."""
+
+    jobs: Sequence[JobView]  # in the order of arrival
+    useful: Mapping[JobId, int]  # most slots that each job can use
+    outside: int  # slots of jobs that the view omits
+    held: int  # slots that it has now
+    demand: int  # most slots that it can use
+    order: Sequence[JobView] = ()  # in turn order
+    floor: int = 0  # slots that it cannot give up now
+    budget: int = 0
+    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
+
+
+class Divided(msgspec.Struct, frozen=True, kw_only=True):
+    """View for a policy, and what the policy's plan does not tell about it."""
+
+    view: ClusterView
+    budgets: Mapping[str, int] = {}  # of the accounts that want more than their budget
+    waiting: frozenset[JobId] = frozenset()  # jobs that must not have slots
+    reasons: Mapping[JobId, Reason] = {}  # for jobs that wait or give up slots
+    wake_at: Seconds | None = None  # when a turn ends or a job can be changed
+
+
+class Division:
+    """Division of a cluster among accounts.
+
+    It keeps the usage at the begin of a turn, because budgets that follow the usage at every moment
+    would move slots to and fro. It also caches changed views of jobs, so that unchanged ones stay
+    the same objects.
+
+    Args:
+        gangs: True if the policy gives a job exactly its wanted slots or none.
+    """
+
+    def __init__(self, *, gangs: bool = False) -> None:
+        self._gangs = gangs
+        self._usage: Mapping[str, float] = {}  # at `_usage_at`
+        self._usage_at = Seconds(0.0)
+        self._usage_for: tuple[Sharing, frozenset[str]] | None = None
+        self._shown: dict[JobId, tuple[JobView, JobView]] = {}  # seen -> shown
+        self._slots: dict[SlotId, tuple[SlotView, SlotView]] = {}  # seen -> leaving
+
+    def divide(self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds) -> Divided:
+        """Return the view that a policy should see: `view` itself if nothing is divided."""
+        accounts = self._accounts(view, sharing, ledger, now)
+        bound = {name: one for name, one in accounts.items() if one.caps is not None}
+        shown: dict[JobId, JobView] = {}
+        reasons: dict[JobId, Reason] = {}
+        waiting: set[JobId] = set()
+        wakes = [Seconds(self._usage_at + sharing.turn_s)] if bound else []
+        slots = {slot.slot: slot for slot in view.slots} if bound else {}
+        for name, account in bound.items():
+            for job in account.jobs:
+                cap = account.caps[job.job] if account.caps else 0
+                wakes += [_turn_end(job, ledger, sharing.turn_s), job.retry_at]
+                if not _can_change(job, slots, now):
+                    continue
+                changed = _capped(job, cap)
+                if changed is not job:
+                    shown[job.job] = changed
+                if not cap:
+                    waiting.add(job.job)
+                if len(changed.running_on) < len(job.running_on) or not cap:
+                    reasons[job.job] = _reason(job, changed, name, accounts)
+        if sharing.fair_share and len(accounts) > 1:
+            for name, priority in _priorities(accounts).items():
+                job = shown.get(name, view.jobs[name])
+                shown[name] = msgspec.structs.replace(job, priority=priority)
+        later = [at for at in wakes if at > now]
+        return Divided(
+            view=self._view_with(view, shown) if shown else view,
+            budgets={name: account.budget for name, account in bound.items()},
+            waiting=frozenset(waiting),
+            reasons=reasons,
+            wake_at=min(later, default=None),
+        )
+
+    def merge(self, divided: Divided, plan: Plan) -> Plan:
+        """Return the plan with the reasons of the division, and without jobs that have to wait.
+
+        The plan may be based on an older view.
+        """
+        if not divided.reasons and divided.wake_at is None:
+            return plan
+        placed = {job: on for job, on in plan.local_batch.items() if job not in divided.waiting}
+        reasons = {**plan.reasons, **divided.reasons}
+        times = [at for at in (plan.wake_at, divided.wake_at) if at is not None and at < NEVER]
+        return msgspec.structs.replace(
+            plan, local_batch=placed, reasons=reasons, wake_at=min(times, default=None)
+        )
+
+    def _accounts(
+        self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
+    ) -> dict[str, Account]:
+        """Return all accounts that have jobs, with their budgets, in the order of arrival."""
+        by_account: dict[str, list[JobView]] = defaultdict(list)
+        held = {slot for job in view.jobs.values() for slot in job.running_on}
+        capacity = sum(slot.up or slot.slot in held for slot in view.slots)
+        for job in view.jobs.values():
+            by_account[job.account].append(job)
+        for name in sorted(ledger.outside):
+            by_account[name] = by_account.get(name, [])
+        if len(by_account) < 2 and not sharing.projects:  # noqa: PLR2004
+            return {}
+        accounts = {
+            name: self._account(jobs, capacity, ledger.outside.get(name, 0))
+            for name, jobs in by_account.items()
+        }
+        for name, one in accounts.items():
+            order = turn_order(one.jobs, ledger, now, sharing.turn_s)
+            first = [job for job in order[:1] if is_in_turn(job, ledger, now, sharing.turn_s)]
+            floor = one.outside + sum(min(job.least, one.useful[job.job]) for job in first)
+            accounts[name] = msgspec.structs.replace(one, order=order, floor=floor)
+        usage = self._usage_of(frozenset(by_account), sharing, ledger, now)
+        claims = {
+            name: Claim(demand=one.demand, floor=one.floor, usage=usage.get(name, 0.0), order=order)
+            for order, (name, one) in enumerate(accounts.items())
+        }
+        while True:
+            unused = {}
+            for name, budget in account_budgets(claims, sharing, capacity).items():
+                account = self._bounded(accounts[name], budget, capacity)
+                accounts[name] = account
+                used = account.outside + sum((account.caps or {}).values())
+                if account.caps is not None and used < budget:  # no other job's minimum fits
+                    unused[name] = msgspec.structs.replace(claims[name], demand=used)
+            if not unused:
+                return accounts
+            claims |= unused
+
+    def _bounded(self, account: Account, budget: int, capacity: int) -> Account:
+        """Return the account with its budget, and with caps if it could exceed the budget."""
+        caps = None
+        if budget < min(account.demand, capacity):
+            room = max(0, budget - account.outside)
+            caps = deal_caps(account.order, room, account.useful, gangs=self._gangs)
+        return msgspec.structs.replace(account, budget=budget, caps=caps)
+
+    def _account(self, jobs: Sequence[JobView], capacity: int, outside: int) -> Account:
+        useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
+        return Account(
+            jobs=jobs,
+            useful=useful,
+            outside=outside,
+            held=outside + sum(len(job.running_on) for job in jobs),
+            demand=outside + sum(useful.values()),
+        )
+
+    def _usage_of(
+        self, accounts: frozenset[str], sharing: Sharing, ledger: Ledger, now: Seconds
+    ) -> Mapping[str, float]:
+        """Return the usage that counts now. It is renewed each turn, and when accounts change."""
+        same = self._usage_for == (sharing, accounts)
+        if not same or not 0.0 <= now - self._usage_at < sharing.turn_s:
+            self._usage, self._usage_at = dict(ledger.usage), now
+            self._usage_for = (sharing, accounts)
+        return self._usage
+
+    def _view_with(self, view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
+        """Return the view with changed jobs. The slots that they give up are leaving."""
+        jobs = {name: self._cached(job, shown.get(name, job)) for name, job in view.jobs.items()}
+        self._shown = {name: one for name, one in self._shown.items() if name in shown}
+        given_up = {
+            slot
+            for name, job in shown.items()
+            for slot in view.jobs[name].running_on
+            if slot not in job.running_on
+        }
+        slots = view.slots
+        if given_up:
+            slots = tuple(
+                self._leaving(slot) if slot.slot in given_up else slot for slot in view.slots
+            )
+        return ClusterView(version=view.version, slots=slots, jobs=jobs)
+
+    def _cached(self, seen: JobView, changed: JobView) -> JobView:
+        if changed is seen:
+            return seen
+        known = self._shown.get(seen.job)
+        if known is not None and known[0] is seen and known[1] == changed:
+            return known[1]
+        self._shown[seen.job] = (seen, changed)
+        return changed
+
+    def _leaving(self, slot: SlotView) -> SlotView:
+        known = self._slots.get(slot.slot)
+        if known is None or known[0] is not slot:
+            changed = msgspec.structs.replace(slot, usable=False, leaving=True)
+            known = self._slots[slot.slot] = (slot, changed)
+        return known[1]
+
+
+def _turn_end(job: JobView, ledger: Ledger, turn_s: float) -> Seconds:
+    begin = ledger.began_at.get(job.job, Seconds(0.0)) if job.running_on else job.moved_at
+    return Seconds(begin + turn_s)
+
+
+def _can_change(job: JobView, slots: Mapping[SlotId, SlotView], now: Seconds) -> bool:
+    """True if a plan can change the job now, as `plan_check` and the nodes allow."""
+    if not job.running_on:
+        return job.movable
+    up = all(slot in slots and slots[slot].up for slot in job.running_on)
+    return job.movable and job.retry_at <= now and up
+
+
+def _capped(job: JobView, cap: int) -> JobView:
+    """Return the view of a job that may have at most `cap` slots; 0: it has to wait."""
+    if not cap:
+        return msgspec.structs.replace(job, running_on={}, ready_at=NEVER, retry_at=Seconds(0.0))
+    held = len(job.running_on)
+    if cap >= job.most and held <= cap:
+        return job
+    wanted = min(job.wanted, cap)
+    if held <= cap:
+        return msgspec.structs.replace(job, most=min(job.most, cap), wanted=wanted)
+    kept = _kept_slots(job, cap)
+    batch = max(cap, min(sum(job.running_on.values()), job.local_limit * cap))
+    return msgspec.structs.replace(
+        job, most=cap, wanted=wanted, running_on=split(batch, kept), movable=False
+    )
+
+
+def _kept_slots(job: JobView, count: int) -> list[SlotId]:
+    """Return the slots that a job keeps, in its order, on the nodes where it has most."""
+    on_node: dict[NodeId, list[SlotId]] = defaultdict(list)
+    for slot in job.running_on:
+        on_node[node_of(slot)].append(slot)
+    fullest = sorted(on_node.values(), key=len, reverse=True)
+    kept = set([slot for slots in fullest for slot in slots][:count])
+    return [slot for slot in job.running_on if slot in kept]
+
+
+def _priorities(accounts: Mapping[str, Account]) -> dict[JobId, float]:
+    """Return the priorities that change: each is divided by the mean of its account's jobs."""
+    found = {}
+    for account in accounts.values():
+        mean = sum(job.priority for job in account.jobs) / max(1, len(account.jobs))
+        for job in account.jobs:
+            priority = job.priority / mean
+            if priority != job.priority:
+                found[job.job] = priority
+    return found
+
+
+# --- reasons
+
+
+def _reason(job: JobView, shown: JobView, name: str, accounts: Mapping[str, Account]) -> Reason:
+    """Return why a job waits (`budget`) or gives up slots (`gave_back`)."""
+    account, before, after = accounts[name], len(job.running_on), len(shown.running_on)
+    numbers = {
+        "account_slots": float(account.held),
+        "account_budget": float(account.budget),
+        "slots_now": float(before),
+        "slots_then": float(after),
+    }
+    others = {other: one for other, one in accounts.items() if other != name}
+    if not before:
+        wants = [other for other, one in others.items() if one.demand > one.budget] or [
+            other for other, one in others.items() if one.budget
+        ]
+        has = f"{words(name)} has {account.held} of its {slots_in_words(account.budget)}"
+        rest = f"; {_listed(wants)} want{'s' * (len(wants) == 1)} the rest" if wants else ""
+        return Reason("budget", f"waits: {has}{rest}", numbers)
+    short = [other for other, one in others.items() if one.held < one.budget]
+    short.sort(key=lambda other: others[other].held - others[other].budget)
+    has = f"{words(name)} has {account.held} slots and may have {account.budget}"
+    gives = f"gives back {slots_in_words(before - after)}"
+    taker = f" to {_listed(short)}" if short else ""
+    return Reason("gave_back", f"{'' if after else 'paused: '}{gives}{taker}: {has}", numbers)
+
+
+def words(account: str) -> str:
+    """Return an account in words, such as `user alice of project vision`, or `user alice`."""
+    project, _, user = account.partition("/")
+    return f"user {user}" if project == user else f"user {user} of project {project}"
+
+
+def _listed(accounts: Sequence[str]) -> str:
+    named = [words(account) for account in accounts[:NAMED]]
+    if len(accounts) > NAMED:
+        named.append(f"{len(accounts) - NAMED} more")
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
