@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -17,6 +18,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     outside: Mapping[str, int] = {}  # slots of each account's jobs that the view omits
     began_at: Mapping[JobId, Seconds] = {}  # when a job got its first slots after it had none
 
+    def began(self, job: JobView) -> float:
+        """Return when the job's turn began; if that is unknown, its turn is over."""
+        return self.began_at.get(job.job, -math.inf)
+
 
 def useful_slots(job: JobView, capacity: int, *, gangs: bool) -> int:
     """Return the most slots that the job can use, or 0 if the cluster is too small for it."""
@@ -28,7 +33,7 @@ def useful_slots(job: JobView, capacity: int, *, gangs: bool) -> int:
 
 def is_in_turn(job: JobView, ledger: Ledger, now: Seconds, turn_s: float) -> bool:
     """True if the job has had slots for less than a turn."""
-    return bool(job.running_on) and now - ledger.began_at.get(job.job, 0.0) < turn_s
+    return bool(job.running_on) and now - ledger.began(job) < turn_s
 
 
 def turn_order(
@@ -41,16 +46,20 @@ def turn_order(
     """
 
     def key(job: JobView) -> tuple[int, float, float]:
-        began = ledger.began_at.get(job.job, 0.0)
         if job.running_on:
             place = 0 if is_in_turn(job, ledger, now, turn_s) else 2
-            return (place, began, job.submitted_at)
+            return (place, ledger.began(job), job.submitted_at)
         paused = job.last_batch > 0 or job.samples_done > 0
-        if paused and now - job.moved_at >= turn_s:
+        if paused and now >= turn_end(job, ledger, turn_s):
             return (1, job.moved_at, job.submitted_at)
         return (3, 0.0, job.submitted_at)
 
     return sorted(jobs, key=key)
+
+
+def turn_end(job: JobView, ledger: Ledger, turn_s: float) -> Seconds:
+    """Return when a running job's turn ends, or when a job has waited for a turn."""
+    return Seconds((ledger.began(job) if job.running_on else job.moved_at) + turn_s)
 
 
 def deal_caps(

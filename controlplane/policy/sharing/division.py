@@ -20,6 +20,7 @@ from controlplane.policy.sharing.caps import (
     Ledger,
     deal_caps,
     is_in_turn,
+    turn_end,
     turn_order,
     useful_slots,
 )
@@ -80,12 +81,10 @@ class Division:
         shown: dict[JobId, JobView] = {}
         reasons: dict[JobId, Reason] = {}
         waiting: set[JobId] = set()
-        wakes = [Seconds(self._usage_at + sharing.turn_s)] if bound else []
         slots = {slot.slot: slot for slot in view.slots} if bound else {}
         for name, account in bound.items():
             for job in account.jobs:
                 cap = account.caps[job.job] if account.caps else 0
-                wakes += [_turn_end(job, ledger, sharing.turn_s), job.retry_at]
                 if not _can_change(job, slots, now):
                     continue
                 changed = _capped(job, cap)
@@ -99,13 +98,12 @@ class Division:
             for name, priority in _priorities(accounts).items():
                 job = shown.get(name, view.jobs[name])
                 shown[name] = msgspec.structs.replace(job, priority=priority)
-        later = [at for at in wakes if at > now]
         return Divided(
             view=self._view_with(view, shown) if shown else view,
             budgets={name: account.budget for name, account in bound.items()},
             waiting=frozenset(waiting),
             reasons=reasons,
-            wake_at=min(later, default=None),
+            wake_at=self._wake_at(view, sharing, ledger, now) if bound else None,
         )
 
     def merge(self, divided: Divided, plan: Plan) -> Plan:
@@ -149,17 +147,51 @@ class Division:
             name: Claim(demand=one.demand, floor=one.floor, usage=usage.get(name, 0.0), order=order)
             for order, (name, one) in enumerate(accounts.items())
         }
+        for name, least in self._overdue(accounts, claims, sharing, capacity, now).items():
+            claims[name] = msgspec.structs.replace(
+                claims[name], floor=accounts[name].outside + least
+            )
         while True:
-            unused = {}
+            unused: dict[str, int] = {}  # account without room for another job -> slots it uses
             for name, budget in account_budgets(claims, sharing, capacity).items():
                 account = self._bounded(accounts[name], budget, capacity)
                 accounts[name] = account
                 used = account.outside + sum((account.caps or {}).values())
-                if account.caps is not None and used < budget:  # no other job's minimum fits
-                    unused[name] = msgspec.structs.replace(claims[name], demand=used)
+                if account.caps is not None and used < budget:
+                    unused[name] = used
             if not unused:
                 return accounts
-            claims |= unused
+            # One at a time: of two jobs that need the whole cluster, one should get it.
+            last = max(unused, key=lambda name: (claims[name].usage, claims[name].order))
+            claims[last] = msgspec.structs.replace(claims[last], demand=unused[last])
+
+    @staticmethod
+    def _overdue(
+        accounts: Mapping[str, Account],
+        claims: Mapping[str, Claim],
+        sharing: Sharing,
+        capacity: int,
+        now: Seconds,
+    ) -> dict[str, int]:
+        """Return the slots that accounts get in their turn although they exceed the budget.
+
+        Such an account has no slots, its budget is too small for all its jobs, and its first job
+        has waited for a turn. Without this exception, a job of large minimum would never start.
+        """
+        found: dict[str, int] = {}
+        room = capacity - sum(claim.floor for claim in claims.values())
+        budgets = account_budgets(claims, sharing, capacity)
+        for name in sorted(accounts, key=lambda name: (claims[name].usage, claims[name].order)):
+            account = accounts[name]
+            jobs = [job for job in account.order if account.useful[job.job]]
+            if account.held > account.outside or not jobs:
+                continue
+            small = min(job.least for job in jobs) <= budgets[name] - account.outside
+            late = now - jobs[0].moved_at >= sharing.turn_s
+            if late and not small and jobs[0].least <= room:
+                found[name] = jobs[0].least
+                room -= jobs[0].least
+        return found
 
     def _bounded(self, account: Account, budget: int, capacity: int) -> Account:
         """Return the account with its budget, and with caps if it could exceed the budget."""
@@ -178,6 +210,15 @@ class Division:
             held=outside + sum(len(job.running_on) for job in jobs),
             demand=outside + sum(useful.values()),
         )
+
+    def _wake_at(
+        self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
+    ) -> Seconds | None:
+        """Return when the next turn ends, or when a job can be changed again."""
+        times = [Seconds(self._usage_at + sharing.turn_s)]
+        for job in view.jobs.values():
+            times += [job.retry_at, turn_end(job, ledger, sharing.turn_s)]
+        return min((at for at in times if at > now), default=None)
 
     def _usage_of(
         self, accounts: frozenset[str], sharing: Sharing, ledger: Ledger, now: Seconds
@@ -221,11 +262,6 @@ class Division:
             changed = msgspec.structs.replace(slot, usable=False, leaving=True)
             known = self._slots[slot.slot] = (slot, changed)
         return known[1]
-
-
-def _turn_end(job: JobView, ledger: Ledger, turn_s: float) -> Seconds:
-    begin = ledger.began_at.get(job.job, Seconds(0.0)) if job.running_on else job.moved_at
-    return Seconds(begin + turn_s)
 
 
 def _can_change(job: JobView, slots: Mapping[SlotId, SlotView], now: Seconds) -> bool:
