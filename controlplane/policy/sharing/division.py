@@ -28,6 +28,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.sharing import Sharing
 
 NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
+MINUTE_S: Final = 60.0
 NAMED: Final = 3  # accounts that a reason names
 
 
@@ -93,7 +94,7 @@ class Division:
                 if not cap:
                     waiting.add(job.job)
                 if len(changed.running_on) < len(job.running_on) or not cap:
-                    reasons[job.job] = _reason(job, changed, name, accounts)
+                    reasons[job.job] = _reason(job, changed, name, accounts, sharing.turn_s)
         if sharing.fair_share and len(accounts) > 1:
             for name, priority in _priorities(accounts).items():
                 job = shown.get(name, view.jobs[name])
@@ -314,7 +315,9 @@ def _priorities(accounts: Mapping[str, Account]) -> dict[JobId, float]:
 # --- reasons
 
 
-def _reason(job: JobView, shown: JobView, name: str, accounts: Mapping[str, Account]) -> Reason:
+def _reason(
+    job: JobView, shown: JobView, name: str, accounts: Mapping[str, Account], turn_s: float
+) -> Reason:
     """Return why a job waits (`budget`) or gives up slots (`gave_back`)."""
     account, before, after = accounts[name], len(job.running_on), len(shown.running_on)
     numbers = {
@@ -333,10 +336,13 @@ def _reason(job: JobView, shown: JobView, name: str, accounts: Mapping[str, Acco
         return Reason("budget", f"waits: {has}{rest}", numbers)
     short = [other for other, one in others.items() if one.held < one.budget]
     short.sort(key=lambda other: others[other].held - others[other].budget)
-    has = f"{words(name)} has {account.held} slots and may have {account.budget}"
-    gives = f"gives back {slots_in_words(before - after)}"
-    taker = f" to {_listed(short)}" if short else ""
-    return Reason("gave_back", f"{'' if after else 'paused: '}{gives}{taker}: {has}", numbers)
+    text = f"{'' if after else 'paused: '}gives back {slots_in_words(before - after)}"
+    text += f" to {_listed(short)}" if short else ""
+    if account.held > account.budget:
+        text += f": {words(name)} has {account.held} slots and may have {account.budget}"
+    elif not short:
+        text += f" to another job of {words(name)} after a turn of {turn_s / MINUTE_S:.0f} min"
+    return Reason("gave_back", text, numbers)
 
 
 def words(account: str) -> str:
