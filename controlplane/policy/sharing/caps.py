@@ -1,4 +1,4 @@
-"""Caps: the slots of each job of an account whose jobs can use more than the account's budget."""
+"""Accounts and their caps: the slots of each job if the jobs can use more than the budget."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     def began(self, job: JobView) -> float:
         """Return when the job's turn began; if that is unknown, its turn is over."""
         return self.began_at.get(job.job, -math.inf)
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Account with its jobs in the view, and its slots."""
+
+    jobs: Sequence[JobView]  # in the order of arrival
+    useful: Mapping[JobId, int]  # most slots that each job can use
+    outside: int  # slots of jobs that the view omits
+    held: int  # slots that it has now
+    demand: int  # most slots that it can use
+    order: Sequence[JobView] = ()  # in turn order
+    floor: int = 0  # slots that it cannot give up now
+    budget: int = 0
+    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
 
 
 def useful_slots(job: JobView, capacity: int, *, gangs: bool) -> int:

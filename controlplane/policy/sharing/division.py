@@ -14,9 +14,10 @@ from typing import Final
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
-from controlplane.policy.placement.slot_partition import slots_in_words, split
+from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.sharing.budgets import Claim, account_budgets
 from controlplane.policy.sharing.caps import (
+    Account,
     Ledger,
     deal_caps,
     is_in_turn,
@@ -24,26 +25,11 @@ from controlplane.policy.sharing.caps import (
     turn_order,
     useful_slots,
 )
+from controlplane.policy.sharing.reasons import Reasons
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.sharing import Sharing
 
 NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
-MINUTE_S: Final = 60.0
-NAMED: Final = 3  # accounts that a reason names
-
-
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Account with its jobs in the view, and its slots."""
-
-    jobs: Sequence[JobView]  # in the order of arrival
-    useful: Mapping[JobId, int]  # most slots that each job can use
-    outside: int  # slots of jobs that the view omits
-    held: int  # slots that it has now
-    demand: int  # most slots that it can use
-    order: Sequence[JobView] = ()  # in turn order
-    floor: int = 0  # slots that it cannot give up now
-    budget: int = 0
-    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
 
 
 class Divided(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +68,12 @@ class Division:
         shown: dict[JobId, JobView] = {}
         reasons: dict[JobId, Reason] = {}
         waiting: set[JobId] = set()
+        why = Reasons(accounts, sharing.turn_s)
         slots = {slot.slot: slot for slot in view.slots} if bound else {}
         for name, account in bound.items():
             for job in account.jobs:
                 cap = account.caps[job.job] if account.caps else 0
-                if not _can_change(job, slots, now):
+                if not account.useful[job.job] or not _can_change(job, slots, now):
                     continue
                 changed = _capped(job, cap)
                 if changed is not job:
@@ -94,7 +81,7 @@ class Division:
                 if not cap:
                     waiting.add(job.job)
                 if len(changed.running_on) < len(job.running_on) or not cap:
-                    reasons[job.job] = _reason(job, changed, name, accounts, sharing.turn_s)
+                    reasons[job.job] = why.of(name, job, changed)
         if sharing.fair_share and len(accounts) > 1:
             for name, priority in _priorities(accounts).items():
                 job = shown.get(name, view.jobs[name])
@@ -310,49 +297,3 @@ def _priorities(accounts: Mapping[str, Account]) -> dict[JobId, float]:
             if priority != job.priority:
                 found[job.job] = priority
     return found
-
-
-# --- reasons
-
-
-def _reason(
-    job: JobView, shown: JobView, name: str, accounts: Mapping[str, Account], turn_s: float
-) -> Reason:
-    """Return why a job waits (`budget`) or gives up slots (`gave_back`)."""
-    account, before, after = accounts[name], len(job.running_on), len(shown.running_on)
-    numbers = {
-        "account_slots": float(account.held),
-        "account_budget": float(account.budget),
-        "slots_now": float(before),
-        "slots_then": float(after),
-    }
-    others = {other: one for other, one in accounts.items() if other != name}
-    if not before:
-        wants = [other for other, one in others.items() if one.demand > one.budget] or [
-            other for other, one in others.items() if one.budget
-        ]
-        has = f"{words(name)} has {account.held} of its {slots_in_words(account.budget)}"
-        rest = f"; {_listed(wants)} want{'s' * (len(wants) == 1)} the rest" if wants else ""
-        return Reason("budget", f"waits: {has}{rest}", numbers)
-    short = [other for other, one in others.items() if one.held < one.budget]
-    short.sort(key=lambda other: others[other].held - others[other].budget)
-    text = f"{'' if after else 'paused: '}gives back {slots_in_words(before - after)}"
-    text += f" to {_listed(short)}" if short else ""
-    if account.held > account.budget:
-        text += f": {words(name)} has {account.held} slots and may have {account.budget}"
-    elif not short:
-        text += f" to another job of {words(name)} after a turn of {turn_s / MINUTE_S:.0f} min"
-    return Reason("gave_back", text, numbers)
-
-
-def words(account: str) -> str:
-    """Return an account in words, such as `user alice of project vision`, or `user alice`."""
-    project, _, user = account.partition("/")
-    return f"user {user}" if project == user else f"user {user} of project {project}"
-
-
-def _listed(accounts: Sequence[str]) -> str:
-    named = [words(account) for account in accounts[:NAMED]]
-    if len(accounts) > NAMED:
-        named.append(f"{len(accounts) - NAMED} more")
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
