@@ -95,7 +95,7 @@ class Division:
         )
 
     def merge(self, divided: Divided, plan: Plan) -> Plan:
-        """Return the plan with the reasons of the division, and without jobs that have to wait.
+        """Return the plan with the reasons of the division, without slots for jobs that must wait.
 
         The plan may be based on an older view.
         """
@@ -105,7 +105,11 @@ class Division:
         reasons = {**plan.reasons, **divided.reasons}
         times = [at for at in (plan.wake_at, divided.wake_at) if at is not None and at < NEVER]
         return msgspec.structs.replace(
-            plan, local_batch=placed, reasons=reasons, wake_at=min(times, default=None)
+            plan,
+            local_batch=placed,
+            reasons=reasons,
+            starts={job: at for job, at in plan.starts.items() if job not in divided.waiting},
+            wake_at=min(times, default=None),
         )
 
     def _accounts(

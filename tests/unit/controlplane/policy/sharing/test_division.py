@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent, Reason
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    Plan,
+    Policy,
+    PolicyEvent,
+    Reason,
+    StartForecast,
+)
 from controlplane.policy.min_slots import fallback_plan
 from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import POLICIES, entry, make
@@ -248,12 +257,14 @@ def test_a_plan_gets_the_reasons_and_loses_jobs_that_must_wait() -> None:
     ]
     found = divided(*jobs)
     late = {JobId("a-2"): split(64, SLOTS[:4]), JobId("b-3"): split(64, SLOTS[4:])}
-    plan = Plan(based_on=0, local_batch=late, wake_at=NEVER)
+    soon = StartForecast(at=NOW, earliest=NOW, latest=NOW)
+    plan = Plan(based_on=0, local_batch=late, wake_at=NEVER, starts={JobId("a-2"): soon})
 
     merged = Division().merge(found, plan)
 
     assert merged.local_batch == {"b-3": late[JobId("b-3")]}
     assert merged.reasons.keys() == {"a-2"}
+    assert merged.starts == {}
     assert merged.wake_at == NOW + TURN_S
 
 
