@@ -80,6 +80,12 @@ class Setup:
     "Interference on a node: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
     utilities: bool = False
     "Generated jobs state the utility of their end; with knowledge L3 also their length."
+    users: int = 0
+    "Users to whom the jobs are dealt, the k-th with a share of 1/k; 0: the trace's own users."
+    projects: int = 0
+    "Projects to which these users belong in turn; 0: each user has an own project."
+    fair_share: Literal["on", "off"] = "on"
+    "Division of the slots among the users of a trace; off: the policy alone decides."
     erratic: bool = False
     "Loss curves with spikes and plateaus (physics table2)."
     work: float = WORK_CORE_S
@@ -114,6 +120,7 @@ class Setup:
             for option, value in vars(self).items()
             if value is not None and option not in {"gpus", "nodes", "gpus_per_node"}
         }
+        given["fair_share"] = self.fair_share == "on"
         if self.warm_up is None and self.workload:
             given["warm_up"] = 0.0
         form = parse_interference(given.get("interference", usual.interference))

@@ -16,8 +16,9 @@ from controlplane.core.history import GroupConcluded, PhaseChanged, Record, slot
 from controlplane.core.model import job as jobs
 from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import JobStatus, JobTrigger
+from controlplane.core.model.job_phases import HOLDING, JobStatus, JobTrigger
 from controlplane.core.model.node import Node
+from controlplane.core.model.usage import charge
 from controlplane.core.model.worker import Worker, WorkerTrigger
 from controlplane.core.state import State, Totals
 from schemas.ids import JobId, NodeId, Seconds, node_of
@@ -94,7 +95,11 @@ class HandlerContext:
         """
         before, counts = job.status.phase, self.state.job_counters
         used = slots_used(job, self.now)
+        if self.state.sharing is not None:
+            charge(self.state.usage, job, self.now, self.state.sharing.half_life_s)
         jobs.advance(job, trigger, status, reason, self.now)
+        if self.state.sharing is not None:
+            self._note_turn(job)
         if used is not None:
             self.records.append(used)
         counts.move(job, before)
@@ -109,6 +114,13 @@ class HandlerContext:
             detail=detail or {},
         )
         self.records.append(PhaseChanged(job=job.job, change=change))
+
+    def _note_turn(self, job: Job) -> None:
+        """Record when a job without slots gets some, which is when its turn begins."""
+        if job.phase in HOLDING:
+            self.state.began_at.setdefault(job.job, self.now)
+        else:
+            self.state.began_at.pop(job.job, None)
 
     def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
         """Move a worker along its transition table. Return True if it moved.

@@ -10,6 +10,7 @@ from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import NodeSpec
+from schemas.sharing import Sharing
 from schemas.sweeps import Value
 from schemas.wire import Message
 from schemas.wire.agent import AgentEvent, WorkerSeen
@@ -229,6 +230,12 @@ class OrderTooLarge(Message, tag="core.order_too_large.1"):
     most: int  # bytes
 
 
+class SharingChanged(Message, tag="core.sharing_changed.1"):
+    """The rules by which accounts share the cluster are set for the first time, or changed."""
+
+    sharing: Sharing
+
+
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """The journal accepts inputs again after a period in which writes failed."""
 
@@ -274,4 +281,5 @@ Input = (
     | InputSkipped
     | OrderTooLarge
     | CommitsResumed
+    | SharingChanged
 )

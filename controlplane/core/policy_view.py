@@ -182,6 +182,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         running_on=dict(trades_to) if trades_to is not None else running_on,
         priority=spec.priority,
         family=job.family,
+        account=job.account,
         movable=trades_to is None and _is_movable(status),
         ready_at=attempts.next_start_at,
         retry_at=attempts.next_change_at,

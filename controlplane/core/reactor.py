@@ -45,6 +45,7 @@ from controlplane.core.inputs import (
     ResizeRequested,
     ResumeRequested,
     RunExpired,
+    SharingChanged,
     StartExpired,
     SweepChangeRequested,
     UndrainRequested,
@@ -84,6 +85,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     UnitExpired: sweeps.on_unit_expired,
     RunExpired: lifecycle.on_run_expired,
     SweepChangeRequested: submission.on_sweep_change_requested,
+    SharingChanged: submission.on_sharing_changed,
 }
 
 

@@ -16,10 +16,12 @@ from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
+from controlplane.core.model.usage import Usage
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import DirtySlots, SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
+from schemas.sharing import Sharing
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # time for newcomers to import modules, build the model, open data
@@ -162,6 +164,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # swaps in progress
+    sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
+    usage: dict[str, Usage] = {}  # by account, since `sharing` is known
+    began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
 
     def job(self, job: JobId) -> Job:
         """Return the job of that name. Jobs that have left the state are not found.

@@ -53,6 +53,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     priority: float = 1.0  # weight relative to other jobs
     family: str = ""  # jobs of the same script and model
+    account: str = ""  # PROJECT/USER of the job, for the division of slots
     running_on: Mapping[SlotId, int] = {}  # slot -> local batch, of the current or pending group
     movable: bool = True  # False: it is starting, changing or ending; a plan keeps it unchanged
     ready_at: Seconds = Seconds(0.0)  # earliest time of a start

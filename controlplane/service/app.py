@@ -15,6 +15,7 @@ import structlog
 from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta, SendSweepDelta
 from controlplane.core.history import PhaseChanged, Record
+from controlplane.core.inputs import SharingChanged
 from controlplane.core.model.job import number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.state import State
@@ -63,6 +64,7 @@ from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
 from schemas.ids import Seconds, Term
 from schemas.session import SessionTimings
+from schemas.sharing import Sharing
 from schemas.transport.keys import (
     Identity,
     load_authorised,
@@ -158,7 +160,7 @@ class Controller:
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal, code)
         self._owners = JobOwners(self._commit_loop)
-        self._plans = PlanCoordinator(self._commit_loop)
+        self._plans = PlanCoordinator(self._commit_loop, gangs=self._policy.gangs)
         self._planner = self._plans.planner = make_planner(
             policy,
             self._policy,
@@ -199,6 +201,7 @@ class Controller:
             self._owners.of,
         )
         self.term = self._commit_loop.begin(own_release())
+        self._apply_sharing(self._settings)
         delete_old_code(self._commit_loop.reader.path)
         self._node_sessions = NodeSessions(
             commit_loop=self._commit_loop,
@@ -259,6 +262,7 @@ class Controller:
             "store": (Store, self._apply_store),
             "store.workdir": (ArchiveBounds, self._apply_store),
             "limits": (Limits, self._apply_limits),
+            "sharing": (Sharing, self._apply_sharing),
             "journal": (JournalSettings, lambda fresh: self._journal_keeper.use(fresh.journal)),
         }
         safe = {
@@ -272,6 +276,14 @@ class Controller:
     def _apply_limits(self, settings: ControllerSettings) -> None:
         self._request_server.limits = settings.limits
         self._snapshots.user_bytes = settings.limits.archive_bytes
+
+    def _apply_sharing(self, settings: ControllerSettings) -> None:
+        """Make the rules of sharing an input of the core, unless they are in force."""
+        former = self._commit_loop.reactor.state.sharing
+        revision = former.revision if former is not None else 0
+        if former != msgspec.structs.replace(settings.sharing, revision=revision):
+            sharing = msgspec.structs.replace(settings.sharing, revision=revision + 1)
+            self._commit_loop.handle(SharingChanged(sharing=sharing))
 
     def _apply_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.api.views import hide_names
+from controlplane.service.api.views import hide_names, hide_users
 from controlplane.service.rights import granted_topics
 from schemas.codec import encode
 from schemas.host.logging import Audit
@@ -130,8 +130,11 @@ class EventFeed:
             owner = self._owner_of(job)
             return owner is not None and owner.project != project
 
+        def text(value: str) -> str:
+            return hide_users(hide_names(value, hides), {project})
+
         detail = {
-            name: hide_names(value, hides) if isinstance(value, str) else value
+            name: text(value) if isinstance(value, str) else value
             for name, value in event.detail.items()
         }
         return event if detail == event.detail else replace(event, detail=detail)

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
+from schemas.errors import SettingsError
 from schemas.host import settings
 from schemas.host.archives import ArchiveBounds
+from schemas.sharing import Sharing, problems
 
 DAY_S: Final = 86_400.0
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -118,6 +120,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence: Silence = Silence()
     store: Store = Store()
     limits: Limits = Limits()
+    sharing: Sharing = Sharing()
     journal: JournalSettings = JournalSettings()
     webhooks: tuple[Webhook, ...] = ()
 
@@ -128,4 +131,8 @@ def load(path: Path) -> ControllerSettings:
     Raises:
         SettingsError: if the file cannot be read, or a key is unknown or has an invalid value.
     """
-    return settings.load(ControllerSettings, path, os.environ)
+    found = settings.load(ControllerSettings, path, os.environ)
+    for problem in problems(found.sharing):
+        field = f"sharing.{problem.field}"
+        raise SettingsError(f"{path}: {field}: {problem.what}", problem.remedy, field)
+    return found

@@ -101,6 +101,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     slots: int  # requested by the user
     batch: int = 0  # global batch tuned by the user for `slots`, samples; 0: the workload's own
     user: str = "trace"
+    project: str = ""  # empty: the user's own project
     cancelled_after_s: float | None = None  # time from submission to cancellation by the user
     crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
     samples: int | None = None  # work of a recorded job; None: the workload's own

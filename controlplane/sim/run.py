@@ -27,6 +27,7 @@ from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.results import JobResult, SimulationResult, Trace
 from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of, usual_demands
 from schemas.ids import NodeId, Seconds
+from schemas.sharing import Sharing
 
 TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group
 MAX_LOSSES: Final = 1000  # number of node losses drawn
@@ -129,6 +130,7 @@ def _build(
         generations=scenario.generations if found.searches else 0,
         think_s=scenario.think_s if found.searches else 0.0,
         asks_after_epochs=found.epochs,
+        gangs=found.gangs,
         rebatches=found.rebatches,
         seed=run.seed,
     )
@@ -153,6 +155,8 @@ def _interference(run: _Run, jobs: TrainingJobs) -> Interference | None:
 
 def _schedule(run: _Run, simulation: Simulation) -> None:
     simulation.begin()
+    if run.scenario.fair_share and len({(job.project, job.user) for job in run.trace.jobs}) > 1:
+        simulation.share(Sharing())
     for place, job in enumerate(run.trace.jobs):
         make_model = partial(run.model.job_model, job, run.entry.batch, seed=run.seed)
         simulation.submit(job, make_model, counted=place >= run.uncounted)

@@ -37,6 +37,7 @@ from controlplane.sim.traces.generators import (
     generate,
     generate_curves,
     generate_harmony,
+    with_users,
     with_utilities,
 )
 from controlplane.sim.traces.trace_csv import read_trace
@@ -50,6 +51,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
     ),
     **dict.fromkeys(("interval_s", "work_core_s"), (1e-6, math.inf, "correct it")),
     "jobs": (1, math.inf, "correct it"),
+    **dict.fromkeys(("users", "projects"), (0, 10_000, "give fewer")),
     "job_s": (1e-3, math.inf, "correct it"),
     **dict.fromkeys(
         ("stall_s", "first_stall_s", "prepare_s"),  # shorter than any deadline in the core
@@ -102,6 +104,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     node_loss_s: float = 0.0  # mean time between two node losses in the cluster; 0: none
     node_back_s: float = 600.0  # time until a lost node returns
     utilities: bool = False  # True: jobs state utilities and their number of samples
+    users: int = 0  # users to whom the jobs are dealt; 0: as many as there are `projects`
+    projects: int = 0  # projects of these users; 0: each user has its own
+    fair_share: bool = True  # False: policies do not see accounts
     generations: int = 3  # generations that a searching policy evolves per request
     think_s: float = 5.0  # searching policies: minimum time between requests after epochs
     record_allocations: bool = False  # True: results list which job used which slot when
@@ -236,7 +241,17 @@ def recording_of(scenario: Scenario) -> Recording:
 
 
 def trace_of(scenario: Scenario, seed: int) -> Trace:
-    """Return the trace in the scenario's workload file, or generate a trace from `seed`."""
+    """Return the trace in the scenario's workload file, or generate a trace from `seed`.
+
+    If the scenario has users or projects, the jobs belong to these instead of the trace's own.
+    """
+    trace = _trace_of(scenario, seed)
+    if not (scenario.users or scenario.projects):
+        return trace
+    return with_users(trace, seed, scenario.users or scenario.projects, scenario.projects)
+
+
+def _trace_of(scenario: Scenario, seed: int) -> Trace:
     if scenario.physics == "recorded":
         return recording_of(scenario).as_trace()
     if scenario.workload:

@@ -191,7 +191,7 @@ def _example(annotation: Any, default: Any = None, *, inner: bool = False) -> st
         return f"{{ {first.name} = {stated or _example(first.type, first.default, inner=True)} }}"
     if origin in {tuple, list}:
         return f"[{', '.join(_example(arg, inner=True) for arg in args if arg is not ...)}]"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    if _is_mapping(annotation):
         return f"{{ NAME = {_example(args[1], inner=True)} }}"
     return _example(args[0], inner=inner) if args else EXAMPLE_VALUES.get(annotation, '"text"')
 
@@ -220,6 +220,12 @@ def _unknown(
             yield SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
             continue
         inner = _struct_in(known[key])
+        if _is_mapping(known[key]) and isinstance(value, dict):
+            inner = _struct_in(get_args(known[key])[1])
+            for name, entry in value.items():
+                if inner is not None and isinstance(entry, dict):
+                    yield from _unknown(inner, entry, path, f"{prefix}{key}.{name}.")
+            continue
         for entry in value if isinstance(value, list) else [value]:
             if inner is not None and isinstance(entry, dict):
                 yield from _unknown(inner, entry, path, f"{prefix}{key}.")
@@ -234,7 +240,15 @@ def _inner_keys(kind: Any, key: str) -> list[str]:
     ]
 
 
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
 def _struct_in(annotation: Any) -> Any:
+    """Return the struct of a table or of a list of tables; None: it is no table of fixed keys."""
+    if _is_mapping(annotation):
+        return None
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
             return candidate

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 import zmq
 
+from controlplane.core.inputs import SharingChanged
 from controlplane.service.app import MAX_REQUEST
 from controlplane.service.settings import Store
 from schemas.codec import TO_AGENT, encode
 from schemas.host.archives import ArchiveBounds
 from schemas.ids import JobId
 from schemas.jobs import MAX_SPEC_BYTES, JobSpec
+from schemas.sharing import Sharing
 from schemas.transport.sockets import ENVELOPE
 from schemas.wire import Message
 from schemas.wire.agent import Hello, Refused, Welcome
@@ -43,6 +45,20 @@ async def test_a_reload_applies_all_retention_settings(house: House) -> None:
     assert house.controller._log_relay.bytes_per_s == 7
     assert (snapshots.bounds, snapshots.upload_bytes) == (bounds, 7)
     assert snapshots.user_bytes == 8
+
+
+async def test_rules_of_sharing_are_inputs_at_the_start_and_at_a_reload(house: House) -> None:
+    core = house.controller._commit_loop
+    assert core.reactor.state.sharing == Sharing(revision=1)
+
+    house.file.write_text(f"{house.settings}[sharing]\nturn_s = 60.0\n")
+    for _ in range(2):
+        house.reload()
+
+    assert core.reactor.state.sharing == Sharing(revision=2, turn_s=60.0)
+    await core.caught_up()
+    inputs = [event for _, event in core.reader.inputs()]
+    assert [one.sharing.revision for one in inputs if isinstance(one, SharingChanged)] == [1, 2]
 
 
 def remove(house: House) -> None:

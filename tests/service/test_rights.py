@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.client.archive import digest_of, pack
-from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names
+from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names, hide_users
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport.keys import Identity
@@ -125,6 +125,24 @@ async def test_names_of_foreign_jobs_are_hidden_in_reasons() -> None:
     told = hide_names("gives 2 slots to a-1, b-2 (on n1-0); a-1.v3.r0 leaves", {"a-1"}.__contains__)
 
     assert told == f"gives 2 slots to {OTHER_JOB}, b-2 (on n1-0); {OTHER_JOB}.v3.r0 leaves"
+
+
+@pytest.mark.parametrize(
+    ("reason", "then"),
+    [
+        (
+            "waits: user ann of project p has 4 of its 4 slots; user bob and 2 more want the rest",
+            "waits: user ann of project p has 4 of its 4 slots; another user and 2 more want the rest",
+        ),
+        (
+            "gives back 1 slot to user bob: user cid of project nlp has 2 slots and may have 1",
+            "gives back 1 slot to another user: another user has 2 slots and may have 1",
+        ),
+        ("failed: user code of project x", "failed: user code of project x"),
+    ],
+)
+async def test_users_of_foreign_projects_are_hidden_in_reasons(reason: str, then: str) -> None:
+    assert hide_users(reason, {"p", "ann"}) == then
 
 
 async def test_submission_keys_of_two_users_do_not_clash(

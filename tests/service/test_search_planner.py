@@ -250,7 +250,7 @@ def test_a_checked_policy_is_known_by_its_needs_and_its_code() -> None:
 
 
 def test_policies_of_the_package_are_checked_without_a_process() -> None:
-    assert check_policy("fifo", {}) == CheckedPolicy(apart=False, needs=())
+    assert check_policy("fifo", {}) == CheckedPolicy(apart=False, needs=(), gangs=True)
     assert check_policy("slaq", {}) == CheckedPolicy(apart=True, needs=("losses",))
     with pytest.raises(SettingsError, match="needs to know how long jobs will last"):
         check_policy("srtf", {})

@@ -1,4 +1,4 @@
-"""Handlers of user requests to submit a job, cancel a job, or change a trial of a sweep."""
+"""Handlers of requests to submit or cancel a job or change a trial, and of rules of sharing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.handlers.lifecycle import accept, end
 from controlplane.core.handlers.sweep_orders import carry_out
-from controlplane.core.inputs import CancelRequested, JobSubmitted, SweepChangeRequested
+from controlplane.core.inputs import (
+    CancelRequested,
+    JobSubmitted,
+    SharingChanged,
+    SweepChangeRequested,
+)
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger
 from controlplane.core.model.sweep import JobSweep, new_sweep
@@ -51,6 +56,16 @@ def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
     job = ctx.state.job(event.job)
     if not job.ended:
         end(ctx, job, JobTrigger.CANCELLED, f"cancelled by {event.user}")
+
+
+def on_sharing_changed(ctx: HandlerContext, event: SharingChanged) -> None:
+    """Set the rules of sharing. The usage up to now decays with the new half-life from now on."""
+    former = ctx.state.sharing
+    if former is not None:
+        for usage in ctx.state.usage.values():
+            usage.add(0, ctx.now, ctx.now, former.half_life_s)
+    ctx.state.sharing = event.sharing
+    ctx.plan_needed = True
 
 
 def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) -> None:

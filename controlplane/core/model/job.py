@@ -166,6 +166,11 @@ class Job(msgspec.Struct, kw_only=True):
         return JobOwner(self.user, self.project or self.user)
 
     @property
+    def account(self) -> str:
+        """Account that is charged for the job's slots, PROJECT/USER."""
+        return f"{self.project or self.user}/{self.user}"
+
+    @property
     def phase(self) -> Phase:
         """Phase of the job."""
         return self.status.phase

@@ -74,7 +74,7 @@ class SearchPolicy(Policy, Generic[P]):
         self._learner = learner
         self._evolution = evolution
         self._problem: P | None = None
-        self._version = -1  # version of the view from which the problem was built
+        self._view: ClusterView | None = None  # from which the problem was built
         self._stale = True  # True if an event was learned since the problem was built
         self._valid_until = Seconds(0.0)  # end of the problem's validity
 
@@ -109,9 +109,16 @@ class SearchPolicy(Policy, Generic[P]):
     def _current_problem(self, view: ClusterView, now: Seconds) -> P:
         """Return the problem of `view`; rebuild it if anything has changed."""
         problem = self._problem
-        fresh = not self._stale and now < self._valid_until and view.version == self._version
+        fresh = not self._stale and now < self._valid_until and _same(view, self._view)
         if problem is None or not fresh:
             problem = self._problem = self._build_problem(view, now)
             self._valid_until = self._next_change(problem, view, now) or Seconds(math.inf)
-            self._version, self._stale = view.version, False
+            self._view, self._stale = view, False
         return problem
+
+
+def _same(view: ClusterView, before: ClusterView | None) -> bool:
+    """True if the views are equal. Budgets of accounts change views of one version of the state."""
+    if before is None or view is before:
+        return before is not None
+    return view.version == before.version and view == before

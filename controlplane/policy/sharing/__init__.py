@@ -1,1 +1,1 @@
-"""Division of a cluster between accounts, and between rigid and elastic jobs."""
+"""Division of a cluster among accounts, and between rigid and elastic jobs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.rights import WRITERS, Action, may, sees_all
+from controlplane.service.rights import WRITERS, Action, may, projects_of, sees_all
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
@@ -31,7 +31,10 @@ from schemas.wire.feed import Detail, FeedEvent
 
 HIDDEN: Final = "***"  # replaces a value that the reader must not see
 OTHER_JOB: Final = "a job of others"
+OTHER_USER: Final = "another user"
 WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
+OF_ACCOUNTS: Final = re.compile(r"wants? the rest|gives back \d+ slots?")  # reasons with users
+USER: Final = re.compile(r"user (\S+?)(?: of project (\S+?))?(?=[,;:]?(?: |$))")
 JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
 _SALT: Final = secrets.token_bytes(16)  # so that pseudonyms of families cannot be guessed
 
@@ -49,8 +52,10 @@ class View:
         return self._all or (job is not None and may(self._who, Action.STATE, job))
 
     def text(self, text: str) -> str:
-        """Replace the names of jobs that the reader must not know, and return the text."""
-        return text if self._all else hide_names(text, self._hides)
+        """Replace the names of jobs and users that the reader must not know; return the text."""
+        if self._all:
+            return text
+        return hide_users(hide_names(text, self._hides), projects_of(self._who))
 
     def summary(self, row: JobSummary) -> JobSummary:
         """Filter a row of `ones ps`."""
@@ -148,6 +153,13 @@ def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
         return OTHER_JOB if JOB.fullmatch(name) and hides(JobId(name)) else name
 
     return WORD.sub(shown, text)
+
+
+def hide_users(text: str, projects: Container[str]) -> str:
+    """Return a reason of the division without the users of other projects."""
+    if OF_ACCOUNTS.search(text) is None:
+        return text
+    return USER.sub(lambda one: one[0] if (one[2] or one[1]) in projects else OTHER_USER, text)
 
 
 @lru_cache(4096)

@@ -24,6 +24,7 @@ from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.model.report_bounds import times_problem, usage_problem
 from controlplane.core.plan_check import difference
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.policy.api import (
     ClusterView,
     JobEnded,
@@ -35,7 +36,6 @@ from controlplane.policy.api import (
     StartForecast,
 )
 from controlplane.policy.registry import make
-from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
 from controlplane.service.planner.policy_check import CheckedPolicy
@@ -159,19 +159,26 @@ COOLDOWN_RATIO: Final = 4.0  # pause after a slow plan, as a multiple of its tim
 
 
 class PlanCoordinator:
-    """Coordinator that requests one plan for all events of a moment, and accepts proposals."""
+    """Coordinator that requests one plan for all events of a moment, and accepts proposals.
+
+    `gangs` is True if the policy gives a job exactly its wanted slots or none.
+    """
 
     def __init__(
-        self, commit_loop: CommitLoop, clock: Callable[[], float] = time.perf_counter
+        self,
+        commit_loop: CommitLoop,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        gangs: bool = False,
     ) -> None:
         self._commit_loop = commit_loop
+        self._cycle = PlanCycle(lambda: commit_loop.reactor, gangs=gangs)
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None  # timer of the next `wake_at`
         self.planner: Planner | None = None
         self.plan_requested = False  # True while a request is scheduled
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
-        self._claims = NO_CLAIMS  # latest decision about rigid jobs
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
         self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
@@ -203,13 +210,11 @@ class PlanCoordinator:
     def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, without waiting for the policy."""
         commit_loop = self._commit_loop
-        rigid, now = commit_loop.reactor.rigid_views(), commit_loop.now()
-        if not rigid:
-            self._claims = NO_CLAIMS
-            return
-        self._claims = decide(commit_loop.reactor.view(), rigid, now)
-        plan = self._claims.plan
+        now = commit_loop.now()
+        plan = self._cycle.serve_claims(now)
         self._wake_at(plan.wake_at, now)
+        if plan.empty:
+            return
         changes = difference(plan, commit_loop.reactor.state, now, whole=False)
         if not changes.empty:
             commit_loop.handle(PlanProposed(plan=changes, stats=None))
@@ -227,17 +232,17 @@ class PlanCoordinator:
 
     def reason(self, job: JobId) -> Reason | None:
         """Return why a job waits and when it should start. Return None if it does not wait."""
-        if job in self._claims.reasons:
-            return self._claims.reasons[job]
+        if (reason := self._cycle.claim_reasons.get(job)) is not None:
+            return reason
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason
         return with_start_forecast(reason, start, self._commit_loop.now())
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
-        """Return the policy's view of the current state, and the time."""
-        view = mask(self._commit_loop.reactor.view(), self._claims.kept)
-        return view, self._commit_loop.now()
+        """Return the view of the current state that the policy should see, and the time."""
+        now = self._commit_loop.now()
+        return self._cycle.view(now), now
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
@@ -246,13 +251,11 @@ class PlanCoordinator:
         plan omits are stopped. Otherwise they continue.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
+        plan = self._cycle.merged(plan)
         if complete:
             self._reasons, self._starts = plan.reasons, plan.starts
             self.predicted_loss = plan.predicted_loss
         self._wake_at(plan.wake_at, now)
-        if self._claims.kept:
-            view = self._commit_loop.reactor.view()
-            plan = without_kept(plan, view, self._claims.kept)
         changes = difference(plan, state, now, whole=complete)
         if changes.empty:
             return

@@ -39,6 +39,7 @@ class CheckedPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
 
     apart: bool  # it runs in its own process
     needs: tuple[Need, ...]
+    gangs: bool = False  # it gives a job exactly its wanted slots or none
     code: str = ""  # digest of the file of a policy from outside
 
 
@@ -109,11 +110,12 @@ def _checked(question: _Question) -> CheckedPolicy:
     if not question.simulated:
         check_for_cluster(policy, options)
     if policy in POLICIES:
-        return CheckedPolicy(apart=found.searches, needs=found.needs)
+        return CheckedPolicy(apart=found.searches, needs=found.needs, gangs=found.gangs)
     if not question.simulated:
         make(policy, options)
     source = Path(inspect.getfile(found.factory)).read_bytes()
-    return CheckedPolicy(apart=True, needs=found.needs, code=sha256(source).hexdigest()[:16])
+    digest = sha256(source).hexdigest()[:16]
+    return CheckedPolicy(apart=True, needs=found.needs, gangs=found.gangs, code=digest)
 
 
 def main() -> None:

@@ -67,4 +67,5 @@ class PlannerOptions:
     think_s: float  # minimum time from a request to a request after an epoch
     asks_after_epochs: bool  # True: the end of an epoch causes a request
     seed: int  # seed of the search
+    gangs: bool = False  # True: the policy gives a job exactly its wanted slots or none
     rebatches: bool = False  # True: reports cause requests for new batches on the same slots

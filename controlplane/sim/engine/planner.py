@@ -12,6 +12,7 @@ from numpy.random import default_rng
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.plan_check import difference
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import (
     Budget,
@@ -24,7 +25,6 @@ from controlplane.policy.api import (
     StartForecast,
     StepsSeen,
 )
-from controlplane.policy.sharing.claims import NO_CLAIMS, Claims, decide, mask
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
@@ -51,7 +51,10 @@ class SimulatedPlanner:
     _plan_pending: bool = False
     _request_after_plan: bool = False
     _batches_scheduled: bool = False
-    _claims: Claims = NO_CLAIMS  # latest decision about rigid jobs
+
+    def __post_init__(self) -> None:
+        """Divide the cluster among accounts as a controller does."""
+        self._cycle = PlanCycle(lambda: self.reactor, gangs=self.options.gangs)
 
     def observe(self, event: PolicyEvent) -> None:
         """Pass an event to the policy, with the current virtual time."""
@@ -90,8 +93,8 @@ class SimulatedPlanner:
         if self._plan_pending or self._requested_at == now:
             return
         self._announce_call()
-        plan = self.policy.batches(self.reactor.view(), now)
-        changes = difference(plan, self.reactor.state, now, whole=False)
+        plan = self.policy.batches(self._cycle.view(now), now)
+        changes = difference(self._cycle.merged(plan), self.reactor.state, now, whole=False)
         if not changes.empty:
             self.handle(PlanProposed(plan=changes, stats=None))
 
@@ -109,7 +112,7 @@ class SimulatedPlanner:
             self.ask(now + RETRY_S)
             return
         self._serve_claims()
-        plan = self._decide(mask(self.reactor.view(), self._claims.kept))
+        plan = self._cycle.merged(self._decide(self._cycle.view(now)))
         if plan.starts and self.hear is not None:
             self.hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
@@ -118,9 +121,8 @@ class SimulatedPlanner:
 
     def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, as the service does."""
-        now, rigid = self.kernel.now, self.reactor.rigid_views()
-        self._claims = decide(self.reactor.view(), rigid, now) if rigid else NO_CLAIMS
-        plan = self._claims.plan
+        now = self.kernel.now
+        plan = self._cycle.serve_claims(now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         changes = difference(plan, self.reactor.state, now, whole=False)

@@ -20,6 +20,7 @@ from controlplane.core.inputs import (
     NodeLost,
     NodeReported,
     NodeSuspected,
+    SharingChanged,
 )
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
@@ -34,6 +35,7 @@ from controlplane.sim.models.job_model import JobModel
 from controlplane.sim.results import JobResult, TraceJob
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term
 from schemas.nodes import NodeSpec
+from schemas.sharing import Sharing
 from schemas.wire.agent import AgentEvent, EpochReported
 
 
@@ -122,6 +124,10 @@ class Simulation:
         self._handle(ControllerStarted(term=Term(1), release=RELEASE))
         for spec in self._specs:
             self._nodes.greet(spec.node)
+
+    def share(self, sharing: Sharing) -> None:
+        """Divide the cluster among the accounts of the trace by these rules."""
+        self._handle(SharingChanged(sharing=sharing))
 
     def submit(
         self, submission: TraceJob, make_model: Callable[[], JobModel], *, counted: bool
@@ -213,8 +219,14 @@ class Simulation:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
         if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
-        user, key = submission.user, submission.name
-        self._handle(JobSubmitted(spec=spec, snapshot="", user=user, key=key))
+        submitted = JobSubmitted(
+            spec=spec,
+            snapshot="",
+            user=submission.user,
+            key=submission.name,
+            project=submission.project,
+        )
+        self._handle(submitted)
         name = self._accepted
         if name is None:
             return

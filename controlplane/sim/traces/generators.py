@@ -344,3 +344,26 @@ def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) 
         utility = Utility(value=float(value), deadline_s=float(deadline_s), decay=float(decay))
         jobs.append(msgspec.structs.replace(job, utility=utility))
     return msgspec.structs.replace(trace, jobs=tuple(jobs))
+
+
+USER_STREAM: Final = 6  # random stream of users
+
+
+def with_users(trace: Trace, seed: int, users: int, projects: int) -> Trace:
+    """Return the trace with its jobs dealt to `users`, of whom the k-th has a share of 1 / k.
+
+    Users belong to `projects` in turn; 0: each user has an own project.
+    """
+    shares = 1.0 / np.arange(1, users + 1)
+    drawn = default_rng((seed, USER_STREAM)).choice(
+        users, size=len(trace.jobs), p=shares / shares.sum()
+    )
+    jobs = [
+        msgspec.structs.replace(
+            job,
+            user=f"user-{user + 1}",
+            project=f"project-{user % projects + 1}" if projects else "",
+        )
+        for job, user in zip(trace.jobs, drawn.tolist(), strict=True)
+    ]
+    return msgspec.structs.replace(trace, jobs=tuple(jobs))

@@ -2,8 +2,8 @@
 
 The columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
 *Pollux* (OSDI '21) have the same columns. Optional columns are
-`user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell means the
-default value.
+`user,project,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell
+means the default value; a job without a project belongs to its user's own one.
 
 A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
@@ -28,7 +28,7 @@ from schemas.jobs import MAX_UTILITY, Utility
 
 REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
 OPTIONAL: Final = (
-    "user", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
+    "user", "project", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
 )  # fmt: skip
 USER: Final = "trace"  # user of jobs without a user
 MAX_JOBS: Final = 1_000_000
@@ -85,6 +85,7 @@ def _job(row: CsvRow) -> TraceJob:
         slots=row.whole("num_replicas", 1, MAX_SLOTS),
         batch=row.whole("batch_size"),
         user=row.text("user") if row.given("user") else USER,
+        project=row.text("project") if row.given("project") else "",
         cancelled_after_s=(
             row.number("cancelled_after_s") if row.given("cancelled_after_s") else None
         ),
@@ -112,6 +113,7 @@ def _cells(job: TraceJob) -> dict[str, str]:
         "decay": worth.decay if worth else None,
     }  # fmt: skip
     texts = {"name": job.name, "application": job.workload, "user": job.user}
+    texts["project"] = job.project
     return texts | {column: _plain(number) for column, number in numbers.items()}
 
 

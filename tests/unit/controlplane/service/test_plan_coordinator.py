@@ -12,7 +12,9 @@ import structlog
 import structlog.testing
 
 from controlplane.core.history import Record
+from controlplane.core.inputs import SharingChanged
 from controlplane.policy.api import JobEnded, PolicyEvent, Reason, StartForecast, StepsSeen
+from controlplane.policy.min_slots import fallback_plan
 from controlplane.service.api.replies import job_summary
 from controlplane.service.planner.plan_coordinator import (
     COOLDOWN_RATIO,
@@ -23,10 +25,11 @@ from controlplane.service.planner.plan_coordinator import (
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.epochs import StepTimes
 from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.sharing import Sharing
 from schemas.wire.agent import StepsReported
 from tests.support import builders
 from tests.support.builders import N1, A
-from tests.support.controller import Controller, running
+from tests.support.controller import Controller, cluster_of, running
 
 
 class Service:
@@ -196,6 +199,32 @@ async def test_a_slow_planner_is_asked_again_after_a_pause() -> None:
         await planner.next()
 
     assert planner.asked[1] - planner.asked[0] >= COOLDOWN_RATIO * 0.02
+
+
+async def test_a_policy_sees_the_cluster_as_it_is_divided_and_its_plans_get_the_reasons() -> None:
+    controller = cluster_of(n1=2)
+    controller.take(SharingChanged(sharing=Sharing()))
+    for user in ("ann", "ann", "bob"):
+        controller.submit("a", user=user)
+    loop = SimpleNamespace(
+        reactor=controller.reactor,
+        now=lambda: Seconds(controller.now),
+        handle=controller.take,
+    )
+    plans = PlanCoordinator(cast("Any", loop))
+    view, now = plans.view_now()
+    planner = Planner(0.0)
+    plans.planner = cast("Any", SimpleNamespace(observe=lambda *_: None, request_plan=planner))
+
+    plans.propose(fallback_plan(view, now), None)
+
+    starting = [job.job for job in controller.state.jobs.values() if job.group is not None]
+    assert starting == ["a-1", "a-3"]
+    assert plans.reason(JobId("a-2")) == Reason(
+        "budget",
+        "waits: user ann has 0 of its 1 slot; user bob wants the rest",
+        {"account_slots": 0.0, "account_budget": 1.0, "slots_now": 0.0, "slots_then": 0.0},
+    )
 
 
 WAITS = Reason("waits", "waits for 1 slot", {"needs": 1.0})

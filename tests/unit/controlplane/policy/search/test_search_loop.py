@@ -9,6 +9,7 @@ from numpy.random import Generator, default_rng
 from controlplane.policy.api import Budget, ClusterView, Plan, PlanTaken, PolicyEvent, SearchStats
 from controlplane.policy.search.search_loop import Evolution, SearchPolicy
 from schemas.ids import Seconds
+from tests.support.builders import A, cluster_view, job_view
 
 SEEN = PlanTaken(waiting=())
 
@@ -62,6 +63,16 @@ class Counting(SearchPolicy[Posed]):
 
 def view_of(version: int) -> ClusterView:
     return ClusterView(version=version, slots=(), jobs={})
+
+
+def test_a_problem_is_built_again_for_another_view_of_the_same_version() -> None:
+    policy, first = Counting(), cluster_view(job_view(A, slots=(1, 4)))
+    posed = []
+    for view in (first, cluster_view(job_view(A, slots=(1, 4))), cluster_view(job_view(A))):
+        policy.plan(view, Seconds(60.0))
+        posed.append(policy.posed)
+
+    assert posed == [1, 1, 2]
 
 
 def think(policy: Counting, *, generations: int = 0, steps: int = 0) -> bool:

@@ -1,0 +1,81 @@
+"""Plans of a cluster that rigid jobs and accounts share.
+
+Claims of rigid jobs are served first. Then the rest is divided among accounts, and the policy
+decides about the elastic jobs. Controllers and simulations request their plans through one class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from controlplane.core.model.usage import usage_now
+from controlplane.core.reactor import Reactor
+from controlplane.core.state import State
+from controlplane.policy.api import ClusterView, Plan, Reason
+from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
+from controlplane.policy.sharing.division import Divided, Division
+from schemas.ids import JobId, Seconds
+
+
+class PlanCycle:
+    """Division of the cluster of a reactor, between the core and a policy.
+
+    Args:
+        reactor: returns the reactor, which may be replaced after an error.
+        gangs: True if the policy gives a job exactly its wanted slots or none.
+    """
+
+    def __init__(self, reactor: Callable[[], Reactor], *, gangs: bool = False) -> None:
+        self._reactor = reactor
+        self._claims = NO_CLAIMS  # latest decision about rigid jobs
+        self._division = Division(gangs=gangs)
+        self._divided: Divided | None = None  # for the latest view
+
+    def serve_claims(self, now: Seconds) -> Plan:
+        """Return which rigid jobs start now, and which elastic jobs give up slots for them.
+
+        The plan applies at once, before the policy is asked. It leaves out jobs that stay.
+        """
+        reactor = self._reactor()
+        rigid = reactor.rigid_views()
+        self._claims = decide(reactor.view(), rigid, now) if rigid else NO_CLAIMS
+        return self._claims.plan
+
+    @property
+    def claim_reasons(self) -> Mapping[JobId, Reason]:
+        """Why rigid jobs wait."""
+        return self._claims.reasons
+
+    def view(self, now: Seconds) -> ClusterView:
+        """Return the view of the current state that the policy should see."""
+        reactor = self._reactor()
+        view, sharing = mask(reactor.view(), self._claims.kept), reactor.state.sharing
+        if sharing is None:
+            self._divided = None
+            return view
+        self._divided = self._division.divide(
+            view, sharing, ledger_of(reactor.state, now, sharing.half_life_s), now
+        )
+        return self._divided.view
+
+    def merged(self, plan: Plan) -> Plan:
+        """Return a plan of the policy without kept slots, and with the reasons of the division."""
+        if self._claims.kept:
+            plan = without_kept(plan, self._reactor().view(), self._claims.kept)
+        return plan if self._divided is None else self._division.merge(self._divided, plan)
+
+
+def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
+    """Return the usage and the slots of accounts that the view of the state does not show."""
+    holding = [state.jobs[name] for name in state.jobs_with_processes]
+    outside: Counter[str] = Counter()
+    for name in {**state.overrides, **state.rigid}:
+        if many := len(state.jobs[name].members()):
+            outside[state.jobs[name].account] += many
+    return Ledger(
+        usage=usage_now(state.usage, holding, now, half_life_s),
+        outside=outside,
+        began_at=state.began_at,
+    )

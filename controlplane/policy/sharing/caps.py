@@ -1,0 +1,102 @@
+"""Accounts and their caps: the slots of each job if the jobs can use more than the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from controlplane.policy.api import JobView
+from schemas.ids import JobId, Seconds
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core knows of accounts and does not show in views of jobs."""
+
+    usage: Mapping[str, float] = {}  # of each account, decayed slot seconds
+    outside: Mapping[str, int] = {}  # slots of each account's jobs that the view omits
+    began_at: Mapping[JobId, Seconds] = {}  # when a job got its first slots after it had none
+
+    def began(self, job: JobView) -> float:
+        """Return when the job's turn began; if that is unknown, its turn is over."""
+        return self.began_at.get(job.job, -math.inf)
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Account with its jobs in the view, and its slots."""
+
+    jobs: Sequence[JobView]  # in the order of arrival
+    useful: Mapping[JobId, int]  # most slots that each job can use
+    outside: int  # slots of jobs that the view omits
+    held: int  # slots that it has now
+    demand: int  # most slots that it can use
+    order: Sequence[JobView] = ()  # in turn order
+    floor: int = 0  # slots that it cannot give up now
+    budget: int = 0
+    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
+
+
+def useful_slots(job: JobView, capacity: int, *, gangs: bool) -> int:
+    """Return the most slots that the job can use, or 0 if the cluster is too small for it."""
+    if job.least > capacity:
+        return 0
+    most = job.wanted if gangs else job.most
+    return max(job.least, min(most, job.batch_limit, capacity))
+
+
+def is_in_turn(job: JobView, ledger: Ledger, now: Seconds, turn_s: float) -> bool:
+    """True if the job has had slots for less than a turn."""
+    return bool(job.running_on) and now - ledger.began(job) < turn_s
+
+
+def turn_order(
+    jobs: Sequence[JobView], ledger: Ledger, now: Seconds, turn_s: float
+) -> list[JobView]:
+    """Return an account's jobs in the order in which they get their minimum slots.
+
+    Running jobs keep their slots for a turn. Then a job that has been paused for a turn goes first.
+    Other jobs wait in the order of their submission.
+    """
+
+    def key(job: JobView) -> tuple[int, float, float]:
+        if job.running_on:
+            place = 0 if is_in_turn(job, ledger, now, turn_s) else 2
+            return (place, ledger.began(job), job.submitted_at)
+        paused = job.last_batch > 0 or job.samples_done > 0
+        if paused and now >= turn_end(job, ledger, turn_s):
+            return (1, job.moved_at, job.submitted_at)
+        return (3, 0.0, job.submitted_at)
+
+    return sorted(jobs, key=key)
+
+
+def turn_end(job: JobView, ledger: Ledger, turn_s: float) -> Seconds:
+    """Return when a running job's turn ends, or when a job has waited for a turn."""
+    return Seconds((ledger.began(job) if job.running_on else job.moved_at) + turn_s)
+
+
+def deal_caps(
+    jobs: Sequence[JobView], budget: int, useful: Mapping[JobId, int], *, gangs: bool
+) -> dict[JobId, int]:
+    """Return the most slots of each job; 0: it has to wait. Their sum is at most `budget`.
+
+    Each job gets its minimum if that still fits, in the given order. The rest goes to these jobs
+    one by one, always to the job with the fewest slots. A job of a fixed size (`gangs`) gets all
+    slots that it wants, or its minimum if the budget is smaller than that.
+    """
+    caps: dict[JobId, int] = {}
+    room = budget
+    for job in jobs:
+        most = useful[job.job]
+        size = most if gangs and most <= budget else min(job.least, most)
+        caps[job.job] = size if size <= room else 0
+        room -= caps[job.job]
+    growing = [job.job for job in jobs if 0 < caps[job.job] < useful[job.job]]
+    while room > 0 and growing:
+        smallest = min(growing, key=caps.__getitem__)  # the first of several
+        caps[smallest] += 1
+        room -= 1
+        if caps[smallest] == useful[smallest]:
+            growing.remove(smallest)
+    return caps

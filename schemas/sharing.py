@@ -1,0 +1,78 @@
+"""Rules by which projects and their users share the slots of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final
+
+import msgspec
+
+MAX_NAME: Final = 64  # characters
+DAY_S: Final = 86_400.0
+YEAR_S: Final = 365 * DAY_S
+MAX_LIMIT: Final = 2**31 - 1  # slots
+Weight = Annotated[float, msgspec.Meta(ge=0.01, le=1000.0)]
+SlotCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
+HalfLife = Annotated[float, msgspec.Meta(ge=60.0, le=10 * YEAR_S)]
+Turn = Annotated[float, msgspec.Meta(ge=1.0, le=YEAR_S)]
+
+
+class UserShare(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Share of a user among the users of a project."""
+
+    weight: Weight = 1.0
+    limit: SlotCount | None = None  # most slots at once; None: no limit
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Share of a project among all projects."""
+
+    weight: Weight = 1.0
+    guaranteed: SlotCount = 0  # slots that others cannot keep from the project
+    limit: SlotCount | None = None  # most slots at once; None: no limit
+    users: dict[str, UserShare] = {}  # users that differ from `UserShare()`
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules of sharing. A project or user without an entry has weight 1 and no limit."""
+
+    EXAMPLES: ClassVar = {
+        "projects": "{ vision = { weight = 2, guaranteed = 4, users = { alice = { limit = 4 } } } }"
+    }
+    revision: SlotCount = 0  # counted by the controller
+    projects: dict[str, Project] = {}
+    fair_share: bool = True  # False: only limits and guarantees bound an account
+    half_life_s: HalfLife = 7 * DAY_S  # after this time, used slot seconds count half
+    turn_s: Turn = 1800.0  # the last running job of an account is paused only after this time
+
+
+class SharingProblem(msgspec.Struct, frozen=True):
+    """Problem of the rules, with its remedy. `field` is the path of the value."""
+
+    field: str
+    what: str
+    remedy: str
+
+
+def problems(sharing: Sharing) -> tuple[SharingProblem, ...]:
+    """Return all problems of decoded rules that their types cannot express."""
+    return tuple(_problems(sharing))
+
+
+def _problems(sharing: Sharing) -> Iterator[SharingProblem]:
+    if sharing.revision:
+        yield SharingProblem("revision", "is counted by the controller", "leave it out")
+    for name, project in sharing.projects.items():
+        field = f"projects.{name[:MAX_NAME]}"
+        yield from _name(name, field)
+        if project.limit is not None and project.guaranteed > project.limit:
+            what = f"guarantees {project.guaranteed} slots, but its limit is {project.limit}"
+            yield SharingProblem(f"{field}.guaranteed", what, "raise the limit, or guarantee less")
+        for user in project.users:
+            yield from _name(user, f"{field}.users.{user[:MAX_NAME]}")
+
+
+def _name(name: str, field: str) -> Iterator[SharingProblem]:
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or set(name) & {" ", "/"}:
+        remedy = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
+        yield SharingProblem(field, f"{name[:MAX_NAME]!r} is not a name", remedy)
