@@ -19,12 +19,10 @@ class Usage(msgspec.Struct, kw_only=True):
     at: Seconds = Seconds(0.0)
 
     def add(self, slots: int, begin: Seconds, end: Seconds, half_life_s: float) -> None:
-        """Add `slots` that were held from `begin` to `end`. Intervals may overlap."""
-        later = Seconds(max(self.at, end))
-        self.value = decayed(self.value, later - self.at, half_life_s)
-        gained = slot_seconds(slots, end - begin, half_life_s)
-        self.value += decayed(gained, later - end, half_life_s)
-        self.at = later
+        """Add `slots` held from `begin` to `end`. Intervals may overlap, and end in order."""
+        self.value = decayed(self.value, end - self.at, half_life_s)
+        self.value += slot_seconds(slots, end - begin, half_life_s)
+        self.at = end
 
 
 def decayed(value: float, elapsed_s: float, half_life_s: float) -> float:

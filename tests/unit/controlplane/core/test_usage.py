@@ -80,10 +80,11 @@ def test_usage_is_kept_by_project_and_user() -> None:
 
 
 def test_a_turn_begins_when_a_job_without_slots_gets_some() -> None:
-    controller = shared(cluster_of(n1=1))
+    controller = shared(cluster_of(n1=2))
     began = controller.now
-    running(controller)
+    running(controller, slots=(1, 2))
     controller.now += 50.0
+    controller.take(builders.resized(A, 2))
     assert controller.state.began_at == {A: began}
 
     controller.take(paused(A))

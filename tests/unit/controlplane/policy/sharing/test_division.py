@@ -134,6 +134,20 @@ def test_a_limit_bounds_even_a_lone_account() -> None:
     assert most_of(divided(a_job("a-1", "ann"), rules=rules)) == {"a-1": 2}
 
 
+def test_a_lone_account_that_wants_more_than_the_cluster_is_not_bounded() -> None:
+    rules = Sharing(projects={"bob": Project(limit=2)})
+
+    assert divided(a_job("a-1", "ann"), a_job("a-2", "ann"), rules=rules).budgets == {}
+
+
+def test_a_job_that_is_too_large_for_the_cluster_is_left_to_the_policy() -> None:
+    large = a_job("a-1", "ann", slots=(9, 9))
+    found = divided(large, a_job("a-2", "ann"), a_job("b-3", "bob"))
+
+    assert found.view.jobs[large.job] is large
+    assert found.reasons == {}
+
+
 def test_a_priority_counts_only_within_its_account() -> None:
     found = divided(
         a_job("a-1", "ann", priority=100.0),
