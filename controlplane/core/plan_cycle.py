@@ -14,6 +14,7 @@ from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, Plan, Reason
 from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
 from schemas.ids import JobId, Seconds
@@ -39,8 +40,15 @@ class PlanCycle:
         The plan applies at once, before the policy is asked. It leaves out jobs that stay.
         """
         reactor = self._reactor()
-        rigid = reactor.rigid_views()
-        self._claims = decide(reactor.view(), rigid, now) if rigid else NO_CLAIMS
+        rigid, sharing = reactor.rigid_views(), reactor.state.sharing
+        if not rigid:
+            self._claims = NO_CLAIMS
+            return self._claims.plan
+        view, rules = reactor.view(), None
+        if sharing is not None and any(job.waits for job in rigid):
+            ledger = ledger_of(reactor.state, now, sharing.half_life_s)
+            rules = standing(view, rigid, sharing, ledger, now)
+        self._claims = decide(view, rigid, now, rules=rules)
         return self._claims.plan
 
     @property

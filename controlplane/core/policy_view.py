@@ -11,7 +11,7 @@ from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
-from controlplane.policy.sharing.claims import RigidView
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, Seconds, SlotId, slot_id
 from schemas.nodes import SlotSpec
 from schemas.wire.agent import SUSPEND
@@ -226,6 +226,7 @@ def _rigid_view(state: State, job: Job) -> RigidView:
         ends_at = account.since + max(0.0, limit_s - account.running_s) + spec.grace_limit_s
     return RigidView(
         job=job.job,
+        account=job.account,
         submitted_at=job.submitted_at,
         slots=spec.slots[0],
         one_node=spec.kind == "command",
@@ -233,7 +234,11 @@ def _rigid_view(state: State, job: Job) -> RigidView:
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
         waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,
         holds=tuple(member.slot for member in status.group.members) if status.group else (),
+        began_at=account.since,
         ends_at=None if ends_at is None else Seconds(ends_at),
+        preemptible=isinstance(status, Running)
+        and not spec.fails_on_loss
+        and job.job not in state.overrides,
     )
 
 

@@ -54,7 +54,7 @@ from controlplane.core.inputs import (
 from controlplane.core.policy_view import ViewBuilder, rigid_views
 from controlplane.core.state import State, Totals
 from controlplane.policy.api import ClusterView
-from controlplane.policy.sharing.claims import RigidView
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {

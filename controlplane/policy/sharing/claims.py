@@ -26,26 +26,14 @@ from controlplane.policy.placement.slot_partition import (
     split,
     too_large,
 )
+from controlplane.policy.sharing.claim_order import Standing
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
 MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
-
-
-class RigidView(msgspec.Struct, frozen=True, kw_only=True):
-    """Active rigid job: a waiting claim, or a holder of slots that no plan moves."""
-
-    job: JobId
-    submitted_at: Seconds
-    slots: int
-    one_node: bool = False  # all its slots must be on one node
-    ready_at: Seconds = Seconds(0.0)  # earliest time of a start
-    run_limit_s: float | None = None  # time limit of a run; None: unknown
-    waits: bool = True  # it has no slots, and may start
-    holds: tuple[SlotId, ...] = ()
-    ends_at: Seconds | None = None  # latest end of the run; None: it has no time limit
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,22 +48,27 @@ NO_CLAIMS: Final = Claims(plan=Plan(based_on=0))
 
 
 def decide(
-    view: ClusterView, rigid: Iterable[RigidView], now: Seconds, *, turn_s: float = TURN_S
+    view: ClusterView,
+    rigid: Sequence[RigidView],
+    now: Seconds,
+    *,
+    rules: Standing | None = None,
+    turn_s: float = TURN_S,
 ) -> Claims:
     """Return which claims start now, and which slots are kept or given up for the others.
 
     Args:
         view: the elastic jobs, and all slots.
-        rigid: all active rigid jobs, in the order in which they are served.
+        rigid: all active rigid jobs, in the order of their arrival.
+        rules: order of the claims and guarantees; None: claims are served in order of arrival.
         turn_s: seconds after which an elastic job may be paused for a claim.
     """
-    jobs = list(rigid)
-    room = _Room(view, jobs, now, turn_s)
-    decided = _Decided(view.version)
+    rules = rules or Standing(order=[job for job in rigid if job.waits])
+    room = _Room(view, rigid, now, turn_s, rules)
+    decided = _Decided(view.version, reasons=dict(rules.refused))
     head: _Reservation | None = None
-    waiting = [job for job in jobs if job.waits]
     behind = 0
-    for job in waiting:
+    for job in rules.order:
         if job.ready_at > now:
             decided.reasons[job.job] = backs_off(job.ready_at, now)
             decided.wake_at(job.ready_at)
@@ -110,6 +103,7 @@ class _Taken:
     slots: list[SlotId]
     free: bool  # all of them are free now
     givers: dict[JobId, dict[SlotId, int]]  # job that gives up slots -> slots that it keeps
+    stopped: frozenset[JobId]  # rigid jobs among them
 
 
 @dataclass(slots=True)
@@ -142,18 +136,29 @@ class _Room:
     """Slots that claims can still have."""
 
     def __init__(
-        self, view: ClusterView, rigid: Sequence[RigidView], now: Seconds, turn_s: float
+        self,
+        view: ClusterView,
+        rigid: Sequence[RigidView],
+        now: Seconds,
+        turn_s: float,
+        rules: Standing,
     ) -> None:
         self._now = now
+        self._rules = rules
+        self._borrowed = Counter(rules.borrowed)
         self._holders = [job for job in rigid if job.holds]
         up = {slot.slot for slot in view.slots if slot.up}
-        self._givers = {
+        self._givers: dict[JobId, _Giver | _RigidGiver] = {
             job.job: _Giver(job, turn_s)
             for job in view.jobs.values()
             if job.running_on and up.issuperset(job.running_on)
         }
-        self._owner = {slot: job.job for job in view.jobs.values() for slot in job.running_on}
-        self._owner = {slot: name for slot, name in self._owner.items() if name in self._givers}
+        self._givers |= {
+            job.job: _RigidGiver(job)
+            for job in self._holders
+            if job.preemptible and up.issuperset(job.holds)
+        }
+        self._owner = {slot: name for name, one in self._givers.items() for slot in one.slots}
         held = {slot for job in view.jobs.values() for slot in job.running_on}
         held |= {slot for job in self._holders for slot in job.holds}
         self._size = Counter(slot.node for slot in view.slots)
@@ -192,14 +197,14 @@ class _Room:
         Free slots are first, then those that are about to be free, then the surplus of elastic
         jobs, and at last the slots of jobs that have to pause.
         """
-        found = {
-            node: [[*free], [*self._coming[node]], [], []] for node, free in self._free.items()
-        }
-        for giver in self._ready_givers():
+        coming = self._coming
+        found = {node: [[*free], [*coming[node]], [], []] for node, free in self._free.items()}
+        pausable = self._pausable(job)
+        for name, giver in self._ready_givers():
             for node, here in _grouped(giver.slots).items():
                 firm = max(0, len(here) - giver.surplus)
                 found[node][2] += reversed(here[firm:])
-                if giver.may_pause_for(job, self._now):
+                if name in pausable:
                     found[node][3] += here[:firm]
         return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
 
@@ -207,21 +212,40 @@ class _Room:
         """Return the slots of all nodes that the claim may have, in the same order."""
         surplus: list[SlotId] = []
         pauses: list[SlotId] = []
-        for giver in self._ready_givers():
+        pausable = self._pausable(job)
+        for name, giver in self._ready_givers():
             firm = len(giver.slots) - giver.surplus
             surplus += reversed(giver.slots[firm:])
-            if giver.may_pause_for(job, self._now):
+            if name in pausable:
                 pauses += giver.slots[:firm]
         nodes = sorted(self._free, key=lambda node: -len(self._free[node]))
-        free = [
-            slot for some in (self._free, self._coming) for node in nodes for slot in some[node]
-        ]
-        return [slot for slot in (*free, *surplus, *pauses) if node_of(slot) != avoid]
+        free = [slot for node in nodes for slot in self._free[node]]
+        coming = [slot for node in nodes for slot in self._coming[node]]
+        offers = (*free, *coming, *surplus, *pauses)
+        return [slot for slot in offers if node_of(slot) != avoid]
 
-    def _ready_givers(self) -> list[_Giver]:
-        """Return the jobs that can give up slots now, those with the largest surplus first."""
-        ready = (giver for giver in self._givers.values() if giver.can_change(self._now))
-        return sorted(ready, key=lambda giver: -giver.surplus)
+    def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
+        """Return the jobs that can give up slots now, in the order in which they are asked."""
+        ready = (one for one in self._givers.items() if one[1].can_change(self._now))
+        return sorted(ready, key=lambda one: one[1].place)
+
+    def _pausable(self, claim: RigidView) -> set[JobId]:
+        """Return the jobs that may lose all their slots to a claim.
+
+        An entitled claim also takes firm slots of projects above their guarantees. It never takes
+        more than such a project has above its guarantee, but for the last job.
+        """
+        entitled = claim.job in self._rules.entitled
+        borrowed = Counter(self._borrowed)
+        found = set()
+        for name, giver in self._ready_givers():
+            project = giver.account.partition("/")[0]
+            if giver.may_pause_for(claim, self._now):
+                found.add(name)
+            elif entitled and borrowed[project] > 0:
+                borrowed[project] -= giver.firm
+                found.add(name)
+        return found
 
     def _cost(self, slots: Sequence[SlotId]) -> tuple[int, int, int]:
         """Return how many jobs lose slots, how many slots are not free, and how many remain."""
@@ -232,9 +256,14 @@ class _Room:
     def _remove(self, chosen: list[SlotId]) -> _Taken:
         free = all(slot in self._free[node_of(slot)] for slot in chosen)
         givers = {}
+        stopped = set()
         for name in dict.fromkeys(self._owner[slot] for slot in chosen if slot in self._owner):
             giver = self._givers[name]
+            firm = giver.firm
             givers[name] = giver.give(chosen)
+            if not givers[name]:
+                self._borrowed[giver.account.partition("/")[0]] -= firm
+                stopped |= {name} if isinstance(giver, _RigidGiver) else set()
             if not givers[name]:  # what it gives up beyond the claim will be free for others
                 for slot in giver.slots:
                     self._coming[node_of(slot)].append(slot)
@@ -243,7 +272,7 @@ class _Room:
         for node in {node_of(slot) for slot in chosen}:
             for some in (self._free, self._coming):
                 some[node] = [slot for slot in some[node] if slot not in gone]
-        return _Taken(chosen, free, givers)
+        return _Taken(chosen, free, givers, frozenset(stopped))
 
     def reservation(self, job: RigidView) -> _Reservation:
         """Return when and where the claim will have its slots, if nothing ends earlier.
@@ -253,11 +282,13 @@ class _Room:
         offered = self._everywhere(job, None)
         have = Counter(map(node_of, offered))
         events = [
-            (holder.ends_at, holder.job, holder.holds)
+            (holder.ends_at, holder.job, tuple(set(holder.holds).difference(offered)))
             for holder in self._holders
             if holder.ends_at is not None
         ]
         for giver in self._givers.values():
+            if isinstance(giver, _RigidGiver):
+                continue
             rest = tuple(set(giver.slots).difference(offered))
             soon = giver.surplus or giver.may_pause_for(job, self._now)
             at = max(giver.job.retry_at, self._now if soon else giver.turn_ends_at)
@@ -286,6 +317,7 @@ class _Giver:
     def __init__(self, job: JobView, turn_s: float) -> None:
         self.job = job
         self.slots = list(job.running_on)
+        self.account = job.account
         self.changing = not job.movable
         self.turn_ends_at = Seconds(job.placed_at + turn_s)
 
@@ -293,6 +325,16 @@ class _Giver:
     def surplus(self) -> int:
         """Number of slots above the job's minimum."""
         return max(0, len(self.slots) - self.job.least)
+
+    @property
+    def firm(self) -> int:
+        """Number of slots that the job gives up only with all others."""
+        return len(self.slots) - self.surplus
+
+    @property
+    def place(self) -> tuple[int, int, float]:
+        """Key of the order in which jobs are asked: the largest surplus, then the latest job."""
+        return 0, -self.surplus, -self.job.submitted_at
 
     def can_change(self, now: Seconds) -> bool:
         """True if the job may be ordered to give up slots now."""
@@ -314,6 +356,31 @@ class _Giver:
             return {}
         batch = min(sum(job.running_on.values()), job.local_limit * len(self.slots))
         return split(max(batch, len(self.slots)), self.slots)
+
+
+class _RigidGiver:
+    """Running rigid job of a project that has borrowed slots. It loses all or none."""
+
+    surplus = 0
+
+    def __init__(self, job: RigidView) -> None:
+        self.account = job.account
+        self.slots = list(job.holds)
+        self.firm = len(job.holds)
+        self.place = 1, 0, -job.began_at  # after all elastic jobs, the youngest first
+
+    def can_change(self, _: Seconds) -> bool:
+        """Return True: a program can be stopped at any time."""
+        return True
+
+    def may_pause_for(self, _claim: RigidView, _now: Seconds) -> bool:
+        """Return False: only a guarantee takes slots from a rigid job."""
+        return False
+
+    def give(self, chosen: Sequence[SlotId]) -> dict[SlotId, int]:
+        """Give up all slots."""
+        self.slots = [slot for slot in self.slots if slot not in chosen]
+        return {}
 
 
 @dataclass(slots=True)
@@ -352,7 +419,8 @@ class _Decided:
         for name, keeps in taken.givers.items():
             gives = f"gives slots to {job.job}, which needs {needs}"
             self.placed[name] = keeps
-            text = f"{gives}; keeps {len(keeps)}" if keeps else f"paused: {gives}"
+            stops = "stopped" if name in taken.stopped else "paused"
+            text = f"{gives}; keeps {len(keeps)}" if keeps else f"{stops}: {gives}"
             numbers = {"slots_then": float(len(keeps))}
             self.why[name] = Reason("shrink" if keeps else "pause", text, numbers)
 

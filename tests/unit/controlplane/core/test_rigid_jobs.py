@@ -11,7 +11,7 @@ from controlplane.core.commands import SendDelta
 from controlplane.core.inputs import DrainExpired, DrainRequested
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
-from controlplane.policy.sharing.claims import RigidView
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
 from schemas.wire.agent import PREPARE, SUSPEND, SWITCH
 from tests.support.builders import (
@@ -211,7 +211,8 @@ def test_policies_do_not_see_rigid_jobs() -> None:
     assert controller.view().jobs == {}
     assert rigid_views(controller.state) == [
         RigidView(
-            job=A, submitted_at=Seconds(1000.0), slots=2, waits=False, holds=(S0, T0)
+            job=A, account="ann/ann", submitted_at=Seconds(1000.0), slots=2, waits=False,
+            holds=(S0, T0), began_at=Seconds(1000.0), preemptible=True,
         )
     ]  # fmt: skip
 

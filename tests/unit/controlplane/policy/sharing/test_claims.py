@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
-from controlplane.policy.sharing.claims import RigidView, decide, mask, without_kept
+from controlplane.policy.sharing.claims import decide, mask, without_kept
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import A, B, C, job_view
 from tests.support.views import row_of, view_of

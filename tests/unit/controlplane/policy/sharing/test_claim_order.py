@@ -1,0 +1,230 @@
+"""Order of claims by guarantees, usage and arrival, and what a guarantee takes from others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from controlplane.policy.api import ClusterView, JobView, Reason
+from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.claim_order import Standing, standing
+from controlplane.policy.sharing.claims import decide
+from controlplane.policy.sharing.rigid_view import RigidView
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from schemas.sharing import Project, Sharing, UserShare
+from tests.support.builders import A, B, job_view
+from tests.support.views import row_of, view_of
+
+NOW = Seconds(10_000.0)
+G, H, K = JobId("g-7"), JobId("h-8"), JobId("k-9")
+EMPTY = view_of(row_of(4))
+
+
+def n(*indices: int) -> tuple[SlotId, ...]:
+    return tuple(slot_id(NodeId("n1"), index) for index in indices)
+
+
+def claim(job: JobId, account: str, slots: int = 1, at: float = 9_000.0, **more: Any) -> RigidView:
+    return RigidView(job=job, account=account, submitted_at=Seconds(at), slots=slots, **more)
+
+
+def holder(
+    job: JobId, account: str, *holds: SlotId, began_at: float = 0.0, **more: Any
+) -> RigidView:
+    fields = {"waits": False, "preemptible": True, **more}
+    return claim(job, account, len(holds), 1.0, holds=holds, began_at=Seconds(began_at), **fields)
+
+
+def elastic(job: JobId, account: str, *slots: SlotId, least: int = 1) -> JobView:
+    return job_view(
+        job, 1.0, slots=(least, 8), running_on=dict.fromkeys(slots, 8), moved_at=NOW, most=8,
+        account=account,
+    )  # fmt: skip
+
+
+def order(*rigid: RigidView, sharing: Sharing | None = None, **usage: float) -> list[JobId]:
+    used = {name.replace("_", "/"): value for name, value in usage.items()}
+    found = standing(EMPTY, rigid, sharing or Sharing(), Ledger(usage=used), NOW)
+    return [job.job for job in found.order]
+
+
+def test_the_project_and_the_user_that_used_less_for_their_weight_go_first() -> None:
+    ann, bob, cat = claim(G, "p/ann"), claim(H, "p/bob"), claim(K, "q/cat")
+
+    assert order(ann, bob, cat) == [G, H, K]
+    assert order(ann, bob, cat, p_ann=10.0, p_bob=5.0, q_cat=20.0) == [H, G, K]
+    weighed = Sharing(
+        projects={"q": Project(weight=4.0), "p": Project(users={"ann": UserShare(weight=3.0)})}
+    )
+    assert order(ann, bob, cat, sharing=weighed, p_ann=10.0, p_bob=5.0, q_cat=20.0) == [K, G, H]
+
+
+def test_a_claim_that_has_waited_for_a_day_goes_first() -> None:
+    old = claim(H, "p/bob", at=NOW - 86_400.0)
+
+    assert order(claim(G, "p/ann"), old, p_bob=99.0) == [H, G]
+
+
+def test_without_fair_share_claims_are_served_by_arrival() -> None:
+    off = Sharing(fair_share=False)
+
+    assert order(claim(G, "p/ann", at=2.0), claim(H, "p/bob", at=1.0), sharing=off, p_bob=9.0) == [
+        H,
+        G,
+    ]
+
+
+def test_a_claim_within_a_guarantee_goes_first_and_only_those_that_fit_together_count() -> None:
+    sharing = Sharing(projects={"q": Project(guaranteed=3)})
+    rigid = [claim(G, "p/ann"), claim(H, "q/cat", 2), claim(K, "q/cat", 2)]
+
+    found = standing(EMPTY, rigid, sharing, Ledger(usage={"q/cat": 9.0}), NOW)
+
+    assert found.entitled == {H}
+    assert [job.job for job in found.order] == [H, G, K]
+
+
+def test_guarantees_above_what_there_is_are_scaled_down() -> None:
+    sharing = Sharing(projects={"p": Project(guaranteed=6), "q": Project(guaranteed=2)})
+    rigid = [claim(G, "p/ann", 3), claim(H, "q/cat", 2)]
+
+    assert standing(EMPTY, rigid, sharing, Ledger(), NOW).entitled == {G}
+
+
+def test_a_claim_beyond_a_limit_waits_and_says_so() -> None:
+    sharing = Sharing(projects={"p": Project(limit=3, users={"ann": UserShare(limit=1)})})
+    rigid = [
+        holder(A, "p/bob", *n(0, 1)),
+        claim(G, "p/ann", 2),
+        claim(H, "p/cat", 2),
+        claim(K, "p/ann", 1),
+    ]
+
+    found = standing(EMPTY, rigid, sharing, Ledger(), NOW)
+
+    assert [job.job for job in found.order] == [K]
+    numbers = {"needs": 2.0, "limit": 1.0, "has": 0.0}
+    text = "user ann of project p may have 1 slot and has 0; it needs 2"
+    assert found.refused[G] == Reason("limit", text, numbers)
+    assert found.refused[H].text == "project p may have 3 slots and has 2; it needs 2"
+
+
+def served(sharing: Sharing, *rigid: RigidView, jobs: tuple[JobView, ...] = ()) -> Any:
+    view = view_of(row_of(4), *jobs)
+    rules = standing(view, rigid, sharing, Ledger(), NOW)
+    return decide(view, rigid, NOW, rules=rules)
+
+
+def test_a_guarantee_takes_the_youngest_program_of_a_project_that_has_borrowed() -> None:
+    sharing = Sharing(projects={"q": Project(guaranteed=2)})
+    old, young = (
+        holder(A, "p/ann", *n(0, 1), began_at=1.0),
+        holder(B, "p/ann", *n(2, 3), began_at=9.0),
+    )
+
+    decision = served(sharing, old, young, claim(G, "q/cat", 2))
+
+    assert decision.plan.local_batch == {B: {}}
+    assert decision.plan.reasons[B].text == "stopped: gives slots to g-7, which needs 2 slots"
+    assert decision.kept == set(n(2, 3))
+
+
+def test_a_claim_without_a_guarantee_takes_no_program() -> None:
+    decision = served(Sharing(), holder(A, "p/ann", *n(0, 1, 2, 3)), claim(G, "q/cat", 2))
+
+    assert decision.plan.local_batch == {}
+    assert decision.reasons[G].code == "waits"
+
+
+def test_a_program_within_its_own_guarantee_is_never_taken() -> None:
+    sharing = Sharing(projects={"p": Project(guaranteed=2), "q": Project(guaranteed=2)})
+    mine, borrowed = holder(A, "p/ann", *n(0, 1), began_at=9.0), holder(B, "r/dan", *n(2, 3))
+
+    assert served(sharing, mine, borrowed, claim(G, "q/cat", 2)).plan.local_batch == {B: {}}
+
+
+def test_a_program_that_must_not_run_twice_is_not_taken() -> None:
+    sharing = Sharing(projects={"q": Project(guaranteed=2)})
+    once = holder(A, "p/ann", *n(0, 1, 2, 3), preemptible=False)
+
+    assert served(sharing, once, claim(G, "q/cat", 2)).plan.local_batch == {}
+
+
+def test_elastic_jobs_are_taken_before_programs() -> None:
+    sharing = Sharing(projects={"q": Project(guaranteed=2)})
+    program = holder(A, "p/ann", *n(0, 1))
+    job = elastic(B, "p/bob", *n(2, 3), least=2)
+
+    decision = served(sharing, program, claim(G, "q/cat", 2, at=0.5), jobs=(job,))
+
+    assert decision.plan.local_batch == {B: {}}
+    assert decision.plan.reasons[B].text == "paused: gives slots to g-7, which needs 2 slots"
+
+
+@dataclass
+class World:
+    """A cluster whose programs stop at once; claims are decided until nothing changes."""
+
+    slots: list[Any]
+    sharing: Sharing
+    rigid: dict[JobId, RigidView] = field(default_factory=dict)
+    stopped: Counter[JobId] = field(default_factory=Counter)
+
+    def settle(self) -> None:
+        """Carry out decisions until there is none."""
+        for _ in range(2 * len(self.rigid) + 2):
+            rigid = list(self.rigid.values())
+            taken = {slot for job in rigid for slot in job.holds}
+            slots = [replace(slot, usable=slot.slot not in taken) for slot in self.slots]
+            view = ClusterView(version=1, slots=tuple(slots), jobs={})
+            rules = standing(view, rigid, self.sharing, Ledger(), NOW)
+            decision = decide(view, rigid, NOW, rules=rules)
+            if not decision.plan.local_batch:
+                return
+            for name, on in decision.plan.local_batch.items():
+                self.carry_out(name, tuple(on), rules)
+        raise AssertionError("claims take slots from each other in a circle")
+
+    def carry_out(self, name: JobId, on: tuple[SlotId, ...], rules: Standing) -> None:
+        job, project = self.rigid[name], self.rigid[name].account
+        if not on:
+            assert rules.borrowed[project] > 0, "within its guarantee"
+            assert rules.entitled
+            self.stopped[name] += 1
+        self.rigid[name] = replace(
+            job, holds=on, waits=not on, preemptible=bool(on), began_at=Seconds(len(self.stopped))
+        )
+
+    def check(self) -> None:
+        """No claim within a guarantee waits, because its slots are free or borrowed by others."""
+        rigid = list(self.rigid.values())
+        view = ClusterView(version=1, slots=tuple(self.slots), jobs={})
+        rules = standing(view, rigid, self.sharing, Ledger(), NOW)
+        assert not rules.entitled
+
+
+@given(st.data())
+def test_guarantees_are_kept_at_once_and_nobody_is_stopped_twice_for_one_arrival(
+    data: st.DataObject,
+) -> None:
+    """Design: each stop for a guarantee is paid by an earlier start beyond one, so there is no circle."""
+    projects = data.draw(st.dictionaries(st.sampled_from("pqr"), st.integers(0, 4), max_size=3))
+    sharing = Sharing(projects={name: Project(guaranteed=many) for name, many in projects.items()})
+    world = World(row_of(*data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))), sharing)
+
+    for number in range(data.draw(st.integers(1, 12))):
+        if world.rigid and data.draw(st.booleans()):
+            del world.rigid[data.draw(st.sampled_from(sorted(world.rigid)))]
+        else:
+            name, account = JobId(f"j-{number}"), data.draw(st.sampled_from("pqr"))
+            size = data.draw(st.integers(1, 4))
+            world.rigid[name] = claim(name, account, size, at=float(number))
+        before = Counter(world.stopped)
+        world.settle()
+        world.check()
+        assert max((world.stopped - before).values(), default=0) <= 1
