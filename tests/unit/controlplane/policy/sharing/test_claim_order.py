@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.sharing.caps import Ledger
-from controlplane.policy.sharing.claim_order import Standing, standing
+from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import decide
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
@@ -186,15 +186,16 @@ class World:
             decision = decide(view, rigid, NOW, rules=rules)
             if not decision.plan.local_batch:
                 return
+            borrowed = Counter(rules.borrowed)
             for name, on in decision.plan.local_batch.items():
-                self.carry_out(name, tuple(on), rules)
+                self.carry_out(name, tuple(on), borrowed)
         raise AssertionError("claims take slots from each other in a circle")
 
-    def carry_out(self, name: JobId, on: tuple[SlotId, ...], rules: Standing) -> None:
+    def carry_out(self, name: JobId, on: tuple[SlotId, ...], borrowed: Counter[str]) -> None:
         job, project = self.rigid[name], self.rigid[name].account
         if not on:
-            assert rules.borrowed[project] > 0, "within its guarantee"
-            assert rules.entitled
+            assert borrowed[project] > 0, "within its guarantee"
+            borrowed[project] -= len(job.holds)
             self.stopped[name] += 1
         self.rigid[name] = replace(
             job, holds=on, waits=not on, preemptible=bool(on), began_at=Seconds(len(self.stopped))
