@@ -261,11 +261,11 @@ class _Room:
             giver = self._givers[name]
             firm = giver.firm
             givers[name] = giver.give(chosen)
-            if not givers[name]:
+            if not givers[name]:  # what it gives up beyond the claim will be free for others
                 self._borrowed[giver.account.partition("/")[0]] -= firm
                 stopped |= {name} if isinstance(giver, _RigidGiver) else set()
-            if not givers[name]:  # what it gives up beyond the claim will be free for others
                 for slot in giver.slots:
+                    del self._owner[slot]
                     self._coming[node_of(slot)].append(slot)
                 del self._givers[name]
         gone = set(chosen)
