@@ -86,6 +86,8 @@ class Setup:
     "Projects to which these users belong in turn; 0: each user has an own project."
     fair_share: Literal["on", "off"] = "on"
     "Division of the slots among the users of a trace; off: the policy alone decides."
+    rigid: float = 0.0
+    "Share of the jobs that are programs on exactly their wanted slots, with time limits."
     erratic: bool = False
     "Loss curves with spikes and plateaus (physics table2)."
     work: float = WORK_CORE_S

@@ -18,6 +18,7 @@ from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
 from schemas.ids import JobId, Seconds
+from schemas.sharing import Sharing
 
 
 class PlanCycle:
@@ -45,7 +46,8 @@ class PlanCycle:
             self._claims = NO_CLAIMS
             return self._claims.plan
         view, rules = reactor.view(), None
-        if sharing is not None and any(job.waits for job in rigid):
+        if any(job.waits for job in rigid):
+            sharing = sharing or Sharing(fair_share=False)
             ledger = ledger_of(reactor.state, now, sharing.half_life_s)
             rules = standing(view, rigid, sharing, ledger, now)
         self._claims = decide(view, rigid, now, rules=rules)

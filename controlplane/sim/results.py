@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from schemas.ids import Seconds
@@ -59,6 +61,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     most_worth: float = 0.0  # largest possible value of `worth`
     promised_at: Seconds | None = None  # first promised completion time; None: no promise
     counted: bool = True  # True if averages include the job; False for warm-up jobs
+    kind: str = "elastic"  # elastic or torchrun
+    project: str = ""  # of the user who submitted it
     wanted: int = 1  # slots requested by the user
     alone_s: float | None = None  # start and training alone on `wanted` slots; None: unknown
     forecast: StartForecast | None = None  # None: the policy made none
@@ -102,6 +106,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 0  # global batch tuned by the user for `slots`, samples; 0: the workload's own
     user: str = "trace"
     project: str = ""  # empty: the user's own project
+    kind: Literal["elastic", "torchrun"] = "elastic"  # torchrun: a program on exactly `slots`
+    max_run_s: float | None = None  # time limit of a program; None: none
     cancelled_after_s: float | None = None  # time from submission to cancellation by the user
     crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
     samples: int | None = None  # work of a recorded job; None: the workload's own

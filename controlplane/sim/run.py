@@ -23,8 +23,8 @@ from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.simulation import Recorder, Simulation
 from controlplane.sim.models.demands import Interference, TrainingJobs
 from controlplane.sim.models.interference import make_interference
-from controlplane.sim.models.job_model import TrainingModel
-from controlplane.sim.results import JobResult, SimulationResult, Trace
+from controlplane.sim.models.job_model import TrainingModel, packed, training_s
+from controlplane.sim.results import JobResult, SimulationResult, Trace, TraceJob
 from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of, usual_demands
 from schemas.ids import NodeId, Seconds
 from schemas.sharing import Sharing
@@ -95,7 +95,7 @@ def simulate(
         scenario=scenario,
         seed=seed,
         model=model,
-        trace=trace or trace_of(scenario, seed),
+        trace=with_rigid_jobs(trace or trace_of(scenario, seed), scenario, model, seed),
     )
     _check_trace(run.trace, scenario)
     simulation, planner = _build(run, record, made, on_call)
@@ -109,6 +109,42 @@ def simulate(
         if on_call is not None:
             on_call(None)
     return _result(run, simulation, planner, began)
+
+
+RIGID_STREAM: Final = 7  # random stream of rigid jobs
+OVERESTIMATES: Final = (1.1, 3.0)  # time limit of a program, in its true lengths; chosen
+
+
+def with_rigid_jobs(trace: Trace, scenario: Scenario, model: TrainingModel, seed: int) -> Trace:
+    """Return the trace in which a share of the jobs are programs on exactly the wanted slots.
+
+    Their users state time limits, which are too long by a random factor (Mu'alem and Feitelson,
+    TPDS '01).
+    """
+    if not scenario.rigid:
+        return trace
+    rng = default_rng((seed, RIGID_STREAM))
+    rigid = rng.random(len(trace.jobs)) < scenario.rigid
+    factors = rng.uniform(*OVERESTIMATES, len(trace.jobs))
+    each = zip(trace.jobs, rigid.tolist(), factors.tolist(), strict=True)
+    return msgspec.structs.replace(
+        trace,
+        jobs=tuple(
+            _program(job, factor, scenario, model, seed) if chosen else job
+            for job, chosen, factor in each
+        ),
+    )
+
+
+def _program(
+    job: TraceJob, factor: float, scenario: Scenario, model: TrainingModel, seed: int
+) -> TraceJob:
+    whole = model.job_model(job, "fixed", seed=seed)
+    slots = min(job.slots, scenario.slots)
+    alone_s = whole.costs.start_s
+    alone_s += training_s(whole, packed(slots, scenario.widest), whole.spec.batch_size)
+    limit_s = factor * alone_s
+    return msgspec.structs.replace(job, kind="torchrun", slots=slots, max_run_s=limit_s)
 
 
 def _build(
@@ -158,7 +194,8 @@ def _schedule(run: _Run, simulation: Simulation) -> None:
     if run.scenario.fair_share and len({(job.project, job.user) for job in run.trace.jobs}) > 1:
         simulation.share(Sharing())
     for place, job in enumerate(run.trace.jobs):
-        make_model = partial(run.model.job_model, job, run.entry.batch, seed=run.seed)
+        batch = run.entry.batch if job.kind == "elastic" else "fixed"
+        make_model = partial(run.model.job_model, job, batch, seed=run.seed)
         simulation.submit(job, make_model, counted=place >= run.uncounted)
     for at, node in _losses(run.scenario, run.seed):
         simulation.lose_node(node, at, run.scenario.node_back_s)

@@ -58,7 +58,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
         (0.0, 500.0, "give less: a cluster cancels longer changes"),
     ),
     **dict.fromkeys(
-        ("crash_share", "cancel_share", "early_share"), (0.0, 1.0, "give a share of the jobs")
+        ("crash_share", "cancel_share", "early_share", "rigid"),
+        (0.0, 1.0, "give a share of the jobs"),
     ),
     "warm_up": (0.0, 1.0 - 1e-9, "give a share of the jobs below 1"),
     "noise": (0.0, 2.0, "give 0.05 for a relative error of 5%"),
@@ -107,6 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     users: int = 0  # users to whom the jobs are dealt; 0: as many as there are `projects`
     projects: int = 0  # projects of these users; 0: each user has its own
     fair_share: bool = True  # False: policies do not see accounts
+    rigid: float = 0.0  # share of jobs that are programs on a fixed number of slots
     generations: int = 3  # generations that a searching policy evolves per request
     think_s: float = 5.0  # searching policies: minimum time between requests after epochs
     record_allocations: bool = False  # True: results list which job used which slot when

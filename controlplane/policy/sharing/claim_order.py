@@ -23,6 +23,9 @@ from schemas.sharing import Project, Sharing, UserShare
 OVERDUE_S: Final = 86_400.0  # a claim that has waited for this long goes before fair share
 
 
+FAIR: Final = 2  # class of claims that are neither entitled nor overdue
+
+
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What the rules of sharing say about the claims of a moment."""
 
@@ -30,6 +33,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     entitled: frozenset[JobId] = frozenset()  # claims within the guarantee of their project
     borrowed: Mapping[str, int] = {}  # firm slots of a project above its guarantee
     refused: Mapping[JobId, Reason] = {}  # claims that would exceed a limit
+    share: int | None = None  # most slots of rigid jobs; None: no bound
+    exempt: frozenset[JobId] = frozenset()  # claims that this share does not bound
 
 
 def standing(
@@ -40,6 +45,7 @@ def standing(
     A claim is entitled if its project's firm slots stay within the guarantee with it. Of several
     claims, only those that fit together are entitled, in the order of their arrival.
     """
+    # Rigid and elastic jobs share the cluster by their demand, or one kind would starve the other.
     firm, held = _firm_slots(view, rigid), _held_slots(view, rigid)
     guarantees = _guarantees(sharing, len(view.slots))
     entitled: set[JobId] = set()
@@ -61,15 +67,19 @@ def standing(
     def key(job: RigidView) -> tuple[int, float, float, float]:
         if job.job in entitled:
             return (0, 0.0, 0.0, job.submitted_at)
-        if now - job.submitted_at >= OVERDUE_S or not sharing.fair_share:
+        if now - job.submitted_at >= OVERDUE_S:
             return (1, 0.0, 0.0, job.submitted_at)
-        return (2, *_level_usage(job.account, sharing, ledger), job.submitted_at)
+        if not sharing.fair_share:
+            return (FAIR, 0.0, 0.0, job.submitted_at)
+        return (FAIR, *_level_usage(job.account, sharing, ledger), job.submitted_at)
 
     return Standing(
         order=sorted(waiting, key=key),
         entitled=frozenset(entitled),
         borrowed={name: most - guarantees.get(name, 0) for name, most in firm.items()},
         refused=refused,
+        share=_share(view, rigid),
+        exempt=frozenset(job.job for job in waiting if key(job)[0] < FAIR),
     )
 
 
@@ -97,6 +107,18 @@ def _held_slots(view: ClusterView, rigid: Sequence[RigidView]) -> Counter[str]:
         found[one.account] += len(one.holds)
         found[_project(one.account)] += len(one.holds)
     return found
+
+
+def _share(view: ClusterView, rigid: Sequence[RigidView]) -> int | None:
+    """Return the rigid jobs' share of the cluster, by demand, or None if all demand can be met.
+
+    The demand of an elastic job is its minimum.
+    """
+    programs = sum(job.slots for job in rigid)
+    trainings = sum(job.least for job in view.jobs.values())
+    if not trainings or programs + trainings <= len(view.slots):
+        return None
+    return len(view.slots) * programs // (programs + trainings)
 
 
 def _guarantees(sharing: Sharing, capacity: int) -> dict[str, int]:

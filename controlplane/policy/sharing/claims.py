@@ -68,6 +68,7 @@ def decide(
     decided = _Decided(view.version, reasons=dict(rules.refused))
     head: _Reservation | None = None
     behind = 0
+    held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
     for job in rules.order:
         if job.ready_at > now:
             decided.reasons[job.job] = backs_off(job.ready_at, now)
@@ -75,6 +76,10 @@ def decide(
             continue
         if (largest := room.largest(one_node=job.one_node)) < job.slots:
             decided.reasons[job.job] = _never_fits(job, largest)
+            continue
+        share = None if job.job in rules.exempt or not held else rules.share
+        if share is not None and held + job.slots > share:
+            decided.reasons[job.job] = _beyond_share(job, held, share)
             continue
         behind += head is not None
         if head is not None and (behind > MAX_BACKFILL or not head.permits(job, now)):
@@ -84,6 +89,7 @@ def decide(
         if (found := room.take(job, avoid)) is not None:
             if head is not None:
                 head.use(job, now)
+            held += job.slots
             decided.serve(job, found, head)
         elif head is None:
             head = room.reservation(job)
@@ -485,6 +491,12 @@ def _reserved(job: RigidView, head: _Reservation, have: int, now: Seconds) -> Re
     when = f"within {_duration(wait_s)}" if wait_s else "at once"
     text = f"{text}; has them {when}, after {', '.join(head.ends)}"
     return Reason("reserved", text, {**numbers, "wait_s": wait_s})
+
+
+def _beyond_share(job: RigidView, held: int, share: int) -> Reason:
+    text = f"needs {slots_in_words(job.slots)}; programs have {held}, and {share} are their share"
+    numbers = {"needs": float(job.slots), "held": float(held), "share": float(share)}
+    return Reason("share", f"{text} while elastic jobs wait", numbers)
 
 
 def _behind(job: RigidView, head: _Reservation) -> Reason:

@@ -267,6 +267,31 @@ def summary(result: SimulationResult) -> dict[str, Any]:
             name: _of_application([job for job in counted if job.application == name])
             for name in sorted({job.application for job in counted})
         },
+        **_by_group_of_jobs(counted),
+    }
+
+
+def _by_group_of_jobs(jobs: Sequence[JobResult]) -> dict[str, Any]:
+    """Return figures for each kind of job and each project, if there are several."""
+    found: dict[str, Any] = {}
+    for field in ("kind", "project"):
+        groups = sorted({getattr(job, field) for job in jobs})
+        if len(groups) > 1:
+            found[f"per_{field}"] = {
+                name: _of_group([job for job in jobs if getattr(job, field) == name])
+                for name in groups
+            }
+    return found
+
+
+def _of_group(jobs: Sequence[JobResult]) -> dict[str, float | None]:
+    waits = [job.started_at - job.submitted_at for job in jobs if job.started_at is not None]
+    times = _completion_times(jobs)
+    return {
+        **_of_application(jobs),
+        "p99_jct_s": _quantile(times, 0.99),
+        "p99_wait_s": _quantile(waits, 0.99),
+        "longest_wait_s": max(waits, default=None),
     }
 
 

@@ -275,6 +275,8 @@ def _result(record: _Record, job: Job) -> JobResult:
         most_worth=job.spec.stated_utility.value if job.spec.stated_utility else 0.0,
         promised_at=job.promised_end.first if job.promised_end else None,
         counted=record.counted,
+        kind=record.submission.kind,
+        project=record.submission.project,
         forecast=record.forecast,
         allocations=tuple(record.allocations or ()),
         losses=tuple(record.losses),

@@ -31,9 +31,10 @@ from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress,
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
 from controlplane.sim.models.demands import Interference
-from controlplane.sim.models.job_model import JobModel
+from controlplane.sim.models.job_model import JobModel, job_name
 from controlplane.sim.results import JobResult, TraceJob
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term
+from schemas.jobs import JobSpec
 from schemas.nodes import NodeSpec
 from schemas.sharing import Sharing
 from schemas.wire.agent import AgentEvent, EpochReported
@@ -66,6 +67,19 @@ SUSPECT_S: Final = 6.0  # silence after which a node is suspected, as in the ser
 LOST_S: Final = 30.0  # silence after which a node is lost, as in the service
 RETURN_S: Final = LOST_S + 1.0  # minimum time between loss and return of a node
 Recorder = Callable[[Seconds, Input, Sequence[Command]], None]
+
+
+def _program(submission: TraceJob) -> JobSpec:
+    """Return the specification of a rigid job of a trace."""
+    limit_s = submission.max_run_s
+    return JobSpec(
+        name=job_name(submission.name),
+        kind="torchrun",
+        command=("python", "train.py"),
+        slots=(submission.slots, submission.slots),
+        max_run_s=msgspec.UNSET if limit_s is None else limit_s,
+        retries=1,
+    )
 
 
 class Simulation:
@@ -215,6 +229,10 @@ class Simulation:
         model = make_model()
         self._accepted = None
         spec = model.spec
+        rigid = submission.kind == "torchrun"
+        fixed_batch = spec.batch_size if rigid else None
+        if rigid:
+            spec = _program(submission)
         if submission.utility is not None:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
         if not self._options.scenario.share_families:
@@ -233,7 +251,8 @@ class Simulation:
         given = self._options.scenario
         costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
-        self.jobs[name] = JobProcesses(name, training, costs, submission.crashes_at)
+        processes = JobProcesses(name, training, costs, submission.crashes_at, fixed_batch)
+        self.jobs[name] = processes
         self._job_log.add(name, submission, training, counted=counted)
         if submission.cancelled_after_s is not None:
             when = self.kernel.now + submission.cancelled_after_s

@@ -2,8 +2,8 @@
 
 The columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
 *Pollux* (OSDI '21) have the same columns. Optional columns are
-`user,project,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell
-means the default value; a job without a project belongs to its user's own one.
+`user,project,kind,max_run_s,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty
+optional cell means the default value; a job without a project belongs to its user's own one.
 
 A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, unique, with_header
@@ -28,12 +28,14 @@ from schemas.jobs import MAX_UTILITY, Utility
 
 REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
 OPTIONAL: Final = (
-    "user", "project", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
+    "user", "project", "kind", "max_run_s", "cancelled_after_s", "crashes_at", "samples", "value",
+    "deadline_s", "decay",
 )  # fmt: skip
 USER: Final = "trace"  # user of jobs without a user
 MAX_JOBS: Final = 1_000_000
 MAX_SLOTS: Final = 1_000_000
 MIN_DEADLINE_S: Final = 1e-3
+MIN_LIMIT_S: Final = 1.0  # smallest time limit
 MIN_SHARE: Final = 1e-9  # smallest share of a job's work before and after a crash
 
 
@@ -86,6 +88,8 @@ def _job(row: CsvRow) -> TraceJob:
         batch=row.whole("batch_size"),
         user=row.text("user") if row.given("user") else USER,
         project=row.text("project") if row.given("project") else "",
+        kind=_kind(row),
+        max_run_s=row.number("max_run_s", MIN_LIMIT_S) if row.given("max_run_s") else None,
         cancelled_after_s=(
             row.number("cancelled_after_s") if row.given("cancelled_after_s") else None
         ),
@@ -93,6 +97,17 @@ def _job(row: CsvRow) -> TraceJob:
         samples=row.whole("samples", 1) if row.given("samples") else None,
         utility=_utility(row) if row.given("value") else None,
     )
+
+
+def _kind(row: CsvRow) -> Literal["elastic", "torchrun"]:
+    match row.text("kind") if row.given("kind") else "elastic":
+        case "elastic":
+            return "elastic"
+        case "torchrun":
+            return "torchrun"
+        case kind:
+            problem = f"{row.place}: column kind: {kind!r}"
+            raise TraceError(problem, "write elastic or torchrun")
 
 
 def _utility(row: CsvRow) -> Utility:
@@ -107,12 +122,18 @@ def _cells(job: TraceJob) -> dict[str, str]:
     worth = job.utility
     numbers = {
         "time": job.at, "num_replicas": job.slots, "batch_size": job.batch,
-        "cancelled_after_s": job.cancelled_after_s, "crashes_at": job.crashes_at,
-        "samples": job.samples, "value": worth.value if worth else None,
+        "max_run_s": job.max_run_s, "cancelled_after_s": job.cancelled_after_s,
+        "crashes_at": job.crashes_at, "samples": job.samples,
+        "value": worth.value if worth else None,
         "deadline_s": worth.deadline_s if worth and worth.deadline_s < inf else None,
         "decay": worth.decay if worth else None,
     }  # fmt: skip
-    texts = {"name": job.name, "application": job.workload, "user": job.user}
+    texts = {
+        "kind": "" if job.kind == "elastic" else job.kind,
+        "name": job.name,
+        "application": job.workload,
+        "user": job.user,
+    }
     texts["project"] = job.project
     return texts | {column: _plain(number) for column, number in numbers.items()}
 

@@ -243,3 +243,21 @@ def test_guarantees_are_kept_at_once_and_nobody_is_stopped_more_often_than_jobs_
             world.check()
             assert max((world.stopped - before).values(), default=0) <= arrived
             arrived, before = 0, Counter(world.stopped)
+
+
+def test_programs_and_elastic_jobs_share_a_full_cluster_by_their_demand() -> None:
+    jobs = tuple(job_view(JobId(f"e-{number}"), 1.0, slots=(1, 8)) for number in range(4))
+    rigid = [holder(A, "p/ann", *n(0)), claim(G, "q/cat", 1), claim(H, "q/cat", 2)]
+
+    decision = served(Sharing(), *rigid, jobs=jobs)
+
+    # 4 slots, programs ask for 4 and trainings for 4: two slots for each kind.
+    assert decision.plan.local_batch == {G: dict.fromkeys(n(1), 1)}
+    text = "needs 2 slots; programs have 2, and 2 are their share while elastic jobs wait"
+    assert decision.reasons[H].text == text
+
+
+def test_the_first_program_starts_however_small_the_share_is() -> None:
+    jobs = tuple(job_view(JobId(f"e-{number}"), 1.0, slots=(1, 8)) for number in range(40))
+
+    assert served(Sharing(), claim(G, "q/cat", 3), jobs=jobs).plan.local_batch.keys() == {G}
