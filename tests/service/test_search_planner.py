@@ -244,13 +244,13 @@ def test_a_checked_policy_is_known_by_its_needs_and_its_code() -> None:
     found = check_policy(policy, {"share": 1.0}, folder=ROOT)
 
     code = sha256(source).hexdigest()[:16]
-    assert found == CheckedPolicy(apart=True, needs=("losses",), code=code)
+    assert found == CheckedPolicy(apart=True, needs=("losses",), gangs=True, code=code)
     with pytest.raises(SettingsError, match="unknown field `x`; known: share"):
         check_policy(policy, {"x": 1}, folder=ROOT)
 
 
 def test_policies_of_the_package_are_checked_without_a_process() -> None:
-    assert check_policy("fifo", {}) == CheckedPolicy(apart=False, needs=())
+    assert check_policy("fifo", {}) == CheckedPolicy(apart=False, needs=(), gangs=True)
     assert check_policy("slaq", {}) == CheckedPolicy(apart=True, needs=("losses",))
     with pytest.raises(SettingsError, match="needs to know how long jobs will last"):
         check_policy("srtf", {})
