@@ -244,7 +244,7 @@ def test_a_checked_policy_is_known_by_its_needs_and_its_code() -> None:
     found = check_policy(policy, {"share": 1.0}, folder=ROOT)
 
     code = sha256(source).hexdigest()[:16]
-    assert found == CheckedPolicy(apart=True, needs=("losses",), code=code)
+    assert found == CheckedPolicy(apart=True, needs=("losses",), gangs=True, code=code)
     with pytest.raises(SettingsError, match="unknown field `x`; known: share"):
         check_policy(policy, {"x": 1}, folder=ROOT)
 

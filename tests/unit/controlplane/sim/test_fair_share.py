@@ -138,3 +138,15 @@ def test_the_first_user_has_most_jobs() -> None:
 
     counts = [users.count(f"user-{n}") for n in (1, 2, 3)]
     assert counts == pytest.approx([1636, 818, 545], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "pollux"])
+def test_all_jobs_of_five_users_end_although_nodes_and_scripts_fail(policy: str) -> None:
+    storm = Scenario(
+        jobs=40, interval_s=15.0, nodes=(NodeGroup(count=3, slots=4),), users=5, projects=2,
+        generations=1, crash_share=0.1, cancel_share=0.1, node_loss_s=900.0, node_back_s=120.0,
+        utilities=policy == "oasis",
+    )  # fmt: skip
+
+    assert all(one.ended_at is not None for one in simulate(policy, storm, 7).jobs)

@@ -47,6 +47,8 @@ def complaint(path: Path) -> str:
         (HEADER.strip() + ",user,cancelled_after_s,crashes_at,samples\na,0,x,1,0,ann,60,0.5,1000\nb,0,x,1,0,,,,\n",
          [job("a", workload="x", slots=1, batch=0, user="ann", cancelled_after_s=60.0, crashes_at=0.5, samples=1000),
           job("b", workload="x", slots=1, batch=0)]),
+        (HEADER.strip() + ",user,project\na,0,cifar10,2,64,ann,vision\nb,0,cifar10,2,64,bob,\n",
+         [job("a", user="ann", project="vision"), job("b", user="bob")]),
         (HEADER + "c,9,cifar10,2,64\nb,5,cifar10,2,64\na,5,cifar10,2,64\n",
          [job("b", 5.0), job("a", 5.0), job("c", 9.0)]),
         (b"\xef\xbb\xbfbatch_size, time ,Name,application,num_replicas\r\n\r\n64,1,a,cifar10,2.0\r\n", [job("a", 1.0)]),
@@ -55,6 +57,7 @@ def complaint(path: Path) -> str:
     ],
     ids=[
         "a workload of the Pollux artifact", "further columns, whose empty cells have defaults",
+        "users and projects",
         "sorted by time, and ties as in the file", "columns in any order, and any line ends",
         "semicolons", "tabs",
     ],
