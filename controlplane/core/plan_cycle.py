@@ -41,13 +41,13 @@ class PlanCycle:
         The plan applies at once, before the policy is asked. It leaves out jobs that stay.
         """
         reactor = self._reactor()
-        rigid, sharing = reactor.rigid_views(), reactor.state.sharing
+        rigid = reactor.rigid_views()
         if not rigid:
             self._claims = NO_CLAIMS
             return self._claims.plan
         view, rules = reactor.view(), None
         if any(job.waits for job in rigid):
-            sharing = sharing or Sharing(fair_share=False)
+            sharing = reactor.state.sharing or Sharing(fair_share=False)
             ledger = ledger_of(reactor.state, now, sharing.half_life_s)
             rules = standing(view, rigid, sharing, ledger, now)
         self._claims = decide(view, rigid, now, rules=rules)
