@@ -38,6 +38,9 @@ CHECK = "Print every problem of a settings file on this host."
 USAGE = "Print how many slot hours users, projects or jobs used."
 RUN = "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."
 KEY = "Manage keys and their rights (admins)."
+QUOTA = "Show what projects and users have, may have and have used."
+PROJECT = "Set shares of projects and their users (admins)."
+SCHEDULING = "Pause all starts and growths of jobs, or resume them (operators)."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
 ADMIN = "Back up, restore, check and read the controller's journal, on its host."
@@ -108,6 +111,11 @@ def build() -> App:
     node.command(operators.drain)
     node.command(operators.undrain)
     node.command(operators.forget)
+    app.command("controlplane.cli.quota:quota", name="quota", help=QUOTA, group=cluster)
+    app.command("controlplane.cli.quota:project", name="project", help=PROJECT, group=cluster)
+    app.command(
+        "controlplane.cli.quota:scheduling", name="scheduling", help=SCHEDULING, group=cluster
+    )
     settings = App(name="config", help="Check settings files.", group=cluster)
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
     for part in (node, settings):

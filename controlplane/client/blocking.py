@@ -162,6 +162,10 @@ class BlockingClient(Blocking[Client]):
     undrain = _blocking(Client.undrain)
     forget_node = _blocking(Client.forget_node)
 
+    sharing = _blocking(Client.sharing)
+    change_sharing = _blocking(Client.change_sharing)
+    pause_scheduling = _blocking(Client.pause_scheduling)
+
     keys = _blocking(Client.keys)
     add_key = _blocking(Client.add_key)
     revoke_key = _blocking(Client.revoke_key)

@@ -19,10 +19,12 @@ from controlplane.client.sweeps.sweep import Sweep
 from schemas.errors import BadFieldError, TimedOutError
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
+from schemas.sharing import Sharing
 from schemas.sweeps import Value
 from schemas.wire.client import (
     AddKey,
     CancelJob,
+    ChangeSharing,
     ChangeSweep,
     CheckJob,
     DrainNode,
@@ -31,6 +33,7 @@ from schemas.wire.client import (
     ForgetNode,
     GetLedger,
     GetSearch,
+    GetSharing,
     GetSweep,
     GetUsage,
     JobAccepted,
@@ -48,10 +51,12 @@ from schemas.wire.client import (
     NodeInfo,
     Nodes,
     PauseJob,
+    PauseScheduling,
     ResizeJob,
     ResumeJob,
     RevokeKey,
     SearchInfo,
+    SharingInfo,
     SubmitJob,
     SweepChanged,
     SweepDetail,
@@ -246,6 +251,23 @@ class Client(FileTransfers):
     async def forget_node(self, node: str) -> NodeInfo:
         """Remove a lost node that will not come back. Only operators and admins may call this."""
         return (await self._call(ForgetNode(node=NodeId(node)), Nodes)).nodes[0]
+
+    async def sharing(self) -> SharingInfo:
+        """Return the rules of sharing, and the accounts that the key may see."""
+        return await self._call(GetSharing(), SharingInfo)
+
+    async def change_sharing(self, sharing: Sharing, based_on: int) -> SharingInfo:
+        """Replace the rules of sharing. Only admins may call this.
+
+        Args:
+            based_on: revision of the rules that were read. A BadFieldError is raised if the rules
+                have changed since then.
+        """
+        return await self._call(ChangeSharing(sharing=sharing, based_on=based_on), SharingInfo)
+
+    async def pause_scheduling(self, paused: bool, reason: str = "") -> SharingInfo:
+        """Pause all starts and growths, or resume them. Only operators and admins may call this."""
+        return await self._call(PauseScheduling(paused=paused, reason=reason), SharingInfo)
 
     async def keys(self) -> tuple[KeyInfo, ...]:
         """Return all keys, including expired and revoked ones. Only admins may call this."""

@@ -234,6 +234,15 @@ class SharingChanged(Message, tag="core.sharing_changed.1"):
     """The rules by which accounts share the cluster are set for the first time, or changed."""
 
     sharing: Sharing
+    user: str = ""  # who changed them; empty: the settings file
+
+
+class SchedulingPaused(Message, tag="core.scheduling_paused.1"):
+    """An operator pauses or resumes all starts and growths."""
+
+    user: str
+    paused: bool
+    reason: str = ""
 
 
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
@@ -282,4 +291,5 @@ Input = (
     | OrderTooLarge
     | CommitsResumed
     | SharingChanged
+    | SchedulingPaused
 )

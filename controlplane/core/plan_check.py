@@ -160,6 +160,8 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     rejected, refused = _rejections(plan, state)
     for job, placed in _entries(plan, state):
         problem = _out_of_bounds(job, placed) or _stale(job, plan, now)
+        if state.scheduling_paused and _grows(job, placed):
+            problem = f"scheduling is {state.scheduling_paused}"
         if problem:
             refused[job.job] = problem
             continue

@@ -58,6 +58,11 @@ class PlanCycle:
         """Why rigid jobs wait."""
         return self._claims.reasons
 
+    @property
+    def budgets(self) -> Mapping[str, int]:
+        """Most slots of each account that is bounded, at the latest view."""
+        return {} if self._divided is None else self._divided.budgets
+
     def view(self, now: Seconds) -> ClusterView:
         """Return the view of the current state that the policy should see."""
         reactor = self._reactor()

@@ -45,6 +45,7 @@ from controlplane.core.inputs import (
     ResizeRequested,
     ResumeRequested,
     RunExpired,
+    SchedulingPaused,
     SharingChanged,
     StartExpired,
     SweepChangeRequested,
@@ -86,6 +87,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     RunExpired: lifecycle.on_run_expired,
     SweepChangeRequested: submission.on_sweep_change_requested,
     SharingChanged: submission.on_sharing_changed,
+    SchedulingPaused: submission.on_scheduling_paused,
 }
 
 

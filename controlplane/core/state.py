@@ -165,6 +165,8 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # swaps in progress
     sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
+    sharing_file: Sharing | None = None  # rules of the settings file that were applied last
+    scheduling_paused: str = ""  # who paused all starts and growths, and why; empty: nobody
     usage: dict[str, Usage] = {}  # by account, since `sharing` is known
     began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
 

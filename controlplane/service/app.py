@@ -278,10 +278,14 @@ class Controller:
         self._snapshots.user_bytes = settings.limits.archive_bytes
 
     def _apply_sharing(self, settings: ControllerSettings) -> None:
-        """Make the rules of sharing an input of the core, unless they are in force."""
-        former = self._commit_loop.reactor.state.sharing
+        """Make the rules of sharing an input of the core if they changed in the settings file.
+
+        Rules that an admin has set since then stay otherwise.
+        """
+        state = self._commit_loop.reactor.state
+        former, applied = state.sharing, state.sharing_file
         revision = former.revision if former is not None else 0
-        if former != msgspec.structs.replace(settings.sharing, revision=revision):
+        if applied is None or settings.sharing != msgspec.structs.replace(applied, revision=0):
             sharing = msgspec.structs.replace(settings.sharing, revision=revision + 1)
             self._commit_loop.handle(SharingChanged(sharing=sharing))
 

@@ -13,6 +13,7 @@ import msgspec
 from schemas.epochs import EpochFacts
 from schemas.ids import JobId, NodeId, Pid, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
+from schemas.sharing import Sharing
 from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
 from schemas.wire.feed import Detail, FeedEvent, LogPage, Position, ReadLog
@@ -191,6 +192,24 @@ class DrainNode(Message, tag="client.drain_node.1"):
     within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
 
 
+class GetSharing(Message, tag="client.get_sharing.1"):
+    """Request the rules of sharing, and what accounts have. Reply: `SharingInfo`."""
+
+
+class ChangeSharing(Message, tag="client.change_sharing.1"):
+    """Replace the rules of sharing. Reply: `SharingInfo`."""
+
+    sharing: Sharing
+    based_on: int  # revision that was read; if it is not the latest one, nothing changes
+
+
+class PauseScheduling(Message, tag="client.pause_scheduling.1"):
+    """Start and grow no job until scheduling is resumed. Reply: `SharingInfo`."""
+
+    paused: bool
+    reason: str = ""
+
+
 class UndrainNode(Message, tag="client.undrain_node.1"):
     """Return a drained node to service. Reply: `Nodes`."""
 
@@ -306,6 +325,27 @@ class JobSummary(Message, tag="client.job_summary.1"):
     expected_end: Seconds | None = None  # the policy's latest forecast of the end
     predicted_loss: float | None = None  # the policy's forecast for the current slots
     project: str = ""  # members of the project see the job; default: the user's name
+
+
+class AccountShare(Message, tag="client.account_share.1"):
+    """Slots of a user in a project."""
+
+    project: str
+    user: str
+    slots: int  # that its jobs have now
+    running: int  # jobs with slots
+    waiting: int  # jobs without slots
+    budget: int | None = None  # most slots of its elastic and rigid jobs now; None: not bounded
+    usage_s: float = 0.0  # decayed slot seconds
+
+
+class SharingInfo(Message, tag="client.sharing_info.1"):
+    """Rules of sharing, and the accounts that the reader may see."""
+
+    sharing: Sharing
+    slots: int  # of the cluster
+    accounts: tuple[AccountShare, ...]
+    paused: str = ""  # who paused scheduling, and why; empty: it runs
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -616,6 +656,9 @@ Request = (
     | ExplainJob
     | GetSearch
     | ListNodes
+    | GetSharing
+    | ChangeSharing
+    | PauseScheduling
     | DrainNode
     | UndrainNode
     | ForgetNode
@@ -634,6 +677,7 @@ Reply = (
     | JobAccepted
     | JobChecked
     | Jobs
+    | SharingInfo
     | Usage
     | JobDetail
     | JobState

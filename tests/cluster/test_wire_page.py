@@ -70,7 +70,7 @@ def value(page: dict[str, list[Row]], kind: str, *, least: bool, depth: int) -> 
         parts = re.split(r", (?![^\[]*\])", kind[1 : kind.rindex("]")])
         return [value(page, part, least=least, depth=depth) for part in parts]
     first = kind.partition(" or ")[0]
-    plain = {"int": 1, "float": 1.5, "text": "a", "bytes": b"a", "bool": True, "nil": None}
+    plain = {"int": 1, "float": 61.5, "text": "a", "bytes": b"a", "bool": True, "nil": None}
     if (long := re.fullmatch(r"text of (\d+)", first)) is not None:
         return "a" * int(long[1])
     if (word := first.split(" ")[0]) in plain:

@@ -42,7 +42,16 @@ USERS, PEOPLE = [OWNER, MATE, STRANGER, OPERATOR, ADMIN], list(KEYS)[:8]
 SEE_IT = [OWNER, MATE, OPERATOR, ADMIN, VIEWER, ALL_VIEWER]
 MAY: Final = {  # who may send a request; the others are denied, or told that there is no such job
     **dict.fromkeys(
-        ["GetCluster", "GetSearch", "CheckJob", "ListJobs", "ListNodes", "GetUsage", "ReadEvents"],
+        [
+            "GetCluster",
+            "GetSearch",
+            "CheckJob",
+            "ListJobs",
+            "ListNodes",
+            "GetUsage",
+            "ReadEvents",
+            "GetSharing",
+        ],
         PEOPLE,
     ),
     **dict.fromkeys(["GetJob", "WaitJob", "ExplainJob", "GetSweep", "GetLedger"], SEE_IT),
@@ -52,13 +61,15 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
         ["CancelJob", "ResizeJob", "PauseJob", "ResumeJob", "ChangeSweep"], (OWNER, ADMIN)
     ),
     **dict.fromkeys(["PutSnapshot", "SubmitJob"], USERS),
-    **dict.fromkeys(["DrainNode", "UndrainNode", "ForgetNode"], (OPERATOR, ADMIN)),
-    **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey"], (ADMIN,)),
+    **dict.fromkeys(
+        ["DrainNode", "UndrainNode", "ForgetNode", "PauseScheduling"], (OPERATOR, ADMIN)
+    ),
+    **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey", "ChangeSharing"], (ADMIN,)),
 }
 ON_A_JOB: Final = set(MAY) - {
     "GetCluster", "GetSearch", "CheckJob", "ListJobs", "ListNodes", "GetUsage", "ReadEvents",
     "PutSnapshot", "SubmitJob", "DrainNode", "UndrainNode", "ForgetNode", "AddKey", "ListKeys",
-    "RevokeKey",
+    "RevokeKey", "GetSharing", "ChangeSharing", "PauseScheduling",
 }  # fmt: skip
 REQUESTS: Final = {
     kind.__name__: kind for kind in dict.fromkeys([*REQUEST.kinds, *FOLLOWER_RIGHTS])

@@ -11,9 +11,11 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names, hide_users
-from schemas.errors import BadFieldError, UnknownJobError
+from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
+from schemas.sharing import Project, Sharing
 from schemas.transport.keys import Identity
+from schemas.wire import client
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,
@@ -192,3 +194,40 @@ async def stored(service: LiveService, folder: Path, who: Identity) -> str:
     digest = digest_of(archive)
     await service.ask(PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who)
     return digest
+
+
+async def test_a_user_sees_the_shares_of_own_projects_and_an_admin_those_of_all(
+    service: LiveService,
+) -> None:
+    async def accounts(who: Identity) -> list[tuple[str, int, int]]:
+        reply: Any = await service.ask(client.GetSharing(), who)
+        return [(one.user, one.slots, one.waiting) for one in reply.accounts]
+
+    assert await accounts(ANN) == [("ann", 1, 0)]
+    assert await accounts(ADMIN) == [("ann", 1, 0), ("bob", 0, 1)]
+
+
+async def test_only_an_admin_changes_shares_and_only_the_rules_that_were_read(
+    service: LiveService,
+) -> None:
+    rules = Sharing(projects={"ann": Project(limit=1)})
+
+    with pytest.raises(DeniedError, match="may not manage keys and quotas"):
+        await service.ask(client.ChangeSharing(sharing=rules, based_on=0), OPERATOR)
+    changed: Any = await service.ask(client.ChangeSharing(sharing=rules, based_on=0), ADMIN)
+    assert changed.sharing == msgspec.structs.replace(rules, revision=1)
+    with pytest.raises(BadFieldError, match="have changed since revision 0"):
+        await service.ask(client.ChangeSharing(sharing=rules, based_on=0), ADMIN)
+    wrong = Sharing(projects={"ann": Project(limit=1, guaranteed=2)})
+    with pytest.raises(BadFieldError, match="guarantees 2 slots, but its limit is 1"):
+        await service.ask(client.ChangeSharing(sharing=wrong, based_on=1), ADMIN)
+
+
+async def test_an_operator_pauses_scheduling_and_resumes_it(service: LiveService) -> None:
+    with pytest.raises(DeniedError, match="may not manage nodes"):
+        await service.ask(client.PauseScheduling(paused=True), ANN)
+    paused: Any = await service.ask(client.PauseScheduling(paused=True, reason="disk"), OPERATOR)
+    assert paused.paused == "paused by olga: disk"
+    service.take(builders.exited(A, code=0))
+    resumed: Any = await service.ask(client.PauseScheduling(paused=False), OPERATOR)
+    assert resumed.paused == ""

@@ -12,6 +12,7 @@ from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
+from schemas.sharing import Project, Sharing, UserShare
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 from schemas.wire import Message, agent, client, feed, files, sweeps, worker
 
@@ -89,6 +90,17 @@ UNIT: Final = sweeps.UnitOrder(
     partition=3, evaluate=True,
 )  # fmt: skip
 
+SHARING: Final = Sharing(
+    revision=3, fair_share=False, half_life_s=3600.0, turn_s=60.0,
+    projects={
+        "vision": Project(
+            weight=2.0, guaranteed=4, limit=8, users={"ada": UserShare(weight=3.0, limit=2)}
+        )
+    },
+)  # fmt: skip
+_SHARE: Final = client.AccountShare(
+    project="vision", user="ada", slots=2, running=1, waiting=3, budget=2, usage_s=7200.0
+)
 JOURNAL: Final = "0123456789abcdef"
 _RANK: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
 _WORKER: Final[dict[str, Any]] = {**_RANK, "journal": JOURNAL}
@@ -287,6 +299,9 @@ _OF_CLIENTS: Final = (
     client.ExplainJob(job=JOB, cursor="decisions.9"),
     client.GetSearch(),
     client.ListNodes(cursor="nodes.9"),
+    client.GetSharing(),
+    client.ChangeSharing(sharing=SHARING, based_on=3),
+    client.PauseScheduling(paused=True, reason="new switch"),
     client.DrainNode(node=NODE, reason="new kernel", within_s=600.0),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
@@ -312,6 +327,10 @@ _OF_CLIENTS: Final = (
     client.JobChecked(notes=(NOTE,)),
     _SUMMARY,
     client.Jobs(jobs=(_SUMMARY,), left_out=40, next="jobs.52"),
+    _SHARE,
+    client.SharingInfo(
+        sharing=SHARING, slots=64, accounts=(_SHARE,), paused="paused by olga: new switch"
+    ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),
     client.JobState(job=JOB, state="failed", reason="exit code 1", exit_code=1),

@@ -12,6 +12,7 @@ from controlplane.core.handlers.sweep_orders import carry_out
 from controlplane.core.inputs import (
     CancelRequested,
     JobSubmitted,
+    SchedulingPaused,
     SharingChanged,
     SweepChangeRequested,
 )
@@ -65,6 +66,18 @@ def on_sharing_changed(ctx: HandlerContext, event: SharingChanged) -> None:
         for usage in ctx.state.usage.values():
             usage.add(0, ctx.now, ctx.now, former.half_life_s)
     ctx.state.sharing = event.sharing
+    if not event.user:
+        ctx.state.sharing_file = event.sharing
+    ctx.announce("cluster.sharing", detail={"by": event.user or "the settings file"})
+    ctx.plan_needed = True
+
+
+def on_scheduling_paused(ctx: HandlerContext, event: SchedulingPaused) -> None:
+    """Pause all starts and growths, or resume them. Running jobs continue, shrink and end."""
+    why = f": {event.reason}" if event.reason else ""
+    ctx.state.scheduling_paused = f"paused by {event.user}{why}" if event.paused else ""
+    what = "paused" if event.paused else "resumed"
+    ctx.announce(f"cluster.scheduling_{what}", detail={"by": event.user, "reason": event.reason})
     ctx.plan_needed = True
 
 

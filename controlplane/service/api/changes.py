@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
     CancelRequested,
@@ -23,6 +25,8 @@ from controlplane.core.inputs import (
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
+    SchedulingPaused,
+    SharingChanged,
     SweepChangeRequested,
     UndrainRequested,
 )
@@ -47,22 +51,27 @@ from schemas.errors import (
 )
 from schemas.ids import JobId, NodeId
 from schemas.jobs import JobSpec, problems, spec_bytes
+from schemas.sharing import problems as problems_of_sharing
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
+    ChangeSharing,
     ChangeSweep,
     CheckJob,
     DrainNode,
     ForgetNode,
+    GetSharing,
     JobAccepted,
     JobChecked,
     JobDetail,
     Nodes,
     PauseJob,
+    PauseScheduling,
     PutSnapshot,
     ResizeJob,
     ResumeJob,
+    SharingInfo,
     SnapshotStored,
     SubmitJob,
     SweepChanged,
@@ -118,6 +127,24 @@ def drain_input(
         what = f"reason: {len(request.reason)} characters exceed {MAX_REASON}"
         raise BadFieldError(what, "shorten it", "reason")
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
+
+
+def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:
+    """Return the input for new rules of sharing.
+
+    Raises:
+        BadFieldError: if the rules contradict each other, or are based on an older revision.
+    """
+    for problem in problems_of_sharing(request.sharing):
+        raise BadFieldError(
+            f"sharing.{problem.field}: {problem.what}", problem.remedy, problem.field
+        )
+    revision = state.sharing.revision if state.sharing is not None else 0
+    if request.based_on != revision:
+        what = f"based_on: the rules have changed since revision {request.based_on}"
+        raise BadFieldError(what, "read them again, and repeat the change", "based_on")
+    sharing = replace(request.sharing, revision=revision + 1)
+    return SharingChanged(sharing=sharing, user=who.name)
 
 
 RECOUNT_S: Final = 1.0  # between counts of a user's jobs; counting thousands is slow
@@ -317,7 +344,10 @@ MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 NodeInput = DrainInput | NodeForgotten
-ChangeInput = JobSubmitted | CancelRequested | Override | NodeInput | SweepChangeRequested
+SharingInput = SharingChanged | SchedulingPaused
+ChangeInput = (
+    JobSubmitted | CancelRequested | Override | NodeInput | SweepChangeRequested | SharingInput
+)
 
 
 @dataclass(eq=False)
@@ -459,6 +489,20 @@ class ChangeRequests:
         """Drain a node, or end its drain."""
         await self._apply(lambda: drain_input(self._newest, request, who))
         return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
+
+    async def change_sharing(self, request: ChangeSharing, who: Identity) -> SharingInfo:
+        """Replace the rules of sharing."""
+        await self._apply(lambda: sharing_input(self._newest, request, who))
+        return self.reads.sharing(GetSharing(), who)
+
+    async def pause_scheduling(self, request: PauseScheduling, who: Identity) -> SharingInfo:
+        """Pause all starts and growths, or resume them."""
+        if len(request.reason) > MAX_REASON or not request.reason.isprintable():
+            what = f"reason: more than {MAX_REASON} characters, or not printable"
+            raise BadFieldError(what, "shorten it", "reason")
+        event = SchedulingPaused(user=who.name, paused=request.paused, reason=request.reason)
+        await self._apply(lambda: event)
+        return self.reads.sharing(GetSharing(), who)
 
     async def forget_node(self, request: ForgetNode, who: Identity) -> Nodes:
         """Remove a lost node; the reply shows the node as it was before."""

@@ -22,7 +22,7 @@ from controlplane.journal.ended import EndedJob, EndedJobs, usage_between
 from controlplane.journal.records import JobRecords
 from controlplane.service.api import replies, sweep_replies
 from controlplane.service.api.fair_queue import deadline_of
-from controlplane.service.api.replies import PolicyNotes
+from controlplane.service.api.replies import PolicyNotes, account_shares
 from controlplane.service.api.views import Rows, View, numbered, page_of, parse_cursor
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
@@ -32,6 +32,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
+from schemas.sharing import Sharing
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
     EventsPage,
@@ -39,6 +40,7 @@ from schemas.wire.client import (
     Explanation,
     GetJob,
     GetLedger,
+    GetSharing,
     GetSweep,
     GetUsage,
     JobDetail,
@@ -51,6 +53,7 @@ from schemas.wire.client import (
     ListNodes,
     Nodes,
     ReadEvents,
+    SharingInfo,
     SweepDetail,
     Usage,
     WaitJob,
@@ -172,6 +175,23 @@ class ReadRequests:
     @property
     def _totals(self) -> Totals:
         return self.commit_loop.committed.totals
+
+    def sharing(self, _: GetSharing, who: Identity) -> SharingInfo:
+        """Return the rules of sharing, and the accounts that the reader may see."""
+        state, view = self._state, self.view(who)
+        rules = state.sharing or Sharing()
+        rows = account_shares(state, rules, self.plans.budgets, self.commit_loop.now())
+        seen = tuple(
+            row
+            for row in rows
+            if view.sees(JobOwner(row.user, row.project)) or row.user == who.name
+        )
+        return SharingInfo(
+            sharing=rules,
+            slots=len(state.slot_index.slots()),
+            accounts=seen,
+            paused=state.scheduling_paused,
+        )
 
     def view(self, who: Identity) -> View:
         """Return the view of the state that `who` may read."""

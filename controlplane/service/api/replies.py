@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -16,6 +17,7 @@ from controlplane.core.history import CHANGES, EPOCHS, GROUPS, PROMISES
 from controlplane.core.model.job import Job, batch_limit, times
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.model.usage import usage_now
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State, Totals
 from controlplane.journal.records import JobRecords
@@ -26,8 +28,10 @@ from controlplane.service.planner.planner import Planner
 from controlplane.service.worker_telemetry import Standstill, TelemetryTable
 from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, node_of, slot_id
 from schemas.jobs import JobSpec
+from schemas.sharing import Sharing
 from schemas.wire.agent import StepsReported
 from schemas.wire.client import (
+    AccountShare,
     Decision,
     Explanation,
     JobDetail,
@@ -353,6 +357,35 @@ def _samples_done(job: Job, live: StepsReported | None) -> int:
     """Return the samples done. Ignore a report of a sweep, because it covers one worker only."""
     counts = live is not None and job.sweep is None
     return max(job.progress.samples_done, live.samples_done if live and counts else 0)
+
+
+def account_shares(
+    state: State, rules: Sharing, budgets: Mapping[str, int], now: Seconds
+) -> list[AccountShare]:
+    """Return a row for each account that has jobs or has used slots lately, by name."""
+    holding = [state.jobs[name] for name in state.jobs_with_processes]
+    usage = usage_now(state.usage, holding, now, rules.half_life_s)
+    slots, running, waiting = Counter[str](), Counter[str](), Counter[str]()
+    for name in state.active:
+        job = state.jobs[name]
+        held = len(job.group.members) if job.group is not None else 0
+        slots[job.account] += held
+        (running if held else waiting)[job.account] += 1
+    found = []
+    for account in sorted(slots.keys() | {one for one, used in usage.items() if used >= 1.0}):
+        project, _, user = account.partition("/")
+        found.append(
+            AccountShare(
+                project=project,
+                user=user,
+                slots=slots[account],
+                running=running[account],
+                waiting=waiting[account],
+                budget=budgets.get(account),
+                usage_s=usage.get(account, 0.0),
+            )
+        )
+    return found
 
 
 class PolicyNotes:

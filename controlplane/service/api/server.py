@@ -49,6 +49,7 @@ from schemas.wire import Message
 from schemas.wire.client import (
     AddKey,
     CancelJob,
+    ChangeSharing,
     ChangeSweep,
     CheckJob,
     Cluster,
@@ -59,6 +60,7 @@ from schemas.wire.client import (
     GetJob,
     GetLedger,
     GetSearch,
+    GetSharing,
     GetSweep,
     GetUsage,
     Keys,
@@ -66,6 +68,7 @@ from schemas.wire.client import (
     ListKeys,
     ListNodes,
     PauseJob,
+    PauseScheduling,
     PutSnapshot,
     ReadEvents,
     ResizeJob,
@@ -165,6 +168,7 @@ class RequestServer:
             ListNodes: Route(READERS, reads.nodes, measured=True),
             GetUsage: Route(READERS, reads.usage, measured=True),
             ReadEvents: Route(READERS, reads.events, measured=True),
+            GetSharing: Route(READERS, reads.sharing, measured=True),
             # about one job
             GetJob: Route(Action.STATE, reads.job, measured=True),
             WaitJob: Route(Action.STATE, reads.job_state, measured=True),
@@ -181,6 +185,8 @@ class RequestServer:
             SubmitJob: Route(WRITERS, changes.submit),
             DrainNode: Route(OPERATORS, changes.drain, audited=True),
             UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
+            ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
             AddKey: Route(
                 ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True

@@ -232,12 +232,19 @@ class PlanCoordinator:
 
     def reason(self, job: JobId) -> Reason | None:
         """Return why a job waits and when it should start. Return None if it does not wait."""
+        if paused := self._commit_loop.reactor.state.scheduling_paused:
+            return Reason("paused_scheduling", f"scheduling is {paused}")
         if (reason := self._cycle.claim_reasons.get(job)) is not None:
             return reason
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason
         return with_start_forecast(reason, start, self._commit_loop.now())
+
+    @property
+    def budgets(self) -> Mapping[str, int]:
+        """Most slots of each account that is bounded now."""
+        return self._cycle.budgets
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
         """Return the view of the current state that the policy should see, and the time."""

@@ -38,7 +38,7 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
             "cancel", "explain", "export", "fetch", "pause", "resize", "resume", "samples", "show",
             "sweep", "timeline", "wait",
         ],
-        "Cluster": ["admin", "config", "events", "key", "node", "usage"],
+        "Cluster": ["admin", "config", "events", "key", "node", "project", "quota", "scheduling", "usage"],
         "Simulate": ["sim"],
         "More": ["completion"],
     }  # fmt: skip

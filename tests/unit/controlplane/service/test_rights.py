@@ -39,11 +39,13 @@ CHANGE: Final = (
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
-    client.ReadEvents, client.GetUsage,
+    client.ReadEvents, client.GetUsage, client.GetSharing,
 )  # fmt: skip
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
-DRAINS: Final = (client.DrainNode, client.UndrainNode, client.ForgetNode)
-KEYS: Final = (AddKey, ListKeys, RevokeKey)
+DRAINS: Final = (
+    client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
+)  # fmt: skip
+KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
     "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++"},

@@ -1,0 +1,154 @@
+"""`ones quota`, `ones project` and pauses of scheduling: how users and projects share a cluster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from cyclopts import App, Parameter
+
+from controlplane.cli.output import COMMON, Common, say, say_table
+from controlplane.client import BlockingClient
+from schemas.errors import BadFieldError
+from schemas.sharing import Project, Sharing, UserShare
+from schemas.wire.client import AccountShare, SharingInfo
+
+COLUMNS: Final = (
+    "project", "user", "slots", "may have", "guaranteed", "limit", "weight", "running", "waiting",
+    "used, h",
+)  # fmt: skip
+HOUR_S: Final = 3600.0
+NO_LIMIT: Final = "none"
+Limit = Annotated[str | None, Parameter(help="most slots at once, or none")]
+
+T = TypeVar("T", Project, UserShare)
+
+project = App(name="project", help="Set shares of projects and their users (admins).")
+
+
+def quota(*, common: Common = COMMON) -> None:
+    """Show what projects and users have, may have and have used, and the rules for it.
+
+    "may have" is the present budget: with spare slots, everybody may have more than a share.
+    """
+    with BlockingClient(common.home) as client:
+        _show(client.sharing(), common)
+
+
+@project.command(name="set")
+def set_(
+    name: str,
+    /,
+    *,
+    weight: Annotated[float | None, Parameter(help="share among projects (default: 1)")] = None,
+    guaranteed: Annotated[
+        int | None, Parameter(help="slots that others cannot keep from the project")
+    ] = None,
+    limit: Limit = None,
+    user: Annotated[str | None, Parameter(help="set weight and limit of this user of it")] = None,
+    common: Common = COMMON,
+) -> None:
+    """Set the share of project NAME, or of one of its users; what is not named stays."""
+    if user is not None and guaranteed is not None:
+        raise BadFieldError(
+            "guaranteed: only projects have guarantees", "leave --user out", "guaranteed"
+        )
+    with BlockingClient(common.home) as client:
+        before = client.sharing().sharing
+        former = before.projects.get(name, Project())
+        if user is None:
+            changed = _changed(former, weight=weight, guaranteed=guaranteed, limit=limit)
+        else:
+            share = _changed(former.users.get(user, UserShare()), weight=weight, limit=limit)
+            changed = msgspec.structs.replace(former, users={**former.users, user: share})
+        projects = {**before.projects, name: changed}
+        _apply(client, before, projects, common)
+
+
+@project.command
+def remove(name: str, /, *, common: Common = COMMON) -> None:
+    """Remove the rules of project NAME, which then has weight 1 and no limit."""
+    with BlockingClient(common.home) as client:
+        before = client.sharing().sharing
+        if name not in before.projects:
+            problem = f"project: there are no rules for {name}"
+            raise BadFieldError(problem, "see `ones quota`", "project")
+        projects = {key: value for key, value in before.projects.items() if key != name}
+        _apply(client, before, projects, common)
+
+
+def scheduling(
+    what: Literal["pause", "resume"],
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="shown to users whose jobs wait")] = "",
+    common: Common = COMMON,
+) -> None:
+    """Pause all starts and growths of jobs, or resume them; running jobs go on."""
+    with BlockingClient(common.home) as client:
+        found = client.pause_scheduling(what == "pause", reason)
+        text = f"scheduling is {found.paused}" if found.paused else "scheduling runs"
+        say(common, {"paused": found.paused}, text, quiet=[text])
+
+
+def _changed(former: T, *, limit: str | None, **fields: Any) -> T:
+    found = {name: value for name, value in fields.items() if value is not None}
+    if limit is not None:
+        if limit != NO_LIMIT and not limit.isdecimal():
+            raise BadFieldError(f"limit: {limit!r} is not a number of slots", "or none", "limit")
+        found["limit"] = None if limit == NO_LIMIT else int(limit)
+    return msgspec.structs.replace(former, **found)
+
+
+def _apply(
+    client: BlockingClient, before: Sharing, projects: dict[str, Project], common: Common
+) -> None:
+    changed = msgspec.structs.replace(before, projects=projects, revision=0)
+    _show(client.change_sharing(changed, before.revision), common)
+
+
+def _show(info: SharingInfo, common: Common) -> None:
+    if common.in_json:
+        say(common, info)
+        return
+    rows = list(_rows(info))
+    say_table(common, info, [row[1] or row[0] for row in rows], COLUMNS, rows)
+    rules = info.sharing
+    half_life = f"half-life {rules.half_life_s / 86_400:g} d"
+    share = f"by weight and past use ({half_life})" if rules.fair_share else "off"
+    notes = [f"{info.slots} slots; fair share: {share}"]
+    promised = sum(one.guaranteed for one in rules.projects.values())
+    if promised > info.slots:
+        notes.append(f"guarantees add up to {promised} slots and are scaled down")
+    if info.paused:
+        notes.append(f"scheduling is {info.paused}")
+    if common.output == "table":
+        say(common, info, "", *notes)
+
+
+def _rows(info: SharingInfo) -> Iterable[Sequence[str]]:
+    """Yield a row for each project, followed by its users."""
+    users: dict[str, list[AccountShare]] = defaultdict(list)
+    for one in info.accounts:
+        users[one.project].append(one)
+    for name in sorted({*users, *info.sharing.projects}):
+        rules, mine = info.sharing.projects.get(name, Project()), users[name]
+        used_h = sum(one.usage_s for one in mine) / HOUR_S
+        yield (
+            name, "", str(sum(one.slots for one in mine)), "", str(rules.guaranteed or ""),
+            _text(rules.limit), f"{rules.weight:g}", str(sum(one.running for one in mine)),
+            str(sum(one.waiting for one in mine)), f"{used_h:.1f}",
+        )  # fmt: skip
+        for one in mine:
+            share = rules.users.get(one.user, UserShare())
+            yield (
+                "", one.user, str(one.slots), _text(one.budget), "", _text(share.limit),
+                f"{share.weight:g}", str(one.running), str(one.waiting),
+                f"{one.usage_s / HOUR_S:.1f}",
+            )  # fmt: skip
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
