@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
@@ -243,6 +243,47 @@ class _Published(msgspec.Struct):
     jcts: dict[str, dict[str, float]]
 
 
+def shared(bench: Bench, _: Path | None) -> str:
+    """Return completion times with and without fair share, by kind of job and by project."""
+    scenario = Scenario(
+        nodes=(NodeGroup(count=8, slots=4),), jobs=400, think_s=THINK_S, projects=3, rigid=0.3
+    )
+    policies = ("ones", "tiresias", "fifo")
+    ways = {
+        (policy, fair): Way(msgspec.structs.replace(scenario, fair_share=fair), {}, policy)
+        for policy in policies
+        for fair in (False, True)
+    }
+    bench.do(list(ways.values()))
+    cells = []
+    for (policy, fair), way in ways.items():
+        sums = [summary(bench.result(way, seed)) for seed in bench.seeds]
+        former = [summary(bench.result(ways[policy, False], seed)) for seed in bench.seeds]
+        ratios = [
+            one["avg_jct_s"] / other["avg_jct_s"] for one, other in zip(sums, former, strict=True)
+        ]
+        sure = mean_interval(ratios)
+        price = f"{fmean(ratios):.2f} ({sure.low:.2f}-{sure.high:.2f})" if fair else ""
+        groups = [("per_kind", kind) for kind in ("elastic", "torchrun")]
+        groups += [("per_project", f"project-{number}") for number in (1, 2, 3)]
+        each = [
+            f"{_mean_of(sums, by, name, 'avg_jct_s')}, {_mean_of(sums, by, name, 'p99_jct_s')}"
+            for by, name in groups
+        ]
+        cells.append([
+            f"`{policy}`", "on" if fair else "off", number(fmean(s["avg_jct_s"] for s in sums)), price,
+            number(fmean(s["p99_jct_s"] for s in sums)), *each,
+            _mean_of(sums, "per_kind", "torchrun", "longest_wait_s"),
+        ])  # fmt: skip
+    head = ["policy", "fair share", "all", "over off (95%)", "p99", "elastic, p99", "programs, p99",
+            "project-1, p99", "project-2, p99", "project-3, p99", "longest wait of a program"]  # fmt: skip
+    return rows(head, cells)
+
+
+def _mean_of(sums: Sequence[Mapping[str, Any]], by: str, name: str, figure: str) -> str:
+    return number(fmean(float(each[by][name][figure]) for each in sums))
+
+
 def of_bench(name: str, *words: str) -> Callable[[Bench, Path | None], str]:
     """Return the maker of the tables that a benchmark prints with these arguments."""
 
@@ -272,6 +313,7 @@ PLACES: Final = {
     "table2": Place("simulator.md", "30-33", four_hundred),
     "policies": Place("policies.md", "110-113", every_policy),
     "terms": Place("evolution.md", "40-43", terms),
+    "shared": Place("sharing.md", "30-33", shared),
     "robustness": Place(
         "simulator.md", "36-38", of_bench("robustness", "--jobs", "60", "--gpus", "64,16")
     ),
