@@ -6,7 +6,7 @@ elastic job has above its minimum can be taken at any time without lost work.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -64,6 +64,10 @@ def standing(
             promised[project] += job.slots
             entitled.add(job.job)
 
+    used: dict[str, float] = defaultdict(float)  # by projects
+    for account, value in ledger.usage.items():
+        used[_project(account)] += value
+
     def key(job: RigidView) -> tuple[int, float, float, float]:
         if job.job in entitled:
             return (0, 0.0, 0.0, job.submitted_at)
@@ -71,7 +75,7 @@ def standing(
             return (1, 0.0, 0.0, job.submitted_at)
         if not sharing.fair_share:
             return (FAIR, 0.0, 0.0, job.submitted_at)
-        return (FAIR, *_level_usage(job.account, sharing, ledger), job.submitted_at)
+        return (FAIR, *_level_usage(job.account, sharing, ledger, used), job.submitted_at)
 
     return Standing(
         order=sorted(waiting, key=key),
@@ -146,10 +150,11 @@ def _beyond_limit(job: RigidView, sharing: Sharing, held: Mapping[str, int]) -> 
     return None
 
 
-def _level_usage(account: str, sharing: Sharing, ledger: Ledger) -> tuple[float, float]:
+def _level_usage(
+    account: str, sharing: Sharing, ledger: Ledger, used: Mapping[str, float]
+) -> tuple[float, float]:
     """Return the usage of a project and of its user, each over its weight; less goes first."""
     project, _, user = account.partition("/")
     rules = sharing.projects.get(project, Project())
-    used = sum(value for name, value in ledger.usage.items() if _project(name) == project)
     own = rules.users.get(user, UserShare()).weight
-    return used / rules.weight, ledger.usage.get(account, 0.0) / own
+    return used.get(project, 0.0) / rules.weight, ledger.usage.get(account, 0.0) / own

@@ -86,7 +86,7 @@ def decide(
             decided.reasons[job.job] = _behind(job, head)
             continue
         avoid = head.node if head is not None and not head.ends_before(job, now) else None
-        if (found := room.take(job, avoid)) is not None:
+        if (found := room.take(job, avoid, pauses=head is None)) is not None:
             if head is not None:
                 head.use(job, now)
             held += job.slots
@@ -152,6 +152,7 @@ class _Room:
         self._now = now
         self._rules = rules
         self._borrowed = Counter(rules.borrowed)
+        self._without_pauses: int | None = None  # slots that claims can have without a pause
         self._holders = [job for job in rigid if job.holds]
         up = {slot.slot for slot in view.slots if slot.up}
         self._givers: dict[JobId, _Giver | _RigidGiver] = {
@@ -184,20 +185,28 @@ class _Room:
             return max(map(len, self._by_node(job).values()), default=0)
         return len(self._everywhere(job, None))
 
-    def take(self, job: RigidView, avoid: NodeId | None) -> _Taken | None:
+    def take(self, job: RigidView, avoid: NodeId | None, *, pauses: bool) -> _Taken | None:
         """Take the slots of a claim, on one node if possible. Return None if there are too few.
 
         Args:
             avoid: node that is reserved for another claim.
+            pauses: jobs may have to pause for the claim.
         """
-        offers = [slots for node, slots in self._by_node(job).items() if node != avoid]
+        if not pauses:
+            if self._without_pauses is None:
+                self._without_pauses = len(self._everywhere(job, None, pauses=False))
+            if self._without_pauses < job.slots:
+                return None
+        offers = [
+            slots for node, slots in self._by_node(job, pauses=pauses).items() if node != avoid
+        ]
         fitting = [slots[: job.slots] for slots in offers if len(slots) >= job.slots]
         if fitting:
             return self._remove(min(fitting, key=self._cost))
-        chosen = [] if job.one_node else self._everywhere(job, avoid)[: job.slots]
+        chosen = [] if job.one_node else self._everywhere(job, avoid, pauses=pauses)[: job.slots]
         return self._remove(chosen) if len(chosen) == job.slots else None
 
-    def _by_node(self, job: RigidView) -> dict[NodeId, list[SlotId]]:
+    def _by_node(self, job: RigidView, *, pauses: bool = True) -> dict[NodeId, list[SlotId]]:
         """Return the slots of each node that a claim on this node may have, cheapest first.
 
         Free slots are first, then those that are about to be free, then the surplus of elastic
@@ -205,7 +214,7 @@ class _Room:
         """
         coming = self._coming
         found = {node: [[*free], [*coming[node]], [], []] for node, free in self._free.items()}
-        pausable = self._pausable(job)
+        pausable = self._pausable(job) if pauses else set()
         for name, giver in self._ready_givers():
             for node, here in _grouped(giver.slots).items():
                 firm = max(0, len(here) - giver.surplus)
@@ -214,20 +223,22 @@ class _Room:
                     found[node][3] += here[:firm]
         return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
 
-    def _everywhere(self, job: RigidView, avoid: NodeId | None) -> list[SlotId]:
+    def _everywhere(
+        self, job: RigidView, avoid: NodeId | None, *, pauses: bool = True
+    ) -> list[SlotId]:
         """Return the slots of all nodes that the claim may have, in the same order."""
         surplus: list[SlotId] = []
-        pauses: list[SlotId] = []
-        pausable = self._pausable(job)
+        firm_slots: list[SlotId] = []
+        pausable = self._pausable(job) if pauses else set()
         for name, giver in self._ready_givers():
             firm = len(giver.slots) - giver.surplus
             surplus += reversed(giver.slots[firm:])
             if name in pausable:
-                pauses += giver.slots[:firm]
+                firm_slots += giver.slots[:firm]
         nodes = sorted(self._free, key=lambda node: -len(self._free[node]))
         free = [slot for node in nodes for slot in self._free[node]]
         coming = [slot for node in nodes for slot in self._coming[node]]
-        offers = (*free, *coming, *surplus, *pauses)
+        offers = (*free, *coming, *surplus, *firm_slots)
         return [slot for slot in offers if node_of(slot) != avoid]
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
@@ -274,6 +285,7 @@ class _Room:
                     del self._owner[slot]
                     self._coming[node_of(slot)].append(slot)
                 del self._givers[name]
+        self._without_pauses = None
         gone = set(chosen)
         for node in {node_of(slot) for slot in chosen}:
             for some in (self._free, self._coming):
