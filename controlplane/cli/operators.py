@@ -201,6 +201,18 @@ def drain(
         _say(client.drain(node, deadline, reason), common)
 
 
+def cordon(
+    node: NodeName,
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="shown to users whose jobs wait")] = "",
+    common: Common = COMMON,
+) -> None:
+    """Start no new job on NODE; jobs that it has stay there. `undrain` ends it."""
+    with BlockingClient(common.home) as client:
+        _say(client.cordon(node, reason), common)
+
+
 def undrain(node: NodeName, /, *, common: Common = COMMON) -> None:
     """Return NODE to service: jobs may start on it again."""
     with BlockingClient(common.home) as client:

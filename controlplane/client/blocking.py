@@ -159,6 +159,7 @@ class BlockingClient(Blocking[Client]):
 
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)
+    cordon = _blocking(Client.cordon)
     undrain = _blocking(Client.undrain)
     forget_node = _blocking(Client.forget_node)
 

@@ -244,6 +244,11 @@ class Client(FileTransfers):
         request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
         return (await self._call(request, Nodes)).nodes[0]
 
+    async def cordon(self, node: str, reason: str = "") -> NodeInfo:
+        """Start no new job on a node; its jobs stay. Only operators and admins may call this."""
+        request = DrainNode(node=NodeId(node), reason=reason, cordon=True)
+        return (await self._call(request, Nodes)).nodes[0]
+
     async def undrain(self, node: str) -> NodeInfo:
         """Return a drained node to service. Only operators and admins may call this."""
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]

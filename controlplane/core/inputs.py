@@ -193,6 +193,7 @@ class DrainRequested(Message, tag="core.drain_requested.1"):
     user: str
     reason: str
     within_s: float | None  # time until remaining workers are stopped; None: no limit
+    cordon: bool = False  # its jobs stay
 
 
 class UndrainRequested(Message, tag="core.undrain_requested.1"):

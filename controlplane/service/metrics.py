@@ -16,7 +16,7 @@ from controlplane.core.model.job import JobOwner
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.reactor import Reactor
-from controlplane.service.api.replies import DRAINED, DRAINING, UNHEALTHY, node_state
+from controlplane.service.api.replies import CORDONED, DRAINED, DRAINING, UNHEALTHY, node_state
 from schemas.host.metrics_server import Registry
 from schemas.jobs import STATES
 from schemas.wire.client import SearchInfo
@@ -156,7 +156,7 @@ class Metrics:
         for outcome in PROMISES:
             self._promises.labels(outcome).set(promises[outcome])
         shown = Counter(node_state(node) for node in state.nodes.values())
-        for name in (*(phase.value for phase in NodePhase), UNHEALTHY, DRAINING, DRAINED):
+        for name in (*(phase.value for phase in NodePhase), UNHEALTHY, DRAINING, DRAINED, CORDONED):
             self._nodes.labels(name).set(shown[name])
         up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
         self._slots.set(sum(len(node.spec.slots) for node in up))

@@ -190,6 +190,7 @@ class DrainNode(Message, tag="client.drain_node.1"):
     node: NodeId
     reason: str = ""
     within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
+    cordon: bool = False  # jobs stay where they are; only new ones do not come
 
 
 class GetSharing(Message, tag="client.get_sharing.1"):

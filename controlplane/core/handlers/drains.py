@@ -41,10 +41,19 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
     if node is None:
         return
     deadline = None if event.within_s is None else Seconds(ctx.now + event.within_s)
-    node.drain = Drain(user=event.user, reason=event.reason, since=ctx.now, deadline=deadline)
-    ctx.state.draining[node.node] = None
+    node.drain = Drain(
+        user=event.user,
+        reason=event.reason,
+        since=ctx.now,
+        deadline=deadline,
+        cordon=event.cordon,
+    )
+    if event.cordon:
+        ctx.state.draining.pop(node.node, None)
+    else:
+        ctx.state.draining[node.node] = None
     detail: Detail = {"user": event.user, "reason": event.reason, "within_s": event.within_s}
-    _announce(ctx, node, "node.draining", detail)
+    _announce(ctx, node, "node.cordoned" if event.cordon else "node.draining", detail)
 
 
 def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:

@@ -68,7 +68,7 @@ def on_sharing_changed(ctx: HandlerContext, event: SharingChanged) -> None:
     ctx.state.sharing = event.sharing
     if not event.user:
         ctx.state.sharing_file = event.sharing
-    ctx.announce("cluster.sharing", detail={"by": event.user or "the settings file"})
+    ctx.announce("policy.sharing", detail={"by": event.user or "the settings file"})
     ctx.plan_needed = True
 
 
@@ -76,8 +76,8 @@ def on_scheduling_paused(ctx: HandlerContext, event: SchedulingPaused) -> None:
     """Pause all starts and growths, or resume them. Running jobs continue, shrink and end."""
     why = f": {event.reason}" if event.reason else ""
     ctx.state.scheduling_paused = f"paused by {event.user}{why}" if event.paused else ""
-    what = "paused" if event.paused else "resumed"
-    ctx.announce(f"cluster.scheduling_{what}", detail={"by": event.user, "reason": event.reason})
+    name = "policy.paused" if event.paused else "policy.resumed"
+    ctx.announce(name, detail={"by": event.user, "reason": event.reason})
     ctx.plan_needed = True
 
 

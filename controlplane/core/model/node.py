@@ -21,13 +21,15 @@ class Drain(msgspec.Struct, kw_only=True):
     since: Seconds
     deadline: Seconds | None  # when remaining jobs are stopped and wait for slots; None: never
     deadline_passed: bool = False  # the deadline has passed
+    cordon: bool = False  # jobs stay, and only new ones do not come
     announced_empty: bool = False  # the node has no jobs, and this was announced
     moved: dict[JobId, Version] = {}  # jobs that grew to other nodes, with their versions before
 
     @property
     def text(self) -> str:
         """Description of the drain for users: the user that requested it, and the reason."""
-        return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
+        what = "cordoned" if self.cordon else "drained"
+        return f"{what} by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
 MAX_STRIKES: Final = 3  # jobs that failed on a node in a row before training

@@ -126,7 +126,15 @@ def drain_input(
     if len(request.reason) > MAX_REASON:
         what = f"reason: {len(request.reason)} characters exceed {MAX_REASON}"
         raise BadFieldError(what, "shorten it", "reason")
-    return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
+    if request.cordon and within_s is not None:
+        raise BadFieldError("within_s: a cordon moves no job", "drain the node instead", "within_s")
+    return DrainRequested(
+        node=node.node,
+        user=who.name,
+        reason=request.reason,
+        within_s=within_s,
+        cordon=request.cordon,
+    )
 
 
 def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:

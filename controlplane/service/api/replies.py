@@ -43,6 +43,7 @@ from schemas.wire.client import (
 )
 
 DRAINING: Final = "draining"  # up, and an operator is emptying it
+CORDONED: Final = "cordoned"  # up, and no new job starts there
 DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
 COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # in a waiting reason
@@ -324,6 +325,7 @@ def node_state(node: Node) -> str:
         state = UNHEALTHY
     elif node.phase is NodePhase.UP and node.drain is not None:
         state = DRAINED if node.drain.announced_empty else DRAINING
+        state = CORDONED if node.drain.cordon else state
     return state
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from controlplane.core.inputs import DrainDue, DrainExpired, DrainRequested, UndrainRequested
 from schemas.ids import NodeId, SlotId
 from tests.support.builders import (
@@ -20,7 +22,7 @@ from tests.support.builders import (
     news,
     suspended,
 )
-from tests.support.controller import Controller, cluster_of, starting, training
+from tests.support.controller import Controller, cluster_of, running, starting, training
 from tests.unit.controlplane.core.steps import (
     HALVES,
     NEWCOMER,
@@ -140,3 +142,30 @@ DRAINS: Final[dict[str, Story]] = {
 def test_a_drain_moves_jobs_away(story: Story) -> None:
     for found, expected in played(*story):
         assert found == expected
+
+
+def test_jobs_stay_on_a_cordoned_node_and_no_job_starts_there() -> None:
+    controller = running(cluster_of(n1=2))
+    cordon = DrainRequested(node=N1, user="op", reason="old disk", within_s=None, cordon=True)
+
+    controller.take(cordon)
+
+    assert controller.job(A).phase.value == "running"
+    assert controller.due(1e6) == []
+    assert [slot.usable for slot in controller.view().slots] == [False, False]
+    node = controller.state.nodes[N1]
+    assert node.drain is not None
+    assert node.drain.text == "cordoned by op: old disk"
+    controller.take(UndrainRequested(node=N1, user="op"))
+    assert [slot.usable for slot in controller.view().slots] == [False, True]
+
+
+def test_a_drain_replaces_a_cordon_and_a_cordon_a_drain() -> None:
+    controller = running(cluster_of(n1=1))
+    ask = DrainRequested(node=N1, user="op", reason="", within_s=None)
+
+    controller.take(replace(ask, cordon=True))
+    controller.take(ask)
+    assert controller.job(A).phase.value == "rescaling"
+    controller.take(replace(ask, cordon=True))
+    assert controller.state.draining == {}
