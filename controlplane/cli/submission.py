@@ -16,6 +16,7 @@ from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
+from controlplane.client.sbatch import BASH, job_of_batch_script
 from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.sweeps import SweepSpec
@@ -61,8 +62,13 @@ def snapshot_line(one: Submission) -> str:
 
 
 def library_note(one: Submission) -> str:
-    """Return a remark if neither the script nor its modules use the library, else ""."""
+    """Return a remark if neither the script nor its modules use the library, else "".
+
+    The remark on a batch script of Slurm names the options that have no effect.
+    """
     spec, folder = one.spec, Path(one.spec.workdir)
+    if spec.rigid and spec.argv[0] == BASH and one.file.is_file():
+        return job_of_batch_script(one.file.read_text(errors="replace"), one.file.name)[1]
     if spec.stated_sweep is not None or one.stored or spec.rigid:
         return ""
     uploads = [folder / file.path for file in one.uploads if file.path.endswith(".py")]

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from controlplane.client.sbatch import is_batch_script, job_of_batch_script
 from controlplane.client.spec_overrides import nearest, parsed, toml_value, with_overrides
 from controlplane.client.sweeps.sweep import BY_TYPE, JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
@@ -235,6 +236,10 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         BadFieldError: if a value is invalid.
     """
     data = read_file(path)  # read only once, because the path might be a pipe
+    if is_batch_script(data) and path.suffix != ".toml":
+        fields, _ = job_of_batch_script(data.decode(errors="replace"), path.name)
+        fields = with_overrides(fields, overrides) if overrides else fields
+        return checked(convert(JobSpec, fields, path), path.resolve().parent)
     try:
         table = {} if path.suffix in SCRIPTS else parse_toml(data, path)
     except SettingsError as error:
@@ -291,12 +296,9 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
     elif path.suffix == ".ipynb":
         what = "a notebook"
         remedy = f"run `jupyter nbconvert --to script {path}`, then `ones init` on the script"
-    elif shebang or b"\n#SBATCH" in first:
-        what = "a batch script of Slurm" if b"\n#SBATCH" in first else "a shell script"
-        remedy = (
-            "write a job file with `ones init` for the Python file that it runs; its arguments go "
-            "into args, its exports into [env], the number of its tasks into slots"
-        )
+    elif shebang:
+        what = "a shell script"
+        remedy = f"run it as it is with `ones run -- ./{path.name}`, or add #SBATCH lines"
     else:
         return None
     return SettingsError(f"{path} is {what}, not a job file", remedy)

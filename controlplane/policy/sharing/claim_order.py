@@ -27,7 +27,7 @@ FAIR: Final = 2  # class of claims that are neither entitled nor overdue
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules of sharing say about the claims of a moment."""
+    """Order and rights of the claims of a moment, by the rules of sharing."""
 
     order: Sequence[RigidView] = ()  # claims that may start, in the order in which they are served
     entitled: frozenset[JobId] = frozenset()  # claims within the guarantee of their project

@@ -142,8 +142,7 @@ def test_a_job_file_or_override_that_is_invalid_is_refused_with_its_field_and_a_
         ("train.py", "import torch", "DIR/train.py is a script, not a job file; write a job file with `ones init DIR/train.py`, then submit the job file"),
         ("train", "#!/usr/bin/env python3\n", "DIR/train is a script, not a job file; write a job file with `ones init DIR/train`, then submit the job file"),
         ("train.ipynb", '{"cells": []}', "DIR/train.ipynb is a notebook, not a job file; run `jupyter nbconvert --to script DIR/train.ipynb`, then `ones init` on the script"),
-        ("run.sh", "#!/bin/sh\npython train.py\n", f"DIR/run.sh is a shell script, not a job file; {SHELL_REMEDY}"),
-        ("run.job", "#!/bin/bash\n#SBATCH --ntasks=4\n", f"DIR/run.job is a batch script of Slurm, not a job file; {SHELL_REMEDY}"),
+        ("run.sh", "#!/bin/sh\npython train.py\n", "DIR/run.sh is a shell script, not a job file; run it as it is with `ones run -- ./run.sh`, or add #SBATCH lines"),
     ],
 )  # fmt: skip
 def test_a_script_in_the_place_of_a_job_file_is_named_with_a_remedy(

@@ -1,0 +1,130 @@
+"""Batch scripts of Slurm: the options that people use, and those that are refused or named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.client.job_file import load_job
+from controlplane.client.sbatch import PRELUDE, is_batch_script, job_of_batch_script
+from schemas.errors import BadFieldError
+
+# From the documentation of a public cluster, shortened.
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=my_gpu_job
+#SBATCH --output=slurm-%j.out   # a comment
+#SBATCH --partition=gpu
+#SBATCH --ntasks=2
+#SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:a100:2
+#SBATCH --time=1-02:30:00
+#SBATCH --mail-type=END,FAIL
+
+module purge
+#SBATCH --nodes=4
+srun python train.py
+"""
+
+
+def test_a_batch_script_of_a_public_cluster_is_a_command() -> None:
+    fields, remark = job_of_batch_script(SCRIPT, "job.sh")
+
+    assert fields == {
+        "name": "my_gpu_job", "kind": "command", "slots": 2, "max_run_s": 95_400.0,
+        "command": ["/bin/bash", "-c", PRELUDE, "job.sh"],
+        "env": {
+            "SLURM_JOB_NAME": "my_gpu_job", "SLURM_NTASKS": "2", "SLURM_NNODES": "1",
+            "SLURM_JOB_NUM_NODES": "1",
+        },
+    }  # fmt: skip
+    assert remark == "--output, --partition, --cpus-per-task, --mail-type: no effect here"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("-J a.b -t 30", {"name": "a-b", "max_run_s": 1800.0}),
+        ("-t 2:30", {"max_run_s": 150.0}),
+        ("-t 2-12", {"max_run_s": 216_000.0}),
+        ("--gpus=4", {"slots": 4}),
+        ("-G v100:3", {"slots": 3}),
+        ("--gres=gpu", {"slots": 1}),
+        ("-n 3 --gpus-per-task 2", {"slots": 6}),
+        ("-N 1 --ntasks-per-node=4", {"slots": 4}),
+        ("--requeue", {"on_loss": "restart"}),
+        ("--no-requeue", {"on_loss": "fail"}),
+        ("-D sub/dir", {"workdir": "sub/dir"}),
+    ],
+)
+def test_an_option_becomes_a_field(options: str, expected: dict[str, Any]) -> None:
+    fields, _ = job_of_batch_script(f"#!/bin/bash\n#SBATCH {options}\ntrue\n", "run.sh")
+
+    assert expected.items() <= fields.items()
+
+
+def test_exported_variables_are_those_with_values() -> None:
+    fields, _ = job_of_batch_script("#!/bin/bash\n#SBATCH --export=ALL,MODE=fast\n", "run.sh")
+
+    assert fields["env"]["MODE"] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--nodes=2", "sbatch: --nodes=2: a batch script runs on one node"),
+        (
+            "--switches=2 --licenses=a",
+            "sbatch: options without a counterpart: --switches, --licenses",
+        ),
+        ("-t soon", "sbatch: argument -t/--time: 'soon' is not a time"),
+        ("-n 0", "sbatch: argument -n/--ntasks: '0' is not a number of 1 or more"),
+        ("--export=HOME", "HOME: variables of your shell do not travel; write NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(options: str, problem: str) -> None:
+    with pytest.raises(BadFieldError) as refused:
+        job_of_batch_script(f"#!/bin/bash\n#SBATCH {options}\n", "run.sh")
+
+    assert problem in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_file_with_sbatch_lines_can_be_submitted(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT)
+
+    spec = load_job(tmp_path / "job.sh")
+
+    assert (spec.kind, spec.slots, spec.name, spec.argv[-1]) == (
+        "command",
+        (2, 2),
+        "my_gpu_job",
+        "job.sh",
+    )
+    assert spec.workdir == str(tmp_path)
+    assert is_batch_script(SCRIPT.encode())
+    assert not is_batch_script(b"name = 'a'  # SBATCH\n")
+
+
+@pytest.mark.slow
+def test_srun_starts_its_tasks_and_returns_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        "srun -n 2 bash -c 'echo \"task $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID\"'\n"
+        "srun --ntasks=1 false\necho code $?\nsrun true && echo fine\n"
+    )
+    env = {"PATH": os.environ["PATH"], "ONES_JOB": "my-job-7", "SLURM_NTASKS": "3"}
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", PRELUDE, "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+
+    assert sorted(done.stdout.splitlines()) == [
+        "code 1",
+        "fine",
+        "task 0 of 2 in 7",
+        "task 1 of 2 in 7",
+    ]
