@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from controlplane.cli.output import (
 )
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient
+from controlplane.client.sbatch import command_line
 from schemas.errors import BadFieldError, UnreachableError
 from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
@@ -171,7 +171,7 @@ def _when_lost(detail: JobDetail) -> str:
 def _training(detail: JobDetail) -> dict[str, object]:
     job, sweep = detail.summary, detail.spec.stated_sweep
     if detail.spec.rigid:
-        return {"kind": detail.spec.kind, "command": shlex.join(detail.spec.argv)}
+        return {"kind": detail.spec.kind, "command": command_line(detail.spec.argv)}
     if sweep is None:
         return {
             "script": " ".join((detail.spec.script, *detail.spec.args)),

@@ -16,7 +16,7 @@ from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
-from controlplane.client.sbatch import BASH, job_of_batch_script
+from controlplane.client.sbatch import BASH, command_line, job_of_batch_script
 from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.sweeps import SweepSpec
@@ -174,6 +174,8 @@ def _stated_fields(spec: JobSpec) -> dict[str, str]:
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:
             found[field.name] = _text(plain(value))
+    if spec.rigid:
+        found["command"] = command_line(spec.argv)
     least, most = spec.slots
     found["slots"] = f"{least} to {most}"
     if sweep is not None:

@@ -19,8 +19,8 @@ BASH: Final = "/bin/bash"
 MARK: Final = "#SBATCH"
 WITHOUT_EFFECT: Final = (  # options that are named and otherwise ignored
     "-A", "--account", "-o", "--output", "-e", "--error", "--open-mode", "--mail-type",
-    "--mail-user", "-p", "--partition", "-q", "--qos", "-c", "--cpus-per-task", "--mem", "--mem-per-cpu",
-    "--mem-per-gpu", "--cpus-per-gpu", "--comment", "--hint", "--distribution",
+    "--mail-user", "-p", "--partition", "-q", "--qos", "-c", "--cpus-per-task", "--mem",
+    "--mem-per-cpu", "--mem-per-gpu", "--cpus-per-gpu", "--comment", "--hint", "--distribution",
 )  # fmt: skip
 FLAGS_WITHOUT_EFFECT: Final = ("-v", "--verbose", "--parsable", "-Q", "--quiet", "--get-user-env")
 TIME: Final = re.compile(
@@ -54,6 +54,11 @@ exec bash "$0" "$@"
 def is_batch_script(data: bytes) -> bool:
     """True if a file has an #SBATCH line at its head."""
     return bool(re.search(rb"^#SBATCH\s", data, re.MULTILINE))
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Return the command of a job in one line; that of a batch script without what was added."""
+    return f"sbatch {shlex.join(argv[3:])}" if PRELUDE in argv else shlex.join(argv)
 
 
 def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
