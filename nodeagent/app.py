@@ -29,6 +29,7 @@ from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
 from nodeagent.metrics import NodeFigures, NodeMetrics
 from nodeagent.reconciler import (
+    LISTENING,
     Action,
     Connected,
     Desired,
@@ -47,6 +48,7 @@ from nodeagent.reconciler import (
 )
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
+from nodeagent.streams import JobStreams, StreamPlace
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -74,6 +76,7 @@ from schemas.wire.agent import (
     WorkerStalled,
 )
 from schemas.wire.files import AskFiles, AskPiece
+from schemas.wire.streams import OpenStream
 from schemas.wire.sweeps import SweepDelta, UnitTask
 from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
 
@@ -165,6 +168,12 @@ class Agent:
             groups=self._groups,
             claim=self._ended_jobs.claim,
         )
+        self._streams = self._bulk.streams = JobStreams(
+            send=self._bulk.send,
+            place=self._place_of,
+            start_shell=self._manager.start_shell,
+            pids=self._manager.processes,
+        )
         self._disk_limits = DiskLimits(
             self._folders,
             most=lambda: self._settings.jobs.disk_bytes,
@@ -211,6 +220,7 @@ class Agent:
                 "reports": self._read_reports,
                 "health": self._health.run,
                 "output": self._shipper.ship,
+                "streams": self._streams.run,
                 "zygotes": self._warm_up,
                 "disk use": self._disk_limits.run,
                 "metrics": lambda: metrics.keep(self._figures, folders),
@@ -228,6 +238,7 @@ class Agent:
             notify("STOPPING=1")
             for task in owned:
                 task.cancel()
+        self._streams.close()
         self._bulk.close()
         self._workers.close()
         self._manager.close()
@@ -256,6 +267,8 @@ class Agent:
                 self._heard_at = self._now()
                 if isinstance(message, AskFiles | AskPiece):
                     self._bulk.answer(message)
+                elif isinstance(message, OpenStream):
+                    self._streams.open(message)
                 elif isinstance(message, NextServerKey):
                     self._server_keys.learn(message.public)
                 else:
@@ -338,6 +351,15 @@ class Agent:
             events_waiting=len(self._session.spool),
             unconfirmed_s=self._session.unconfirmed_s(self._now()),
         )
+
+    def _place_of(self, worker: WorkerId) -> StreamPlace | None:
+        if (known := self._reconciler.workers.get(worker)) is None:
+            return None
+        folder = self._folders.worker(worker)
+        assignment = folder.assignment()
+        interactive = assignment is not None and assignment.spec.kind == "interactive"
+        runs = known.phase in LISTENING
+        return StreamPlace(folder.path, folder.own, known.journal, runs, interactive)
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

@@ -21,6 +21,7 @@ from nodeagent.errors import NodeWorkspaceError, WorkspaceError, log_errors
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
+from nodeagent.streams import JobStreams
 from schemas.codec import FROM_WORKER, TO_SHIPPER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit
@@ -144,7 +145,7 @@ class ControllerPorts:
 
 
 class BulkTraffic:
-    """Traffic on the bulk port. It sends output and files of jobs, and receives snapshots."""
+    """Traffic on the bulk port: output and files of jobs, snapshots, and streams."""
 
     def __init__(self, folders: NodeFolders, shipper: LogShipper, fetcher: SnapshotFetcher) -> None:
         self._folders = folders
@@ -154,6 +155,11 @@ class BulkTraffic:
         self._answering: set[asyncio.Task[None]] = set()
         self._receiving: asyncio.Task[None] | None = None
         self.socket: Socket | None = None
+        self.streams: JobStreams | None = None
+
+    def send(self, data: bytes) -> bool:
+        """Send to the relay. Return False if it is not connected."""
+        return self.socket is not None and self.socket.send(data)
 
     def use(self, socket: Socket) -> None:
         """Use this DEALER socket of the bulk port, and close the previous socket."""
@@ -185,6 +191,9 @@ class BulkTraffic:
                         self._shipper.receive(stored)
                     case SnapshotPiece() as piece:
                         self._fetcher.receive(piece)
+                    case _ as message:
+                        if self.streams is not None:
+                            self.streams.receive(message)
 
     async def _answer(self, asked: AskFiles | AskPiece) -> None:
         with log_errors("request for files", kind=type(asked).__name__):

@@ -154,6 +154,11 @@ class JobGroups:
         """
         self._enter(group, ZYGOTES, pid)
 
+    def processes(self, worker: WorkerId) -> list[int]:
+        """Return the processes in a worker's group. Without groups there are none."""
+        group = group_of_job(self._held.get(worker, JobId("")))
+        return [pid for _, top in self._tops for pid in members(top / group / worker)]
+
     def release(self, worker: WorkerId) -> int | None:
         """Kill the processes left by a worker that exited or failed to start, and remove its group.
 

@@ -1,9 +1,10 @@
-"""Fork server of rigid jobs, and the launcher that each of its children is.
+"""Fork server of rigid jobs and shells, and the launcher that each of its children is.
 
 A launcher prepares nothing: it reports ready, waits until the whole gang may start, reports that it
 has joined, and executes the job's program. The process keeps its pid, session and control group.
 A command has one process on all its slots. The launchers of its other slots only hold them, and
-wait to be stopped.
+wait to be stopped. The program of an interactive job gets a terminal (`terminals`). A shell is
+another program in the environment of a worker, without reports.
 
 Run as `python -P -m nodeagent.launcher --socket PATH`, with the interpreter of the agent.
 """
@@ -21,7 +22,8 @@ from typing import Any, Final, NoReturn
 
 from setproctitle import setproctitle
 
-from schemas.codec import ASSIGNMENT, TO_WORKER, encode
+from nodeagent import terminals
+from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.fork_server import (
     FRAME,
@@ -38,6 +40,7 @@ from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, W
 PORTS: Final = range(20_000, 30_000)  # below the ports that the kernel gives to clients
 SLOTS_APART: Final = 512  # the ports of two slots of a node differ by less than this
 POLL_S: Final = 1.0
+TERM: Final = "xterm"  # unless the client names its terminal
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as those of a shell
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects the defaults
 
@@ -68,7 +71,11 @@ class Launcher:
             setproctitle(f"ones: {owner}{assignment.job} holds slot {assignment.slot}")
             while True:
                 signal.pause()
-        self._execute(environment(assignment, order, port))
+        environ = environment(assignment, order, port)
+        if assignment.spec.kind == "interactive":
+            environ = {"TERM": TERM, **environ}
+            terminals.start(self._folder)
+        self._execute(environ)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -108,17 +115,41 @@ class Launcher:
 
     def _execute(self, environ: Mapping[str, str]) -> NoReturn:
         argv = self._assignment.spec.argv
-        for ignored in IGNORED_BY_PYTHON:
-            signal.signal(ignored, signal.SIG_DFL)
-        try:
-            os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            where = "on the node" if "/" not in argv[0] else "in the working directory"
-            problem = f"there is no program {argv[0]!r} {where}" if missing else error.strerror
-            os.write(2, f"ones: {argv[0]}: {problem}\n".encode())
-            self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
-            os._exit(NOT_FOUND if missing else NOT_EXECUTABLE)
+        problem, code = execute(argv, environ)
+        self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
+        os._exit(code)
+
+
+def execute(argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, int]:
+    """Become a program. If that fails, print the problem, and return it with an exit code."""
+    for ignored in IGNORED_BY_PYTHON:
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        where = "on the node" if "/" not in argv[0] else "in the working directory"
+        problem = f"there is no program {argv[0]!r} {where}" if missing else str(error.strerror)
+        os.write(2, f"ones: {argv[0]}: {problem}\n".encode())
+        return problem, NOT_FOUND if missing else NOT_EXECUTABLE
+
+
+def run_shell(folder: Path) -> NoReturn:
+    """Run the program of a `ShellOrder` on a terminal, with the environment of a worker."""
+    order = SHELL_ORDER.decode((folder / "order").read_bytes())
+    assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+    leader, inherited = None, {}
+    if order.worker is not None:
+        leader = os.pidfd_open(order.worker)
+        data = Path(f"/proc/{order.worker}/environ").read_bytes()
+        pairs = (one.partition("=") for one in data.decode(errors="surrogateescape").split("\0"))
+        inherited = {name: value for name, _, value in pairs if name}
+    own = {"ONES_JOB": assignment.job, "ONES_RANK": str(assignment.rank)}
+    environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env, **own, **order.env}
+    os.chdir(assignment.workdir)
+    terminals.start(folder, terminals.Bounds(terminals.KEEP_SHELL_S, order.limit_s, leader))
+    _, code = execute(terminals.program_of(order.argv), environ)
+    os._exit(code)
 
 
 def free_port(slot: int) -> int:
@@ -182,10 +213,13 @@ def main() -> None:
     try:
         await_start(worker_start.gate)
         become_worker(worker_start.folder)
-        launcher = Launcher(worker_start.folder)
+        shell = (worker_start.folder / "order").exists()
+        launcher = None if shell else Launcher(worker_start.folder)
     except BaseException as error:  # noqa: BLE001 - no program has run
         report_start_failure(worker_start.line, error)
     os.close(worker_start.line)
+    if launcher is None:
+        run_shell(worker_start.folder)
     launcher.run()
 
 

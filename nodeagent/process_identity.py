@@ -35,8 +35,11 @@ def start_ticks(pid: int) -> int | None:
 
 def session_members(leader: int) -> list[int]:
     """Return the processes in an exited leader's session. While the leader exists, return none."""
-    if start_ticks(leader) is not None:
-        return []
+    return [] if start_ticks(leader) is not None else in_session(leader)
+
+
+def in_session(leader: int) -> list[int]:
+    """Return the processes in the session of a leader, whether or not the leader has exited."""
     return [pid for pid in _pids() if _stat(pid)[3:4] == [str(leader)]]
 
 

@@ -25,9 +25,10 @@ from nodeagent.folders import NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.job_folders import is_laid_out, lay_out
 from nodeagent.logs import LogShipper
-from nodeagent.owned_files import remove_tree
+from nodeagent.owned_files import acting_as, make_folder, remove_tree, write_private
 from nodeagent.process_identity import (
     belongs_to,
+    in_session,
     open_process,
     session_members,
     signal_group,
@@ -52,12 +53,15 @@ from nodeagent.reconciler import (
     WorkspaceReady,
 )
 from nodeagent.settings import AgentSettings, python_of
+from nodeagent.terminals import DRAIN_S, SHELL_S, SOCKET
 from nodeagent.zygotes import LAUNCHER, ZygotePool
+from schemas.codec import encode
 from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
 from schemas.wire.agent import ScriptReport
-from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
+from schemas.wire.streams import OpenStream
+from schemas.wire.worker import Assignment, ExitStatus, ProcessMark, ShellOrder
 
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
@@ -87,6 +91,7 @@ class _Watched:
     disk_limit: int | None = None  # killed because the job's files exceeded this number of bytes
     uid: int | None = None  # user of the worker; None: the agent's
     grace_s: float | None = None  # rigid jobs: seconds from TERM to KILL
+    interactive: bool = False  # its program has a terminal
     kill_at: float | None = None  # monotonic time of KILL, after TERM
 
     def next_reports(self) -> list[ScriptReport]:
@@ -282,6 +287,48 @@ class WorkerManager:
                 watched.disk_limit = limit
                 self._signal(worker, signal.SIGKILL)
 
+    def processes(self, worker: WorkerId) -> list[int]:
+        """Return the processes of a running worker: those of its control group, else its session.
+
+        Without a group, processes of other users are left out.
+        """
+        watched = self._watched.get(worker)
+        if watched is None or watched.pidfd is None:
+            return []
+        if found := self._groups.processes(worker):
+            return found
+        uid = os.getuid() if watched.uid is None else watched.uid
+        return [pid for pid in in_session(watched.pid) if belongs_to(pid, uid)]
+
+    async def start_shell(self, asked: OpenStream, folder: Path) -> None:
+        """Start a shell beside a running worker: with its account, group, folder and variables.
+
+        `folder` is a new folder in the agent's folder of the worker.
+
+        Raises:
+            StartError: if the worker does not run, or the shell cannot be started.
+            OSError: if the disk cannot store its order.
+        """
+        watched = self._watched.get(asked.worker)
+        assignment = watched.folder.assignment() if watched is not None else None
+        if watched is None or watched.pidfd is None or assignment is None:
+            raise StartError("the worker does not run any more")
+        account = await self._prepare(assignment.job, assignment.user, assignment.journal)
+        owner = account.owner if account is not None else None
+        python = Path(assignment.spec.python or python_of(self._settings())).parent
+        path = f"{python}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        path = "" if assignment.spec.rigid or not python.name else path  # it has one already
+        named = {"TERM": asked.term, "LANG": asked.lang, "PATH": path}
+        env = {name: value for name, value in named.items() if value}
+        order = ShellOrder(argv=asked.argv, env=env, worker=watched.pid, limit_s=SHELL_S)
+        await asyncio.to_thread(make_folder, folder, owner)
+        with acting_as(owner):
+            write_private(folder / "assignment", encode(assignment))
+            write_private(folder / "order", encode(order))
+        await self._zygotes.get(LAUNCHER, account)
+        enter = partial(self._groups.enter, asked.worker) if self._groups.there else None
+        await self._zygotes.fork(LAUNCHER, folder, account, enter)
+
     def close(self) -> None:
         """Release all resources without stopping workers."""
         for task in self._tasks:
@@ -302,7 +349,8 @@ class WorkerManager:
             self._uids.hold(folder.worker, uid)
         spec = assignment.spec
         grace_s = spec.grace_limit_s if spec.rigid else None
-        return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s)
+        interactive = spec.kind == "interactive"
+        return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s, interactive=interactive)
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
         """Return the account of a job. Raise an error if there is none, after a delay."""
@@ -413,7 +461,7 @@ class WorkerManager:
             own_node = node_of(member.slot)
             here = [index_of(one.slot) for one in group.members if node_of(one.slot) == own_node]
             devices = [self._slots[one] for one in here if one in self._slots]
-            threads *= len(devices) if spec.kind == "command" else 1
+            threads *= len(devices) if spec.single else 1
             folder = Path(spec.python or python_of(self._settings())).parent
             path = os.environ.get("PATH", os.defpath)
             own = {"PATH": f"{folder}{os.pathsep}{path}" if folder.name else path, **own}
@@ -457,11 +505,14 @@ class WorkerManager:
         status = await self._exit_status(watched.folder)
         if watched.pid and watched.kill_at is not None:
             await self._await_group(watched.pid, watched.kill_at)
-        if watched.pid and watched.pidfd is not None:
+        if watched.interactive:
+            await self._await_terminal(watched.folder.own / SOCKET)
+        seen = watched.pidfd is not None
+        if watched.pidfd is not None:
             signal_group(watched.pid, signal.SIGKILL, watched.uid)  # its remaining children
             os.close(watched.pidfd)
             watched.pidfd = None
-        elif watched.pid:
+        if watched.pid and (watched.interactive or not seen):  # a shell gives each job a group
             for left_behind in session_members(watched.pid):
                 if watched.uid is None or belongs_to(left_behind, watched.uid):
                     with contextlib.suppress(OSError):
@@ -483,6 +534,13 @@ class WorkerManager:
         self._on_event(
             Ended(worker, code, by, unseen, memory_limit=memory, disk_limit=disk, asked=asked)
         )
+
+    @staticmethod
+    async def _await_terminal(path: Path) -> None:
+        """Wait until clients have the last output of a terminal, for a limited time."""
+        deadline = time.monotonic() + DRAIN_S + EXIT_FILE_TIMEOUT_S
+        while _is_socket(path) and time.monotonic() < deadline:
+            await asyncio.sleep(EXIT_FILE_POLL_S)
 
     @staticmethod
     async def _await_group(leader: int, until: float) -> None:
@@ -520,6 +578,8 @@ class WorkerManager:
             with contextlib.suppress(OSError):  # on a full disk, its own exit code is reported
                 watched.folder.mark_asked()
             watched.kill_at = time.monotonic() + watched.grace_s
+            if watched.interactive:
+                self._signal(worker, signal.SIGHUP)  # interactive shells ignore TERM
         self._signal(worker, signal.SIGTERM)
         self._spawn(self._await_grace(worker, watched.grace_s if watched is not None else None))
 
@@ -560,6 +620,10 @@ class WorkerManager:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task of the worker manager failed", error=repr(error))
+
+
+def _is_socket(path: Path) -> bool:
+    return path.is_socket()
 
 
 def _kill_unannounced(folder: WorkerFolder) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.wire import Message, agent, client, feed, files, worker
+from schemas.wire import Message, agent, client, feed, files, streams, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # per message; a peer that sends a larger one is disconnected
 
@@ -84,20 +84,28 @@ PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
 REQUEST: Final = Codec[client.Request]("client request", client.Request)
 REPLY: Final = Codec[client.Reply]("reply to a client", client.Reply)
 FEED: Final = Codec[feed.FeedEvent]("feed", feed.FeedEvent)
-FROM_SHIPPER: Final = Codec[feed.FromShipper | files.FromNode](
-    "bulk from an agent", feed.FromShipper | files.FromNode
+FROM_SHIPPER: Final = Codec[feed.FromShipper | files.FromNode | streams.FromNode](
+    "bulk from an agent", feed.FromShipper | files.FromNode | streams.FromNode
 )
-TO_SHIPPER: Final = Codec[feed.ToShipper]("bulk to an agent", feed.ToShipper)
-READ_LOG: Final = Codec[feed.ReadLog | files.FromFollower](
-    "log reader", feed.ReadLog | files.FromFollower
+TO_SHIPPER: Final = Codec[feed.ToShipper | streams.ToNode](
+    "bulk to an agent", feed.ToShipper | streams.ToNode
+)
+READ_LOG: Final = Codec[feed.ReadLog | files.FromFollower | streams.FromClient](
+    "log reader", feed.ReadLog | files.FromFollower | streams.FromClient
 )
 LOG_REPLY: Final = Codec[feed.LogPage | files.FilesReply | client.Failed](
     "log page", feed.LogPage | files.FilesReply | client.Failed
 )
+TO_STREAM_CLIENT: Final = Codec[streams.FromNode | client.Failed](
+    "stream to a client", streams.FromNode | client.Failed
+)
+TO_TERMINAL: Final = Codec[streams.FromClient]("agent to terminal", streams.FromClient)
+FROM_TERMINAL: Final = Codec[streams.FromNode]("terminal to agent", streams.FromNode)
 FROM_WORKER: Final = Codec[worker.FromWorker]("worker to agent", worker.FromWorker)
 TO_WORKER: Final = Codec[worker.ToWorker]("agent to worker", worker.ToWorker)
 REPORT: Final = Codec[worker.Report]("report file", worker.Report)
 ASSIGNMENT: Final = Codec[worker.Assignment]("assignment file", worker.Assignment)
+SHELL_ORDER: Final = Codec[worker.ShellOrder]("order for a shell", worker.ShellOrder)
 EXIT_STATUS: Final = Codec[worker.ExitStatus]("exit file", worker.ExitStatus)
 PROCESS_MARK: Final = Codec[worker.ProcessMark]("process file", worker.ProcessMark)
 FROM_ZYGOTE: Final = Codec[worker.FromZygote]("zygote to agent", worker.FromZygote)

@@ -1,7 +1,8 @@
 """A job as its user describes it (program, batch, slots, stop rule), and checks of job files.
 
 An *elastic* job is a script that uses the library; its slots change while it trains. *Rigid* jobs
-run any program on a fixed number of slots: `torchrun` runs it once on each slot, `command` once.
+run any program on a fixed number of slots: `torchrun` runs it once on each slot, `command` once,
+`interactive` once, on a terminal.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Slots = tuple[int, int]
 else:
     Slots = tuple[int, int] | int  # a single number is accepted; `JobSpec` stores (least, most)
+Kind = Literal["elastic", "torchrun", "command", "interactive"]
 SWEEP_SCRIPT: Final = "sweep"  # `script` of a job that is a sweep
 KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
 AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
@@ -42,6 +44,7 @@ SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".ba
 PRIORITIES: Final = (0.01, 100.0)
 GRACE_S: Final = 30.0  # default of `grace_s`
 MAX_GRACE_S: Final = 3600.0
+INTERACTIVE_RUN_S: Final = 4 * 3600.0  # default of `max_run_s` of an interactive job
 MAX_FAMILY: Final = 200
 MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
@@ -133,7 +136,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     EXAMPLES: ClassVar = {  # example values in a job file, quoted in errors
         "name": '"digits"',
-        "kind": '"elastic", "torchrun" or "command"',
+        "kind": '"elastic", "torchrun", "command" or "interactive"',
         "script": '"train.py"',
         "command": '["python", "prepare.py", "--rows", "1000"]',
         "batch_size": "64",
@@ -157,7 +160,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "env": '{ OMP_NUM_THREADS = "1" }',
     }
     name: str
-    kind: Literal["elastic", "torchrun", "command"] | msgspec.UnsetType = msgspec.UNSET
+    kind: Kind | msgspec.UnsetType = msgspec.UNSET  # default: elastic
     script: str = ""  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
     command: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # program and arguments; rigid
     batch_size: int = 0  # initial global batch, samples per step; rigid: the number of slots
@@ -175,7 +178,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     priority: float = 1.0  # weight of the job's time relative to other jobs
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
-    max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots; default: no limit
+    max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots
     grace_s: float | msgspec.UnsetType = msgspec.UNSET  # rigid: seconds from TERM to KILL
     progress_deadline_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds; default: 1800
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
@@ -197,7 +200,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         The program is stopped with TERM, and begins again after it was pre-empted.
         """
-        return self.kind in {"torchrun", "command"}
+        return self.kind == "torchrun" or self.single
+
+    @property
+    def single(self) -> bool:
+        """True if one process has all slots of the job, on one node."""
+        return self.kind in {"command", "interactive"}
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -250,16 +258,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def fails_on_loss(self) -> bool:
         """True if the job fails, instead of restarting, when no worker has its state any more.
 
-        This is the default of a command, which may not be repeatable.
+        This is the default of a single program, which may not be repeatable.
         """
         if self.on_loss is msgspec.UNSET:
-            return self.kind == "command"
+            return self.single
         return self.on_loss == "fail"
 
     @property
     def run_limit_s(self) -> float | None:
         """Seconds with slots after which the job is stopped; None: no limit."""
-        return None if self.max_run_s is msgspec.UNSET else self.max_run_s
+        default = INTERACTIVE_RUN_S if self.kind == "interactive" else None
+        return default if self.max_run_s is msgspec.UNSET else self.max_run_s
 
     @property
     def progress_limit_s(self) -> float:

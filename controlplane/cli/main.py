@@ -37,6 +37,11 @@ INIT = "Write a job file for SCRIPT, and show the lines to change for the librar
 CHECK = "Print every problem of a settings file on this host."
 USAGE = "Print how many slot hours users, projects or jobs used."
 RUN = "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."
+STREAMS: Final = {
+    "attach": "Attach to the terminal of a job that `ones run --pty` started.",
+    "shell": "Open a terminal beside a running job, in its folder and with its limits.",
+    "forward": "Forward a port of this host to a port at which a running job listens.",
+}
 KEY = "Manage keys and their rights (admins)."
 QUOTA = "Show what projects and users have, may have and have used."
 PROJECT = "Set shares of projects and their users (admins)."
@@ -99,6 +104,8 @@ def build() -> App:
         app.command(command, group=cluster if command is job_commands.events else jobs)
         job.command(command)
     app.command("controlplane.cli.run:run", name="run", help=RUN, group=start, sort_key=5)
+    for name, said in STREAMS.items():
+        app.command(f"controlplane.cli.attach:{name}", name=name, help=said, group=jobs)
     app.command(job)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
     # Commands that draw or compute are slow to import; they are loaded when called.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,21 +15,19 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import Parameter
 
+from controlplane.cli.attach import CANCELLED, NOT_RUN, attached, code_of
 from controlplane.cli.job_output import SILENT_STATES, draw_lines, with_ranks, write_lines
-from controlplane.cli.output import COMMON, Common, Exit, print_error
+from controlplane.cli.output import COMMON, Common, print_error
 from controlplane.cli.submission import Submission
 from controlplane.cli.submit import Project, Yes, send
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from controlplane.client.archive import survey
-from controlplane.client.command_line import job_of_command
+from controlplane.client.command_line import job_of_command, job_on_terminal
 from controlplane.client.job_file import checked
 from schemas.errors import BadFieldError, OnesError
-from schemas.jobs import JobSpec
-from schemas.wire.client import JobDetail
+from schemas.jobs import ENDED, JobSpec
 
-NOT_RUN: Final = 125  # exit code if the cluster could not run the program, as of timeout(1)
-CANCELLED: Final = 130
 LOOK_S: Final = 0.3  # between looks at a job that waits
 
 
@@ -43,6 +42,9 @@ def run(
     max_run_s: Annotated[float | None, Parameter(help="time limit in seconds")] = None,
     grace_s: Annotated[float | None, Parameter(help="seconds from TERM to KILL")] = None,
     retries: Annotated[int | None, Parameter(help="restarts after failures")] = None,
+    pty: Annotated[
+        bool, Parameter(help="on a terminal, which is attached to this one; default: a shell")
+    ] = False,
     detach: Annotated[
         bool, Parameter(name=["--detach", "-d"], help="print the job's name, and do not wait")
     ] = False,
@@ -54,13 +56,17 @@ def run(
 
     Prints its output, and exits with its code: 124 if it reached its time limit, 125 if the cluster
     could not run it, 128 + N after signal N. Ctrl-C cancels the job, and a second Ctrl-C leaves it.
-    A line of torchrun starts one process on each slot.
+    A line of torchrun starts one process on each slot. With --pty, the program has a terminal:
+    keys go there, Enter ~ . detaches, and `ones attach` returns to it.
     """
     try:
-        fields, remark = job_of_command(command)
+        if pty:
+            fields, remark = job_on_terminal(command, os.environ), ""
+        else:
+            fields, remark = job_of_command(command)
         stated = {
             "slots": slots, "name": name or None, "max_run_s": max_run_s, "grace_s": grace_s,
-            "retries": retries, "env": _variables(env or ()),
+            "retries": retries, "env": fields.get("env", {}) | _variables(env or ()),
         }  # fmt: skip
         fields |= {field: value for field, value in stated.items() if value is not None}
         spec = checked(msgspec.convert({**fields, "workdir": str(workdir)}, JobSpec), Path.cwd())
@@ -91,10 +97,12 @@ def _run(one: Submission, common: Common) -> int:
         sys.stderr.write(f"ones: {job}\n")
         with _cancelled_by_ctrl_c(client, job):
             _await_start(client, job)
+            if one.spec.kind == "interactive" and client.state(job).state not in ENDED:
+                return asyncio.run(attached(job, common))
             pages = with_ranks(client.output_pages(job, None, follow=True), prefix=None)
             out = drawn(sys.stdout)
             (draw_lines if out.isatty() else write_lines)(pages, out)
-            return _code(client.wait(job))
+            return code_of(job, client.wait_state(job))
 
 
 @contextlib.contextmanager
@@ -121,13 +129,3 @@ def _await_start(client: BlockingClient, job: str) -> None:
             said = now.reason
             sys.stderr.write(f"ones: {job} {said}\n")
         time.sleep(LOOK_S)
-
-
-def _code(detail: JobDetail) -> int:
-    job = detail.summary
-    if job.state == "succeeded":
-        return Exit.OK
-    sys.stderr.write(f"ones: {job.job} {job.state}: {job.reason}\n")
-    if job.state == "cancelled":
-        return CANCELLED
-    return NOT_RUN if detail.exit_code is None else detail.exit_code

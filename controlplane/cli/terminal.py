@@ -44,6 +44,13 @@ def harmless_output(line: str) -> str:
     return "".join([*parts, RESET_STYLE] if colours else parts)
 
 
+def write_raw(descriptor: int, data: bytes) -> None:
+    """Write all output of a user's own program to a terminal that is attached to it."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def _escape(found: re.Match[str]) -> str:
     number = ord(found.group())
     if number == ord("\r"):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from controlplane.client.archive import digest_of, pack
-from controlplane.client.files import FileTransfers
+from controlplane.client.attachments import Attachments
 from controlplane.client.job_file import checked
 from controlplane.client.streams import POLL_S
 from controlplane.client.sweeps.runs import SweepRun
@@ -69,7 +69,7 @@ Whole = TypeVar("Whole", SweepDetail, Ledger)
 Change = Literal["add", "stop", "pause", "resume", "delete"]  # changes of a trial
 
 
-class Client(FileTransfers):
+class Client(Attachments):
     """Connection to one cluster, used as an async context manager.
 
     A call raises `UnreachableError` if no reply arrives within `timeout`. If the controller refuses

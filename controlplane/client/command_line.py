@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
 
@@ -12,6 +12,7 @@ from schemas.errors import BadFieldError
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 MAX_NAME: Final = 48
+DEFAULT_SHELL: Final = "command -v bash >/dev/null && exec bash; exec sh"
 TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 WITH_VALUE: Final = (  # options of torchrun that the cluster decides
     "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint",
@@ -36,6 +37,17 @@ def job_of_command(argv: Sequence[str]) -> tuple[dict[str, Any], str]:
     if (rest := _after_torchrun(argv)) is not None:
         return _torchrun(rest)
     return {"name": _name(argv), "kind": "command", "command": list(argv)}, ""
+
+
+def job_on_terminal(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of an interactive job with this program (default: bash, or sh).
+
+    The program gets the names of terminal and language of the client's environment.
+    """
+    program = list(argv) or shell_command(DEFAULT_SHELL)
+    env = {name: environ[name] for name in ("TERM", "LANG") if environ.get(name)}
+    name = _name(argv) if argv else "shell"
+    return {"name": name, "kind": "interactive", "command": program, "env": env}
 
 
 def shell_command(text: str) -> list[str]:

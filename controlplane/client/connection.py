@@ -263,10 +263,13 @@ class ClusterConnection:
 
     async def _log_channel(self) -> RequestChannel:
         if self._logs is None:
-            cluster = await self.cluster()
-            endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
-            self._logs = self._open_channel(endpoint, LOG_REPLY)
+            self._logs = RequestChannel(await self._log_socket(), LOG_REPLY)
         return self._logs
+
+    async def _log_socket(self) -> Socket:
+        """Return a new socket to the port for output, files and streams."""
+        endpoint = f"tcp://{self._home.host}:{(await self.cluster()).log_port}"
+        return self._link.connect("DEALER", endpoint, self._server_keys.current)
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
         return RequestChannel(

@@ -229,7 +229,7 @@ def _rigid_view(state: State, job: Job) -> RigidView:
         account=job.account,
         submitted_at=job.submitted_at,
         slots=spec.slots[0],
-        one_node=spec.kind == "command",
+        one_node=spec.single,
         ready_at=job.attempts.next_start_at,
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
         waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,

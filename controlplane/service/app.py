@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from controlplane.service.settings import (
     Silence,
     Store,
 )
+from controlplane.service.stream_relay import StreamRelay
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -136,6 +138,7 @@ class Controller:
     _log_relay: LogRelay
     _node_sessions: NodeSessions
     _request_server: RequestServer
+    _streams: StreamRelay
     _webhooks: Webhooks
 
     def __init__(self, settings: ControllerSettings, home: Path) -> None:
@@ -224,11 +227,22 @@ class Controller:
             feed=self._feed,
             owner_of=self._owners.of,
         )
+        shippers = await self._bind("ROUTER", listen.shippers)
+        followers = await self._bind(
+            "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+        )
+        self._streams = StreamRelay(
+            shippers=shippers,
+            followers=followers,
+            job=self._commit_loop.job,
+            ask=self._node_sessions.ask,
+            audit=self._audit,
+            clock=time.monotonic,
+        )
         self._log_relay = LogRelay(
-            shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind(
-                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
-            ),
+            shippers=shippers,
+            followers=followers,
+            streams=self._streams,
             store=self._logs,
             snapshots=self._snapshots,
             files=JobFiles(state=self._state, ask=self._node_sessions.ask),
@@ -312,6 +326,7 @@ class Controller:
         self._node_sessions.cut_off_revoked()
         self._request_server.waiting.end_revoked()
         self._log_relay.waiting.end_revoked()
+        self._streams.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 
@@ -395,6 +410,7 @@ class Controller:
             "subscribers": self._feed.admit_subscribers,
             "shippers": self._log_relay.serve_shippers,
             "followers": self._log_relay.serve_followers,
+            "streams": self._streams.watch,
             "requests": self._request_server.serve,
             "webhooks": self._webhooks.run,
             "watchdog": watchdog,

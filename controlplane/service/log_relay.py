@@ -38,6 +38,7 @@ from controlplane.service.rights import (
     refuse_revoked,
     speaks_for,
 )
+from controlplane.service.stream_relay import StreamRelay
 from controlplane.service.uploads import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
@@ -59,6 +60,7 @@ from schemas.wire.feed import (
     Stream,
 )
 from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
+from schemas.wire.streams import FromClient, FromNode, OpenStream
 
 log = structlog.get_logger("relay")
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
@@ -163,6 +165,7 @@ FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
     ReadLog: Action.OUTPUT,
     ListFiles: Action.FILES,
     ReadFile: Action.FILES,
+    OpenStream: Action.ATTACH,
 }
 PAGES_PER_S: Final = 2000.0  # for one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # bytes of a page that cost one more token
@@ -192,6 +195,7 @@ class LogRelay:
     store: LogStore
     snapshots: SnapshotStore
     files: JobFiles
+    streams: StreamRelay
     state: Callable[[], State]
     job: Callable[[JobId], Job]
     records: JobRecords
@@ -227,8 +231,9 @@ class LogRelay:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
-                right = FOLLOWER_RIGHTS[type(request)]
-                permit(who, right, request, self.job(request.job).owner)
+                if isinstance(request, ReadLog | FromFollower | OpenStream):
+                    right = FOLLOWER_RIGHTS[type(request)]
+                    permit(who, right, request, self.job(request.job).owner)
                 self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
                 if not self._queue.floods(str(incoming.identity or "")):
@@ -236,10 +241,24 @@ class LogRelay:
                 elif self.followers.cut(incoming):
                     self._audit_refusal(incoming, error)
 
-    def _start(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
-        task = asyncio.create_task(self._answer(*asked))
+    def _start(self, asked: tuple[Incoming, ReadLog | FromFollower | FromClient]) -> None:
+        incoming, request = asked
+        if isinstance(request, FromClient):
+            self._take_stream(incoming, request)
+            return
+        task = asyncio.create_task(self._answer(incoming, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _take_stream(self, incoming: Incoming, message: FromClient) -> None:
+        who = incoming.identity or Identity("", "")
+        try:
+            refuse_revoked(incoming)
+            self.streams.from_client(incoming, who, message)
+        except OnesError as error:
+            self._send_error(incoming, error)
+        finally:
+            self._queue.ended(str(who))
 
     def _send_error(self, incoming: Incoming, error: OnesError) -> None:
         self._audit_refusal(incoming, error)
@@ -258,6 +277,9 @@ class LogRelay:
             return
         if isinstance(message, FileList | FilePiece | FilesRefused):
             self.files.receive(NodeId(incoming.identity.name), message)
+            return
+        if isinstance(message, FromNode):
+            self.streams.from_node(incoming, message)
             return
         job = self.job(message.job)
         if message.journal != job.journal:

@@ -63,6 +63,7 @@ from schemas.wire.agent import (
     WorkerStalled,
     bounded_report,
 )
+from schemas.wire.streams import OpenStream
 from schemas.wire.sweeps import SweepDelta
 
 UNDER_WAY: Final = 32  # hellos in the journal's queue; more would delay all other inputs
@@ -375,7 +376,7 @@ class NodeSessions:
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))
 
-    def ask(self, node: NodeId, message: files.ToNode) -> bool:
+    def ask(self, node: NodeId, message: files.ToNode | OpenStream) -> bool:
         """Send an agent a request outside its session. The reply arrives on the bulk port.
 
         The request is sent once. Return True if the node is connected now.

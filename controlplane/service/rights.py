@@ -37,6 +37,7 @@ class Action(Enum):
     ENV = "read the values of its environment"
     OUTPUT = "read its output"
     FILES = "have its files and its working directory"
+    ATTACH = "open its terminal, a shell beside it, or its ports"
     CHANGE = "cancel, resize, pause or resume it, and change its trials"
 
 
@@ -52,7 +53,7 @@ _ALL: Final = frozenset(Action)
 _NOTHING: Final[frozenset[Action]] = frozenset()
 _STATE_ONLY: Final = frozenset({Action.STATE})
 _READS: Final = frozenset({Action.STATE, Action.ARGS, Action.OUTPUT})
-_ADMIN: Final = _ALL - {Action.ENV}
+_ADMIN: Final = _ALL - {Action.ENV, Action.ATTACH}
 
 RIGHTS: Final[Mapping[tuple[str, Relation], frozenset[Action]]] = {
     ("admin", Relation.OWN): _ALL,
@@ -114,9 +115,13 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
     if job is None or not may(who, Action.STATE, job):
         raise UnknownJobError(name)
     if not may(who, action, job):
-        verb = {Action.CHANGE: "change", Action.OUTPUT: "read the output of"}
+        verb = {
+            Action.CHANGE: "change", Action.OUTPUT: "read the output of",
+            Action.ATTACH: "attach to",
+        }  # fmt: skip
         what = f"you may not {verb.get(action, 'have the files of')} {name}"
-        raise DeniedError(f"{what}: it belongs to {job.user}", "ask its owner, or an admin")
+        whom = "ask its owner" if action is Action.ATTACH else "ask its owner, or an admin"
+        raise DeniedError(f"{what}: it belongs to {job.user}", whom)
 
 
 def speaks_for(

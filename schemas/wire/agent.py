@@ -13,7 +13,7 @@ from schemas.ids import BootId, JobId, NodeId, Pid, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, NodeSpec
 from schemas.sweeps import are_bounded, bounded_metrics
-from schemas.wire import Message, files
+from schemas.wire import Message, files, streams
 from schemas.wire.sweeps import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of a version, in increasing order
@@ -485,5 +485,5 @@ class NextServerKey(Message, tag="agent.next_server_key.1"):
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
-ToAgent = ToSession | files.ToNode | NextServerKey
+ToAgent = ToSession | files.ToNode | streams.OpenStream | NextServerKey
 Published = Numbered | Telemetry | StallTelemetry

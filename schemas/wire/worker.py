@@ -55,6 +55,15 @@ class Assignment(Message, tag="worker.assignment.3"):
     journal: str = ""  # of the job, see `GroupDelta`
 
 
+class ShellOrder(Message, tag="worker.shell_order.1"):
+    """A file beside the assignment of a shell, with what differs from its worker."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]  # variables in addition to those of the worker
+    worker: Pid | None  # process of the worker, with which the shell ends
+    limit_s: float  # seconds after which the shell ends
+
+
 class WorkerHello(Message, tag="worker.hello.1"):
     """Worker to agent: sent when the worker starts and whenever the agent has restarted."""
 

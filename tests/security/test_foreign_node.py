@@ -196,7 +196,7 @@ def test_a_node_stores_no_output_for_workers_of_other_nodes(
     store = LogStore(tmp_path, 1 << 20)
     who: Any = None
     relay = LogRelay(
-        shippers=who, followers=who, store=store, snapshots=who, files=who,
+        shippers=who, followers=who, store=store, snapshots=who, files=who, streams=who,
         state=lambda: controller.state, job=controller.job, records=Records(controller),
         now=lambda: controller.now, audit=Lines(), bytes_per_s=1e9,
     )  # type: ignore[arg-type] # fmt: skip

@@ -57,6 +57,7 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
     **dict.fromkeys(["GetJob", "WaitJob", "ExplainJob", "GetSweep", "GetLedger"], SEE_IT),
     "ReadLog": (OWNER, MATE, ADMIN, VIEWER),
     **dict.fromkeys(["ListFiles", "ReadFile"], (OWNER, MATE, ADMIN)),
+    "OpenStream": (OWNER,),
     **dict.fromkeys(
         ["CancelJob", "ResizeJob", "PauseJob", "ResumeJob", "ChangeSweep"], (OWNER, ADMIN)
     ),

@@ -75,7 +75,7 @@ class Site:
         none = cast("Any", None)
         self.relay = self.wire.relay = LogRelay(
             shippers=cast("Any", self.wire), followers=none, store=store, snapshots=none,
-            files=none, state=cast("Any", lambda: None), job=none, records=none, now=none, audit=none,
+            files=none, streams=none, state=cast("Any", lambda: None), job=none, records=none, now=none, audit=none,
             bytes_per_s=bytes_per_s,
         )  # fmt: skip
         self.relay.job = cast("Any", printing)

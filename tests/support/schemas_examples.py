@@ -14,7 +14,7 @@ from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
 from schemas.sharing import Project, Sharing, UserShare
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
-from schemas.wire import Message, agent, client, feed, files, sweeps, worker
+from schemas.wire import Message, agent, client, feed, files, streams, sweeps, worker
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")
@@ -392,7 +392,24 @@ _OF_LOGS: Final = (
     files.FilesRefused(request="r2", code="bad_field", message="no such file", hint="list them"),
     feed.SnapshotPiece(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
 )
+_STREAM: Final = "415b948495564dada81fe368229a55b7"
+_OF_STREAMS: Final = (
+    streams.OpenStream(
+        stream=_STREAM, job=JOB, rank=RANK, what="shell", argv=("bash", "-l"), term="xterm",
+        lang="C.UTF-8", rows=50, cols=132, port=6006, received=1024, kept_from=512,
+        worker=WorkerId("digits-7.v5.r1"), user="ann", journal=JOURNAL,
+    ),
+    streams.StreamOpened(
+        stream=_STREAM, received=512, offset=1024, worker=WorkerId("digits-7.v5.r1")
+    ),
+    streams.StreamData(stream=_STREAM, offset=1024, data=b"\x1b[1mls\r\n"),
+    streams.StreamAlive(stream=_STREAM, received=1034, sent=513),
+    streams.StreamResized(stream=_STREAM, rows=60, cols=140),
+    streams.StreamSignal(stream=_STREAM, name="INT"),
+    streams.StreamClosed(stream=_STREAM, reason="the program has ended", code=7, again=True),
+)  # fmt: skip
 _ON_A_NODE: Final = (
+    worker.ShellOrder(argv=("bash",), env={"TERM": "xterm"}, worker=4711, limit_s=28_800.0),
     worker.Assignment(
         **_WORKER, slot=2, group=GROUP, spec=SPEC, workdir="/var/ones/work/9f86",
         checkpoints="/var/ones/checkpoints/digits-7", socket="ipc:///run/ones/agent.sock",
@@ -425,7 +442,15 @@ _OF_STATES: Final[tuple[Message, ...]] = (
 
 EXAMPLES: Final[dict[str, Message]] = {
     tag_of(type(message)): message
-    for message in (*_OF_WORKERS, *_OF_AGENTS, *_OF_CLIENTS, *_OF_LOGS, *_ON_A_NODE, *_OF_STATES)
+    for message in (
+        *_OF_WORKERS,
+        *_OF_AGENTS,
+        *_OF_CLIENTS,
+        *_OF_LOGS,
+        *_OF_STREAMS,
+        *_ON_A_NODE,
+        *_OF_STATES,
+    )
 }
 
 

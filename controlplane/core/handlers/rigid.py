@@ -62,7 +62,7 @@ def _result(status: WithGroup, worker: Worker, event: WorkerExited) -> tuple[Exi
 
 def _is_complete(job: Job, worker: Worker) -> bool:
     """True if an exit with code 0 ends the job: that of its only program, or of the last rank."""
-    if job.spec.kind == "command":
+    if job.spec.single:
         return worker.rank == 0
     return all(one.phase is WorkerPhase.EXITED for one in job.group_workers())
 

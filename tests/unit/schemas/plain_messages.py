@@ -78,7 +78,13 @@ def instances(annotation: Any) -> st.SearchStrategy[Any]:
     return SCALARS[annotation]
 
 
-def _bounded(kind: type, bounds: msgspec.Meta) -> st.SearchStrategy[Any]:
+def _bounded(kind: Any, bounds: msgspec.Meta) -> st.SearchStrategy[Any]:
+    if kind is str and bounds.pattern:
+        return st.from_regex(bounds.pattern, fullmatch=True)
+    if kind is bytes:
+        return st.binary(max_size=bounds.max_length)
+    if kind is not str and bounds.max_length:
+        return instances(kind)
     if kind is str:
         return st.text(min_size=bounds.min_length or 0, max_size=bounds.max_length)
     return st.integers(bounds.ge, UINT64 - 1 if bounds.le is None else bounds.le)

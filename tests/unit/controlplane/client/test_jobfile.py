@@ -204,9 +204,7 @@ def test_a_single_number_of_slots_is_minimum_and_maximum(file: Path) -> None:
 
 @pytest.mark.parametrize("key", sorted(set(JobSpec.__struct_fields__) - {"sweep", "trial"}))
 def test_the_text_that_an_error_suggests_is_accepted(key: str) -> None:
-    several = (
-        r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun)| or (?=\"auto|\"fail|\"command)"
-    )
+    several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun|\"command)| or (?=\"auto|\"fail|\"interactive)"
     first, *others = re.split(several, example_of(JobSpec, key).replace(" (least, most)", ""))
 
     for value in (first.partition(" = ")[2], *(one.removeprefix("slots = ") for one in others)):

@@ -56,7 +56,7 @@ def ended_on_two_nodes() -> Controller:
 
 def relay(controller: Controller, store: LogStore, bytes_per_s: float = float(1 << 30)) -> LogRelay:
     return LogRelay(
-        shippers=NONE, followers=NONE, store=store, snapshots=NONE, files=NONE,
+        shippers=NONE, followers=NONE, store=store, snapshots=NONE, files=NONE, streams=NONE,
         state=lambda: controller.state, job=controller.job,
         records=cast(
             "Any", SimpleNamespace(processes=lambda job: controller.history_of(job).processes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from schemas.wire import client
 from schemas.wire.client import AddKey, ListKeys, RevokeKey
 from schemas.wire.feed import ReadLog
 from schemas.wire.files import ListFiles, ReadFile
+from schemas.wire.streams import FromClient, OpenStream
 from tests.support.schemas_examples import EXAMPLES
 
 DONE, DENIED, UNKNOWN = "done", "denied", "unknown"
@@ -48,12 +49,18 @@ DRAINS: Final = (
 KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
-    "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++"},
-    "operator": {ASK: "+++", CHANGE: "+--", (ReadLog,): "+--", FILES: "+--"},
-    "user": {ASK: "++?", CHANGE: "+-?", (ReadLog,): "++?", FILES: "++?"},
-    "viewer": {ASK: "++?", CHANGE: "---", (ReadLog,): "++?", FILES: "--?"},
-    "viewer of all": {ASK: "+++", CHANGE: "---", (ReadLog,): "---", FILES: "---"},
-    "node": {ASK: "---", CHANGE: "---", (ReadLog,): "---", FILES: "---"},
+    "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++", (OpenStream,): "+--"},
+    "operator": {ASK: "+++", CHANGE: "+--", (ReadLog,): "+--", FILES: "+--", (OpenStream,): "+--"},
+    "user": {ASK: "++?", CHANGE: "+-?", (ReadLog,): "++?", FILES: "++?", (OpenStream,): "+-?"},
+    "viewer": {ASK: "++?", CHANGE: "---", (ReadLog,): "++?", FILES: "--?", (OpenStream,): "--?"},
+    "viewer of all": {
+        ASK: "+++",
+        CHANGE: "---",
+        (ReadLog,): "---",
+        FILES: "---",
+        (OpenStream,): "---",
+    },
+    "node": {ASK: "---", CHANGE: "---", (ReadLog,): "---", FILES: "---", (OpenStream,): "---"},
 }
 WITHOUT: Final = {
     "admin": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "+"},
@@ -97,7 +104,8 @@ def outcome(who: Identity, kind: type[Any], job: JobOwner | None) -> str:
 
 
 def test_every_request_has_a_right() -> None:
-    kinds = {*REQUEST.kinds, *READ_LOG.kinds}
+    of_open_streams = {*get_args(FromClient)} - {OpenStream}
+    kinds = {*REQUEST.kinds, *READ_LOG.kinds} - of_open_streams
 
     assert set(RIGHT_OF) == kinds
     for role in WHO:
@@ -120,7 +128,7 @@ def test_an_invisible_job_is_refused_like_a_missing_job() -> None:
         error = refused.value
         return type(error).__name__, error.message, error.hint, error.field
 
-    for kind in (*ASK, *CHANGE, ReadLog, *FILES):
+    for kind in (*ASK, *CHANGE, ReadLog, *FILES, OpenStream):
         assert said(FOREIGN, kind) == said(None, kind)
 
 

@@ -1,0 +1,258 @@
+"""Relay of streams between clients and the agents of their jobs.
+
+It knows the route of both ends of each stream and checks every message against them: the sender,
+the credit, the number of streams. Messages that a client's queue cannot take at once wait here.
+They are within the client's credit, so that a stream holds at most `WINDOW` bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec.structs import replace
+
+from controlplane.core.model.job import Job
+from controlplane.service.rights import refuse_revoked
+from schemas.codec import encode
+from schemas.errors import DeniedError, OnesError, UnavailableError
+from schemas.host.logging import Audit
+from schemas.ids import JobId, NodeId, WorkerId, node_of
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
+from schemas.transport.stream_ends import LOST_S
+from schemas.wire.streams import (
+    MAX_REASON,
+    PORT,
+    WINDOW,
+    FromClient,
+    FromNode,
+    OpenStream,
+    StreamAlive,
+    StreamClosed,
+    StreamData,
+    StreamOpened,
+)
+
+MAX_STREAMS: Final = 1000
+MAX_OF_USER: Final = 32
+MAX_WAITING: Final = 2000  # messages of one stream that wait for its client
+RETRY_S: Final = 0.002  # between attempts to send what waits
+TICK_S: Final = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Direction:
+    received: int = 0  # as the receiver told last
+    size: int = 0  # bytes that passed, repeated ones included
+
+    def takes(self, data: StreamData) -> bool:
+        """Count a message. Return False if it is beyond the receiver's credit."""
+        self.size += len(data.data)
+        return data.offset + len(data.data) <= self.received + WINDOW
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    asked: OpenStream
+    user: str
+    client: Incoming  # latest opening
+    node: NodeId
+    heard_at: float
+    route: bytes = b""  # of the agent; empty: it has not replied
+    inbound: _Direction = field(default_factory=_Direction)  # to the node
+    outbound: _Direction = field(default_factory=_Direction)
+    waiting: deque[bytes] = field(default_factory=deque)
+    end: str | None = None  # reason of its end, while last messages wait for the client
+
+    @property
+    def detail(self) -> dict[str, str]:
+        """Fields of the audit lines."""
+        asked = self.asked
+        what = f"port {asked.port}" if asked.what == PORT else asked.what
+        return {"job": asked.job, "worker": asked.worker, "kind": what, "stream": asked.stream}
+
+
+@dataclass(kw_only=True, eq=False)
+class StreamRelay:
+    """Streams of all clients.
+
+    `ask` sends a request to a node outside its session, and returns False if it is not connected.
+    """
+
+    shippers: Socket
+    followers: Socket
+    job: Callable[[JobId], Job]
+    ask: Callable[[NodeId, OpenStream], bool]
+    audit: Audit
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Set up the state that no caller passes."""
+        self._streams: dict[str, _Stream] = {}
+        self._retrying = False
+
+    # --- from clients
+
+    def from_client(self, incoming: Incoming, who: Identity, message: FromClient) -> None:
+        """Process a message of a client. Its right to open a stream was checked before.
+
+        Raises:
+            OnesError: if the message is refused.
+        """
+        stream = self._streams.get(message.stream)
+        if stream is not None and stream.user != str(who):
+            raise DeniedError("the stream belongs to another user", "open one of your own")
+        if isinstance(message, OpenStream):
+            self._open(incoming, str(who), message, stream)
+            return
+        if stream is None or not stream.route:
+            if not isinstance(message, StreamClosed):
+                why = "the stream is not known here"
+                self._reply(incoming, StreamClosed(stream=message.stream, reason=why, again=True))
+            return
+        stream.heard_at = self.clock()
+        if isinstance(message, StreamData) and not stream.inbound.takes(message):
+            self._end(stream, "its client sent beyond its credit")
+            raise DeniedError("data beyond the credit of the stream", "compare releases")
+        if isinstance(message, StreamAlive):
+            stream.outbound.received = max(stream.outbound.received, message.received)
+        if not self.shippers.send(stream.route, encode(message)):
+            why = "the node is not connected"
+            self._reply(incoming, StreamClosed(stream=message.stream, reason=why, again=True))
+        if isinstance(message, StreamClosed):
+            self._forget(stream, "its client closed it")
+
+    def _open(
+        self, incoming: Incoming, user: str, asked: OpenStream, known: _Stream | None
+    ) -> None:
+        worker, node = self._worker_of(asked)
+        asked = replace(asked, worker=worker, user=user, journal=self.job(asked.job).journal)
+        if known is None:
+            mine = sum(one.user == user for one in self._streams.values())
+            if mine >= MAX_OF_USER or len(self._streams) >= MAX_STREAMS:
+                what = f"{mine} of your streams are open" if mine >= MAX_OF_USER else "too many"
+                raise UnavailableError(f"{what}, the limit", "close some")
+            known = _Stream(asked, user, incoming, node, self.clock())
+        elif (known.asked.job, known.asked.what) != (asked.job, asked.what):
+            raise DeniedError("the stream is open for something else", "choose another id")
+        if not self.ask(node, asked):
+            raise UnavailableError(f"node {node} is not connected", "try again later")
+        if asked.stream not in self._streams:
+            self._streams[asked.stream] = known
+            self.audit.done("stream opened", by=user, **known.detail)
+        known.client, known.node, known.heard_at = incoming, node, self.clock()
+        known.asked = asked
+        known.outbound.received = max(known.outbound.received, asked.received or 0)
+        known.waiting.clear()
+
+    def _worker_of(self, asked: OpenStream) -> tuple[WorkerId, NodeId]:
+        job = self.job(asked.job)
+        known = job.workers.get(asked.worker)
+        if known is None:
+            members = job.group.members if job.group is not None else ()
+            names = [one.worker for one in members if one.rank == asked.rank]
+            known = job.workers.get(names[0]) if names else None
+        if known is None:
+            ranks = f"of rank {asked.rank} " if asked.rank else ""
+            what = f"no process {ranks}of {job.job} runs: it is {job.phase.value}"
+            raise UnavailableError(what, "see `ones show`")
+        return known.worker, node_of(known.slot)
+
+    # --- from nodes
+
+    def from_node(self, incoming: Incoming, message: FromNode) -> None:
+        """Process a message of an agent. Drop it if its stream has ended.
+
+        Raises:
+            DeniedError: if the stream is one of another node, or its data exceed the credit.
+        """
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            return
+        name = incoming.identity.name if incoming.identity is not None else ""
+        if name != stream.node:
+            raise DeniedError(f"the stream is not one of node {name}")
+        stream.route = incoming.route
+        match message:
+            case StreamOpened(received=received, offset=offset):
+                stream.inbound.received = max(stream.inbound.received, received)
+                stream.outbound.received = max(stream.outbound.received, offset)
+                message = replace(message, worker=stream.asked.worker)
+            case StreamAlive(received=received):
+                stream.inbound.received = max(stream.inbound.received, received)
+            case StreamData() if not stream.outbound.takes(message):
+                self._end(stream, "its node sent beyond its credit")
+                raise DeniedError("data beyond the credit of the stream")
+        self._to_client(stream, encode(message))
+        if isinstance(message, StreamClosed) and not message.again:
+            stream.end = message.reason
+            if not stream.waiting:
+                self._forget(stream, message.reason)
+
+    def _to_client(self, stream: _Stream, data: bytes) -> None:
+        if stream.waiting or not self.followers.send(*stream.client.frames[:-1], data):
+            if len(stream.waiting) >= MAX_WAITING:
+                stream.waiting.clear()  # the client notices the gap
+                return
+            stream.waiting.append(data)
+            if not self._retrying:
+                self._retrying = True
+                asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        """Send what waits, as far as the clients' queues take it."""
+        waits = False
+        for stream in list(self._streams.values()):
+            while stream.waiting:
+                if not self.followers.send(*stream.client.frames[:-1], stream.waiting[0]):
+                    waits = True
+                    break
+                stream.waiting.popleft()
+            if stream.end is not None and not stream.waiting:
+                self._forget(stream, stream.end)
+        self._retrying = waits
+        if waits:
+            asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+
+    # --- ends
+
+    async def watch(self) -> None:
+        """Forget streams of silent clients until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.end_silent()
+
+    def end_silent(self) -> None:
+        """End the streams whose clients were silent for `LOST_S`."""
+        for stream in list(self._streams.values()):
+            if self.clock() - stream.heard_at > LOST_S:
+                self._end(stream, "its client is silent")
+
+    def end_revoked(self) -> None:
+        """End the streams of clients whose keys were revoked."""
+        for stream in list(self._streams.values()):
+            try:
+                refuse_revoked(stream.client)
+            except OnesError as error:
+                self._end(stream, error.message)
+
+    def _end(self, stream: _Stream, reason: str) -> None:
+        """Close a stream at both ends."""
+        closed = StreamClosed(stream=stream.asked.stream, reason=reason[:MAX_REASON])
+        self.followers.send(*stream.client.frames[:-1], encode(closed))
+        if stream.route:
+            self.shippers.send(stream.route, encode(closed))
+        self._forget(stream, reason)
+
+    def _forget(self, stream: _Stream, reason: str) -> None:
+        if self._streams.pop(stream.asked.stream, None) is None:
+            return
+        sizes = {"sent": str(stream.inbound.size), "received": str(stream.outbound.size)}
+        self.audit.done("stream closed", by=stream.user, why=reason, **stream.detail, **sizes)
+
+    def _reply(self, incoming: Incoming, message: StreamClosed) -> None:
+        self.followers.send(*incoming.frames[:-1], encode(message))
