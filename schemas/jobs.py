@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
 
-from schemas.errors import SettingsError
+from schemas.errors import BadFieldError, SettingsError
+from schemas.ids import Seconds
+from schemas.relations import start_time
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -155,6 +157,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
     }
     name: str
     kind: Literal["elastic", "torchrun", "command"] | msgspec.UnsetType = msgspec.UNSET
@@ -183,6 +186,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
+    not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
@@ -282,6 +286,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Graduated trial that this job continues, or None for other jobs."""
         return None if self.trial is msgspec.UNSET else self.trial
 
+    def earliest_start(self, submitted_at: Seconds) -> Seconds:
+        """Return the earliest start of a job that was submitted at that time."""
+        if self.not_before is msgspec.UNSET:
+            return Seconds(0.0)
+        return start_time(self.not_before, submitted_at)
+
     @property
     def stated_utility(self) -> Utility | None:
         """Utility given by the user, or None."""
@@ -304,7 +314,7 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     text = (*_text(spec), *_kind(spec), *_paths(spec))
     shape = (*text, *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
-    return (*shape, *rest, *_sweep(spec), *_size(spec))
+    return (*shape, *rest, *_sweep(spec), *_relations(spec), *_size(spec))
 
 
 def _kind(spec: JobSpec) -> Iterator[JobProblem]:
@@ -337,6 +347,13 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.batch_size != spec.slots[1]:
         remedy = "leave it out, or give it to the program in command"
         yield JobProblem("batch_size", f"does not apply to a {spec.kind} job", remedy)
+
+
+def _relations(spec: JobSpec) -> Iterator[JobProblem]:
+    try:
+        spec.earliest_start(Seconds(0.0))
+    except BadFieldError as error:
+        yield JobProblem(error.field, error.message.removeprefix(f"{error.field}: "), error.hint)
 
 
 def spec_bytes(spec: JobSpec) -> int:

@@ -156,6 +156,20 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
     auto: bool
 
 
+class HoldRequested(Message, tag="core.hold_requested.1"):
+    """A user holds a job. The job gets no slots until it is released; a running job goes on."""
+
+    job: JobId
+    user: str
+
+
+class ReleaseRequested(Message, tag="core.release_requested.1"):
+    """A user releases a job that is held."""
+
+    job: JobId
+    user: str
+
+
 class OverrideDue(Message, tag="core.override_due.1"):
     """An operator's order that could not be carried out is due for another attempt."""
 
@@ -269,6 +283,8 @@ Input = (
     | ResizeRequested
     | PauseRequested
     | ResumeRequested
+    | HoldRequested
+    | ReleaseRequested
     | OverrideDue
     | RunExpired
     | UnitExpired

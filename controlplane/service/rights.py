@@ -37,7 +37,7 @@ class Action(Enum):
     ENV = "read the values of its environment"
     OUTPUT = "read its output"
     FILES = "have its files and its working directory"
-    CHANGE = "cancel, resize, pause or resume it, and change its trials"
+    CHANGE = "cancel, resize, pause, resume, hold or release it, and change its trials"
 
 
 class Relation(Enum):
@@ -114,9 +114,14 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
     if job is None or not may(who, Action.STATE, job):
         raise UnknownJobError(name)
     if not may(who, action, job):
-        verb = {Action.CHANGE: "change", Action.OUTPUT: "read the output of"}
+        verb = {
+            Action.CHANGE: "change",
+            Action.OUTPUT: "read the output of",
+            Action.ENV: "rerun",  # the new job has the values of its environment
+        }
         what = f"you may not {verb.get(action, 'have the files of')} {name}"
-        raise DeniedError(f"{what}: it belongs to {job.user}", "ask its owner, or an admin")
+        hint = "ask its owner" if action is Action.ENV else "ask its owner, or an admin"
+        raise DeniedError(f"{what}: it belongs to {job.user}", hint)
 
 
 def speaks_for(

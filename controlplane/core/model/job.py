@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ from controlplane.core.model.job_phases import (
 from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
+from controlplane.policy.api import Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, ResumePoint
@@ -154,6 +156,28 @@ class Job(msgspec.Struct, kw_only=True):
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # project as submitted; empty: the user's own project
+    held_by: str = ""  # user who holds the job; empty: it is not held
+
+    @property
+    def gated(self) -> bool:
+        """True if the job must not be started. It keeps slots that it has."""
+        return bool(self.held_by)
+
+    @property
+    def withheld(self) -> bool:
+        """True if the job has no slots and must not get any. Policies do not see such a job."""
+        return self.gated and self.status.group is None
+
+    def gate_reason(self, now: Seconds) -> Reason | None:
+        """Return why the job must not be started now, or None if it may."""
+        if self.held_by:
+            return Reason("held", f"held by {self.held_by}")
+        early = self.attempts.next_start_at > now and self.phase is Phase.QUEUED
+        if early and self.spec.not_before is not msgspec.UNSET:
+            when = datetime.fromtimestamp(self.attempts.next_start_at, UTC)
+            text = f"starts at {when:%Y-%m-%dT%H:%M:%SZ} or later (not_before)"
+            return Reason("not_before", text)
+        return None
 
     @property
     def next_version(self) -> Version:

@@ -14,13 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
     CancelRequested,
     DrainRequested,
+    HoldRequested,
     JobSubmitted,
     NodeForgotten,
     PauseRequested,
+    ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
     SweepChangeRequested,
@@ -55,12 +59,15 @@ from schemas.wire.client import (
     CheckJob,
     DrainNode,
     ForgetNode,
+    HoldJob,
     JobAccepted,
     JobChecked,
     JobDetail,
     Nodes,
     PauseJob,
     PutSnapshot,
+    ReleaseJob,
+    RerunJob,
     ResizeJob,
     ResumeJob,
     SnapshotStored,
@@ -317,7 +324,10 @@ MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 NodeInput = DrainInput | NodeForgotten
-ChangeInput = JobSubmitted | CancelRequested | Override | NodeInput | SweepChangeRequested
+HoldInput = HoldRequested | ReleaseRequested
+ChangeInput = (
+    JobSubmitted | CancelRequested | Override | HoldInput | NodeInput | SweepChangeRequested
+)
 
 
 @dataclass(eq=False)
@@ -367,16 +377,37 @@ class ChangeRequests:
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
-        await self.snapshots.inspect(request.snapshot)
+        project = _project(request.project, who)
+        return await self._submit(request.spec, request.snapshot, request.key, project, who)
+
+    async def rerun(self, request: RerunJob, who: Identity) -> JobAccepted:
+        """Submit a job again, even if it has ended. The new job waits for nothing."""
+        _check_key(request.key)
+        job = self.commit_loop.job(request.job)
+        if job.spec.stated_trial is not None:
+            what = f"job: {job.job} continues a trial of {job.spec.stated_trial.sweep}"
+            raise BadFieldError(what, "rerun the sweep", "job")
+        if not self.snapshots.has(job.snapshot):
+            what = f"job: the working directory of {job.job} is no longer stored"
+            raise BadFieldError(what, "submit its job file", "job")
+        spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET)
+        mine = projects_of(who)
+        project = job.owner.project if job.owner.project in mine else mine[0]
+        return await self._submit(spec, job.snapshot, request.key, project, who)
+
+    async def _submit(
+        self, spec: JobSpec, snapshot: str, key: str, project: str, who: Identity
+    ) -> JobAccepted:
+        await self.snapshots.inspect(snapshot)
         submitted = JobSubmitted(
-            spec=request.spec,
-            snapshot=request.snapshot,
+            spec=spec,
+            snapshot=snapshot,
             user=who.name,
-            key=request.key,
-            project=_project(request.project, who),
-            states_key=secrets.token_hex(STATES_KEY_BYTES) if request.spec.stated_sweep else "",
+            key=key,
+            project=project,
+            states_key=secrets.token_hex(STATES_KEY_BYTES) if spec.stated_sweep else "",
         )
-        known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
+        known = self._earlier_job(f"{who.name}/{key}") if key else None
         if known and (self.commit_loop.stalled or known not in self._newest.jobs):
             if self._is_durable(known):
                 return self._accepted(known)
@@ -387,7 +418,7 @@ class ChangeRequests:
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._refuse_if_outdated()
-            self.quota.take(who.name, request.spec)
+            self.quota.take(who.name, spec)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
@@ -428,6 +459,17 @@ class ChangeRequests:
         await self._apply(check)
         return self._detail(request.job, who)
 
+    async def hold(self, request: HoldJob | ReleaseJob, who: Identity) -> JobDetail:
+        """Hold a job, or release it."""
+
+        def check() -> HoldInput:
+            job = self._live_job(request.job)
+            kind = HoldRequested if isinstance(request, HoldJob) else ReleaseRequested
+            return kind(job=job.job, user=who.name)
+
+        await self._apply(check)
+        return self._detail(request.job, who)
+
     async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
         """Override the policy for a job, or return the job to the policy's control."""
         await self._apply(lambda: self._override_input(request, who))
@@ -437,10 +479,7 @@ class ChangeRequests:
         return self.reads.detail(self.commit_loop.job(job), self.reads.view(who))
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
-        job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
-        if job.ended or job.job not in self._newest.jobs:
-            state = job.phase.value if job.ended else "ended"
-            raise BadFieldError(f"job: {job.job} has {state}", "submit it again", "job")
+        job = self._live_job(request.job)
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -454,6 +493,13 @@ class ChangeRequests:
                     what = f"job: {job.job} has no manual override"
                     raise BadFieldError(what, "the policy already controls it", "job")
                 return ResumeRequested(job=job.job, user=who.name, auto=auto)
+
+    def _live_job(self, name: JobId) -> Job:
+        job = self._newest.jobs.get(name) or self.commit_loop.job(name)
+        if job.ended or job.job not in self._newest.jobs:
+            state = job.phase.value if job.ended else "ended"
+            raise BadFieldError(f"job: {job.job} has {state}", f"`ones rerun {job.job}`", "job")
+        return job
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""

@@ -70,7 +70,8 @@ def job_summary(
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_wait_reason:
         why = f"{job.reason}; {job.override_wait_reason}"
-    remarks = (_slow_start_note(job, now) or _stuck_note(job, telemetry, now), _loss_note(job))
+    slow = _slow_start_note(job, now) or _stuck_note(job, telemetry, now)
+    remarks = (_hold_note(job), slow, _loss_note(job))
     why = "; ".join([*filter(None, remarks), why])
     return JobSummary(
         job=job.job,
@@ -135,6 +136,12 @@ def _stuck_note(job: Job, telemetry: TelemetryTable, now: Seconds) -> str | None
         f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
+
+
+def _hold_note(job: Job) -> str | None:
+    if not job.held_by or job.group is None:
+        return None
+    return f"held by {job.held_by}: it goes on, and is not started again"
 
 
 def _loss_note(job: Job) -> str | None:

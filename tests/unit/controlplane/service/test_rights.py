@@ -34,8 +34,10 @@ WHO: Final = {
 }
 ASK: Final = (client.GetJob, client.WaitJob, client.ExplainJob, client.GetSweep, client.GetLedger)
 CHANGE: Final = (
-    client.CancelJob, client.ResizeJob, client.PauseJob, client.ResumeJob, client.ChangeSweep,
+    client.CancelJob, client.ResizeJob, client.PauseJob, client.ResumeJob, client.HoldJob,
+    client.ReleaseJob, client.ChangeSweep,
 )  # fmt: skip
+RERUN: Final = (client.RerunJob,)  # the new job has the values of the environment
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
@@ -46,12 +48,12 @@ DRAINS: Final = (client.DrainNode, client.UndrainNode, client.ForgetNode)
 KEYS: Final = (AddKey, ListKeys, RevokeKey)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
-    "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++"},
-    "operator": {ASK: "+++", CHANGE: "+--", (ReadLog,): "+--", FILES: "+--"},
-    "user": {ASK: "++?", CHANGE: "+-?", (ReadLog,): "++?", FILES: "++?"},
-    "viewer": {ASK: "++?", CHANGE: "---", (ReadLog,): "++?", FILES: "--?"},
-    "viewer of all": {ASK: "+++", CHANGE: "---", (ReadLog,): "---", FILES: "---"},
-    "node": {ASK: "---", CHANGE: "---", (ReadLog,): "---", FILES: "---"},
+    "admin": {ASK: "+++", CHANGE: "+++", RERUN: "+--", (ReadLog,): "+++", FILES: "+++"},
+    "operator": {ASK: "+++", CHANGE: "+--", RERUN: "+--", (ReadLog,): "+--", FILES: "+--"},
+    "user": {ASK: "++?", CHANGE: "+-?", RERUN: "+-?", (ReadLog,): "++?", FILES: "++?"},
+    "viewer": {ASK: "++?", CHANGE: "---", RERUN: "--?", (ReadLog,): "++?", FILES: "--?"},
+    "viewer of all": {ASK: "+++", CHANGE: "---", RERUN: "---", (ReadLog,): "---", FILES: "---"},
+    "node": {ASK: "---", CHANGE: "---", RERUN: "---", (ReadLog,): "---", FILES: "---"},
 }
 WITHOUT: Final = {
     "admin": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "+"},
