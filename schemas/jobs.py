@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import Seconds
-from schemas.relations import start_time
+from schemas.relations import Parent, parents_in, start_time
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -157,6 +157,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "after": '["ok:prepare-3", "any:clean-4"]',
         "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
     }
     name: str
@@ -187,6 +188,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
+    after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
@@ -286,6 +288,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Graduated trial that this job continues, or None for other jobs."""
         return None if self.trial is msgspec.UNSET else self.trial
 
+    @property
+    def parents(self) -> tuple[Parent, ...]:
+        """Jobs that have to end before this job may start."""
+        return () if self.after is msgspec.UNSET else parents_in(self.after)
+
     def earliest_start(self, submitted_at: Seconds) -> Seconds:
         """Return the earliest start of a job that was submitted at that time."""
         if self.not_before is msgspec.UNSET:
@@ -352,6 +359,7 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
 def _relations(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         spec.earliest_start(Seconds(0.0))
+        _ = spec.parents
     except BadFieldError as error:
         yield JobProblem(error.field, error.message.removeprefix(f"{error.field}: "), error.hint)
 

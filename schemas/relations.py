@@ -1,13 +1,66 @@
-"""Relations of a job to time, as texts of a job file."""
+"""Relations of a job to other jobs and to time, as texts of a job file."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.errors import BadFieldError
-from schemas.ids import Seconds
+from schemas.ids import JobId, Seconds
+
+OK: Final = "ok"
+WAITS_TO: Final = {  # condition on the end of a parent -> what its job waits for
+    OK: "to succeed",
+    "any": "to end",
+    "failed": "to fail",
+}
+MAX_PARENTS: Final = 100
+_PARENT: Final = re.compile(rf"(?:({'|'.join(WAITS_TO)}):)?([A-Za-z0-9][A-Za-z0-9_-]{{0,79}})")
+
+
+class Parent(NamedTuple):
+    """Job that another job waits for, and how it has to end."""
+
+    condition: str  # key of `WAITS_TO`
+    job: JobId  # in a job file also the name of a job that is submitted together
+
+    def __str__(self) -> str:
+        """Return the entry of `after`."""
+        return f"{self.condition}:{self.job}"
+
+
+def parents_in(after: Sequence[str]) -> tuple[Parent, ...]:
+    """Return the parsed entries of `after`.
+
+    Raises:
+        BadFieldError: if an entry cannot be read, or a job is named twice.
+    """
+    if len(after) > MAX_PARENTS:
+        what = f"after: {len(after)} jobs, at most {MAX_PARENTS}"
+        raise BadFieldError(what, "wait for an array, or for a job that waits for them", "after")
+    found: dict[JobId, Parent] = {}
+    for text in after:
+        entry = _PARENT.fullmatch(text)
+        if entry is None:
+            what = f"after: {text[:60]!r} names no job"
+            raise BadFieldError(what, "write ok:JOB, any:JOB or failed:JOB", "after")
+        parent = Parent(entry[1] or OK, JobId(entry[2]))
+        if parent.job in found:
+            what = f"after: {parent.job} is named twice"
+            raise BadFieldError(what, "keep one of the conditions", "after")
+        found[parent.job] = parent
+    return tuple(found.values())
+
+
+def is_met(condition: str, outcome: str) -> bool:
+    """True if a parent that ended in this state meets a condition.
+
+    A job that was cancelled or rejected counts as failed.
+    """
+    return condition == "any" or (condition == OK) is (outcome == "succeeded")
+
 
 _DELAY: Final = re.compile(r"\+([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

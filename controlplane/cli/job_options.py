@@ -18,13 +18,17 @@ from schemas.jobs import JobSpec
 class JobOptions:
     """Fields of a job file that these commands also take as options."""
 
+    after: Annotated[
+        str | None, Parameter(help="jobs to wait for: ok:JOB,any:JOB,failed:JOB; JOB is ok:JOB")
+    ] = None
     not_before: Annotated[
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
 
     def fields(self) -> dict[str, Any]:
         """Return the stated fields of a job file."""
-        stated = {"not_before": self.not_before}
+        after = None if self.after is None else tuple(self.after.split(","))
+        stated = {"after": after, "not_before": self.not_before}
         return {field: value for field, value in stated.items() if value is not None}
 
     def applied(self, spec: JobSpec) -> JobSpec:

@@ -148,6 +148,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
+        **({"after": ", ".join(map(str, parents))} if (parents := detail.spec.parents) else {}),
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
         **({} if detail.spec.rigid else {"samples": detail.samples_done, "metrics": metrics}),

@@ -39,8 +39,10 @@ from controlplane.cli.submission import (
 )
 from controlplane.client import BlockingClient
 from controlplane.client.archive import IGNORE_FILE
+from controlplane.client.job_order import submission_order, with_parents
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError, OnesError, TimedOutError, UnreachableError
+from schemas.ids import JobId
 from schemas.wire.client import JobAccepted, JobDetail
 from schemas.wire.feed import FeedEvent
 
@@ -253,12 +255,16 @@ def submit(
     yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
-    """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
+    """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory.
+
+    `after` in a file may name jobs of the other files, which are submitted first.
+    """
     files = (file, *more)
     if key is not None and more:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
     ready = [prepare(path, set_ or (), options)._replace(project=project) for path in files]
+    ready = [ready[place] for place in submission_order([one.spec for one in ready])]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
 
@@ -294,9 +300,12 @@ def _submit_all(
     accepted: list[JobAccepted] = []
     rows: list[Any] = []
     code: int = Exit.OK
+    names: dict[str, JobId | None] = {one.spec.name: None for one in ready}
     for one in ready:
         try:
-            accepted.append(_submit_one(client, one, key, common))
+            spec = with_parents(one.spec, names)
+            accepted.append(_submit_one(client, one._replace(spec=spec), key, common))
+            names[spec.name] = accepted[-1].job
             rows.append(accepted[-1])
         except OnesError as error:
             if len(ready) == 1:

@@ -35,6 +35,8 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     key: str  # key of the request; a second submission with this key is the same job
     project: str = ""  # its members see the job; empty: only the user sees the job
     states_key: str = ""  # random key of a sweep, see `SweepDelta`
+    # final states of parents that have ended
+    outcomes: dict[JobId, str] = msgspec.field(default_factory=dict)
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):

@@ -137,6 +137,8 @@ class Reactor:
         if self.state.leaving_jobs:
             lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
+        if ctx.ended:
+            relations.reconcile(ctx)
         if self.state.swaps:
             plans.reconcile_all(ctx)
         if self.state.overrides:
@@ -145,6 +147,8 @@ class Reactor:
             drains.reconcile_all(ctx)
         if self.state.sweeps:
             sweeps.reconcile(ctx, event)
+        if ctx.ended:  # also by the steps above
+            relations.reconcile(ctx)
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self.state.note_changes(ctx.changed_jobs)
         self._views.touch(ctx.changed_jobs)

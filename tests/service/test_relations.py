@@ -120,3 +120,60 @@ async def test_a_time_that_cannot_be_read_is_refused(
         await submit(service, tmp_path, "b", not_before=text)
 
     assert refused.value.field == "not_before"
+
+
+async def test_the_end_of_a_parent_is_known_when_it_has_left(
+    service: LiveService, tmp_path: Path
+) -> None:
+    await service.ask(CancelJob(job=A))
+    service.take(builders.greeting(N1))
+    await service.loop.caught_up()
+
+    met = await submit(service, tmp_path, "b", after=("any:a-1",))
+    missed = await submit(service, tmp_path, "c", after=("a-1",))
+
+    assert (met.state, met.notes) == ("queued", ())
+    reason = "waited for a-1 to succeed, which was cancelled"
+    assert (missed.state, missed.notes) == ("cancelled", (reason,))
+
+
+async def test_a_parent_that_ends_before_its_end_is_durable_is_waited_for(
+    service: LiveService, tmp_path: Path
+) -> None:
+    service.take(builders.cancelled(A))
+    service.take(builders.greeting(N1))  # a-1 has left the newest state, and is durable as queued
+    assert A not in service.loop.reactor.state.jobs
+
+    accepted = await submit(service, tmp_path, "b", after=("failed:a-1",))
+
+    assert accepted.state == "queued"
+
+
+@pytest.mark.parametrize("parent", ["x-9", "x", "a-99", "b-2"])
+async def test_an_unknown_or_invisible_parent_is_refused_by_name(
+    service: LiveService, tmp_path: Path, parent: str
+) -> None:
+    service.take(builders.submission("b", user="eve"))
+    await service.loop.caught_up()
+
+    with pytest.raises(BadFieldError, match=f"after: no job '{parent}'") as refused:
+        await submit(service, tmp_path, "c", after=(f"any:{parent}",))
+
+    assert refused.value.field == "after"
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [
+        (("done:a-1",), "after: 'done:a-1' names no job"),
+        (("ok:",), "after: 'ok:' names no job"),
+        (("ok:a-1\n",), "names no job"),
+        (("a-1", "any:a-1"), "after: a-1 is named twice"),
+        (tuple(f"a-{n}" for n in range(101)), "after: 101 jobs, at most 100"),
+    ],
+)
+async def test_an_entry_that_cannot_be_read_is_refused(
+    service: LiveService, tmp_path: Path, after: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(BadFieldError, match=problem):
+        await submit(service, tmp_path, "c", after=after)

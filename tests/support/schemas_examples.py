@@ -59,6 +59,7 @@ SPEC: Final = JobSpec(
     progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
+    after=("ok:prepare-3",),
 )  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,

@@ -303,6 +303,7 @@ def end(
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
+    ctx.ended.append(job)
     ctx.state.limited_runs.pop(job.job, None)
     ctx.state.rigid.pop(job.job, None)
     ctx.state.overrides.pop(job.job, None)

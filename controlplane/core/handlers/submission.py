@@ -44,7 +44,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     if key:
         state.submission_keys[key] = job.job
         job.key = key
-    relations.bind(ctx, job)
+    relations.bind(ctx, job, event.outcomes)
     ctx.out.append(Accept(job.job))
 
 

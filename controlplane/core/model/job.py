@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +31,7 @@ from controlplane.policy.api import Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, ResumePoint
+from schemas.relations import WAITS_TO
 from schemas.wire.agent import EpochReported
 from schemas.wire.client import NodeCrowd, Size
 
@@ -45,6 +48,7 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_FAMILY_CHARACTERS: Final = 500  # longer families are cut and end with a digest
+MAX_SHOWN_PARENTS: Final = 3  # parents that a reason names
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
@@ -157,11 +161,12 @@ class Job(msgspec.Struct, kw_only=True):
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # project as submitted; empty: the user's own project
     held_by: str = ""  # user who holds the job; empty: it is not held
+    waits_for: dict[JobId, str] = {}  # parents that have not ended, with conditions on their ends
 
     @property
     def gated(self) -> bool:
         """True if the job must not be started. It keeps slots that it has."""
-        return bool(self.held_by)
+        return bool(self.held_by or self.waits_for)
 
     @property
     def withheld(self) -> bool:
@@ -172,6 +177,8 @@ class Job(msgspec.Struct, kw_only=True):
         """Return why the job must not be started now, or None if it may."""
         if self.held_by:
             return Reason("held", f"held by {self.held_by}")
+        if self.waits_for:
+            return Reason("after", f"waits for {_parents_text(self.waits_for)}")
         early = self.attempts.next_start_at > now and self.phase is Phase.QUEUED
         if early and self.spec.not_before is not msgspec.UNSET:
             when = datetime.fromtimestamp(self.attempts.next_start_at, UTC)
@@ -269,6 +276,12 @@ class Job(msgspec.Struct, kw_only=True):
     def failing_is_final(self) -> bool:
         """True if the script has failed more often than its retries allow."""
         return self.attempts.failures > self.spec.retries
+
+
+def _parents_text(parents: Mapping[JobId, str]) -> str:
+    shown = [f"{job} {WAITS_TO[how]}" for job, how in islice(parents.items(), MAX_SHOWN_PARENTS)]
+    more = len(parents) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
 @lru_cache(FAMILY_CACHE_SIZE)  # called at each end of an epoch for all jobs on the same nodes

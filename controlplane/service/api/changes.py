@@ -390,7 +390,7 @@ class ChangeRequests:
         if not self.snapshots.has(job.snapshot):
             what = f"job: the working directory of {job.job} is no longer stored"
             raise BadFieldError(what, "submit its job file", "job")
-        spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET)
+        spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET, after=msgspec.UNSET)
         mine = projects_of(who)
         project = job.owner.project if job.owner.project in mine else mine[0]
         return await self._submit(spec, job.snapshot, request.key, project, who)
@@ -418,11 +418,33 @@ class ChangeRequests:
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._refuse_if_outdated()
+            outcomes = await self._outcomes(spec, who)  # the last wait before the decision
             self.quota.take(who.name, spec)
+            submitted = msgspec.structs.replace(submitted, outcomes=outcomes)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not accepted", "see the controller's log")
+
+    async def _outcomes(self, spec: JobSpec, who: Identity) -> dict[JobId, str]:
+        """Return the final states of parents that have ended.
+
+        Raises:
+            BadFieldError: if the user may not know of a parent, or it is not kept any more.
+        """
+        while True:
+            found = {}
+            for parent in spec.parents:
+                owner = self.reads.owners.of(parent.job)
+                if owner is None or not may(who, Action.STATE, owner):
+                    what = f"after: no job {parent.job[:80]!r}"
+                    raise BadFieldError(what, "`ones ps --all` lists every job", "after")
+                newest = self._newest.jobs.get(parent.job)
+                if newest is None or newest.ended:
+                    found[parent.job] = newest or self.commit_loop.job(parent.job)
+            if all(job.ended for job in found.values()):
+                return {name: job.phase.value for name, job in found.items()}
+            await self.commit_loop.caught_up()  # its end is not durable yet
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
         """True if `who` sent the stored archive, or may read the files of a job that uses it."""
@@ -444,7 +466,7 @@ class ChangeRequests:
 
     def _accepted(self, name: JobId) -> JobAccepted:
         job = self.commit_loop.job(name)
-        size = () if job.ended else size_notes(self._state, job.spec)
+        size = (job.reason,) if job.ended else size_notes(self._state, job.spec)
         notes = (*size, *self.reads.notes.of(job))
         return JobAccepted(job=name, state=job.phase.value, notes=notes)
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from signal import SIGTERM
+from typing import Any, Final
 
+import msgspec
 import pytest
 
-from controlplane.core.inputs import OverrideDue
+from controlplane.core.inputs import NodeHeard, OverrideDue, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
-from schemas.ids import Seconds
+from controlplane.policy.api import Plan, Reason
+from schemas.ids import JobId, Seconds
+from schemas.relations import WAITS_TO
+from tests.support import builders
 from tests.support.builders import (
     N1,
     S0,
     S1,
     A,
     B,
+    C,
+    cancelled,
     exited,
     formed,
     held,
@@ -30,6 +38,8 @@ from tests.support.controller import Controller, cluster_of
 COMMAND: dict[str, Any] = {
     "kind": "command", "command": ("make",), "slots": 1, "script": "", "batch_size": 1,
 }  # fmt: skip
+
+NOW: Final = Seconds(1000.0)
 
 
 def shown(controller: Controller) -> list[str]:
@@ -158,3 +168,149 @@ def test_the_same_job_can_be_held_twice_and_released_once() -> None:
 
     assert shown(controller) == [A]
     assert S1 not in controller.state.slot_index.slots()
+
+
+# --- jobs that wait for others
+
+Ends = Callable[[Controller], None]
+
+
+def _succeeds(controller: Controller) -> None:
+    begin(controller)
+    controller.tell(N1, exited(A, 1, code=0))
+
+
+def _fails(controller: Controller) -> None:
+    begin(controller)
+    controller.tell(N1, exited(A, 1, code=3))
+
+
+def _is_cancelled(controller: Controller) -> None:
+    begin(controller)
+    controller.take(cancelled(A))
+    controller.tell(N1, exited(A, 1, signal=SIGTERM))
+
+
+def _never_starts(controller: Controller) -> None:
+    controller.take(cancelled(A))
+
+
+def _is_rejected(controller: Controller) -> None:
+    plan = Plan(
+        based_on=controller.state.version, local_batch={}, rejected={A: Reason("worth", "no")}
+    )
+    controller.take(PlanProposed(plan=plan, stats=None))
+
+
+# how the parent ends -> its state, and the conditions that this meets
+PARENTS: dict[str, tuple[Ends, str, set[str]]] = {
+    "ok": (_succeeds, "succeeded", {"ok", "any"}),
+    "failed": (_fails, "failed", {"failed", "any"}),
+    "cancelled": (_is_cancelled, "was cancelled", {"failed", "any"}),
+    "never started": (_never_starts, "was cancelled", {"failed", "any"}),
+    "rejected": (_is_rejected, "was rejected", {"failed", "any"}),
+}
+WALK = [
+    (how, condition, when)
+    for how in PARENTS
+    for condition in WAITS_TO
+    for when in ("waits", "ended", "left")
+]
+
+
+@pytest.mark.parametrize(("how", "condition", "when"), WALK)
+def test_the_end_of_the_parent_decides(how: str, condition: str, when: str) -> None:
+    end, outcome, meets = PARENTS[how]
+    controller = cluster_of(n1=1)
+    controller.submit("a", **COMMAND)
+    after = (f"{condition}:{A}",)
+    if when == "waits":
+        controller.submit("b", **COMMAND, after=after)
+        waiting = controller.job(B)
+        assert (waiting.phase, shown(controller)) == (Phase.QUEUED, [A])
+        assert waiting.gate_reason(NOW) == Reason("after", f"waits for {A} {WAITS_TO[condition]}")
+        end(controller)
+    else:
+        end(controller)
+        outcomes = {A: controller.job(A).phase.value}
+        if when == "left":
+            controller.take(NodeHeard(node=N1))
+            assert A not in controller.state.jobs
+        controller.asked = False
+        submitted = builders.submission("b", **COMMAND, after=after)
+        controller.take(msgspec.structs.replace(submitted, outcomes=outcomes))
+
+    job = controller.job(B)
+    if condition in meets:
+        assert (job.phase, job.gated, B in shown(controller)) == (Phase.QUEUED, False, True)
+        assert controller.asked
+    else:
+        reason = f"waited for {A} {WAITS_TO[condition]}, which {outcome}"
+        assert (job.phase, job.reason) == (Phase.CANCELLED, reason)
+    assert controller.replayed() == controller.state
+
+
+def test_a_parent_whose_end_is_not_known_meets_nothing() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", after=("any:x-9",))
+
+    assert controller.job(A).reason == "waited for x-9 to end, which is not known any more"
+
+
+def test_a_job_waits_for_all_of_its_parents() -> None:
+    controller = cluster_of(n1=1)
+    for name in ("a", "b"):
+        controller.submit(name)
+    controller.submit("c", after=(A, "any:b-2"))
+    assert controller.job(C).gate_reason(NOW) == Reason(
+        "after", "waits for a-1 to succeed, b-2 to end"
+    )
+
+    controller.take(cancelled(B))
+    assert controller.job(C).gate_reason(NOW) == Reason("after", "waits for a-1 to succeed")
+    controller.take(held(C, "bob"))
+    controller.take(cancelled(A))
+
+    assert controller.job(C).reason == "waited for a-1 to succeed, which was cancelled"
+    assert controller.state.children == {}
+
+
+def test_jobs_that_wait_for_a_cancelled_job_are_decided_with_the_same_input() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a")
+    controller.submit("b", after=("ok:a-1",))
+    controller.submit("c", after=("ok:b-2",))
+    controller.submit("d", after=("failed:c-3",))
+
+    controller.take(cancelled(A))
+
+    assert [controller.job(JobId(name)).reason for name in ("b-2", "c-3", "d-4")] == [
+        "waited for a-1 to succeed, which was cancelled",
+        "waited for b-2 to succeed, which was cancelled",
+        "c-3 was cancelled",
+    ]
+    assert shown(controller) == ["d-4"]
+    assert controller.replayed() == controller.state
+
+
+def test_a_job_that_waits_and_is_cancelled_is_forgotten_by_its_parent() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a")
+    controller.submit("b", after=(A,))
+    controller.take(cancelled(B))
+
+    assert controller.state.children == {}
+    controller.take(cancelled(A))
+    assert controller.job(B).reason == "cancelled by ann"
+
+
+def test_an_order_of_an_operator_waits_for_the_parents() -> None:
+    controller = cluster_of(n1=2)
+    controller.submit("a")
+    controller.submit("b", after=("any:a-1",))
+    controller.take(resized(B, 1))
+    assert controller.job(B).override_wait_reason == "waits for a-1 to end"
+
+    controller.take(cancelled(A))
+
+    assert controller.job(B).phase is Phase.STARTING
