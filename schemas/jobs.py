@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import Seconds
-from schemas.relations import Parent, parents_in, start_time
+from schemas.relations import ArrayElement, ArrayRange, Parent, parents_in, range_of, start_time
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -25,6 +25,7 @@ STATES: Final = (
     "rejected",
 )  # fmt: skip
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
+MAX_ARRAY_NAME: Final = 38  # leaves room for an index
 MAX_BATCH: Final = 2**40  # samples
 MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float
 MAX_SLOTS: Final = 65_536
@@ -157,6 +158,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
         "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
     }
@@ -189,6 +191,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
+    array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
+    element: ArrayElement | msgspec.UnsetType = msgspec.UNSET  # set if the job is of an array
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
@@ -293,6 +297,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Jobs that have to end before this job may start."""
         return () if self.after is msgspec.UNSET else parents_in(self.after)
 
+    @property
+    def indices(self) -> ArrayRange | None:
+        """Indices of an array, or None for other jobs."""
+        return None if self.array is msgspec.UNSET else range_of(self.array)
+
+    @property
+    def stated_element(self) -> ArrayElement | None:
+        """Place in an array, or None for other jobs."""
+        return None if self.element is msgspec.UNSET else self.element
+
     def earliest_start(self, submitted_at: Seconds) -> Seconds:
         """Return the earliest start of a job that was submitted at that time."""
         if self.not_before is msgspec.UNSET:
@@ -359,9 +373,14 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
 def _relations(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         spec.earliest_start(Seconds(0.0))
-        _ = spec.parents
+        _ = spec.parents, spec.indices
     except BadFieldError as error:
         yield JobProblem(error.field, error.message.removeprefix(f"{error.field}: "), error.hint)
+    if spec.stated_element is not None:
+        yield JobProblem("element", "is written by the cluster", "give array instead")
+    if spec.array is not msgspec.UNSET and len(spec.name) > MAX_ARRAY_NAME:
+        what = f"an array's name has {len(spec.name)} characters, at most {MAX_ARRAY_NAME}"
+        yield JobProblem("name", what, "shorten it: its elements are called NAME_INDEX")
 
 
 def spec_bytes(spec: JobSpec) -> int:
@@ -533,6 +552,7 @@ def _sweep(spec: JobSpec) -> Iterator[JobProblem]:
         ("on_loss", spec.on_loss is not msgspec.UNSET, "lost units are trained again"),
         ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
         ("utility", spec.stated_utility is not None, "give priority"),
+        ("array", spec.array is not msgspec.UNSET, "submit one sweep"),
     ):
         if given:
             yield JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
+import msgspec
+
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 
@@ -52,6 +54,53 @@ def parents_in(after: Sequence[str]) -> tuple[Parent, ...]:
             raise BadFieldError(what, "keep one of the conditions", "after")
         found[parent.job] = parent
     return tuple(found.values())
+
+
+MAX_ELEMENTS: Final = 10_000
+_RANGE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:%([0-9]{1,9}))?")
+
+
+class ArrayRange(NamedTuple):
+    """Indices of an array, inclusive."""
+
+    first: int
+    last: int
+    most: int = 0  # elements that may live at the same time; 0: no limit
+
+
+class ArrayElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Place of a job in an array."""
+
+    array: JobId
+    index: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the element's processes."""
+        index = str(self.index)
+        return {
+            "ONES_ARRAY_JOB": self.array,
+            "ONES_ARRAY_INDEX": index,
+            "SLURM_ARRAY_TASK_ID": index,
+        }
+
+
+def range_of(text: str) -> ArrayRange:
+    """Return the indices of an array.
+
+    Raises:
+        BadFieldError: if the text is not a range, or the range has too many elements.
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None or int(found[1]) > int(found[2]) or int(found[3] or 1) == 0:
+        what = f"array: {text[:40]!r} is not a range"
+        raise BadFieldError(what, "write 0-9, or 0-9%3 for at most 3 elements at a time", "array")
+    first, last, most = (int(number or 0) for number in found.groups())
+    if (size := last - first + 1) > MAX_ELEMENTS:
+        what = f"array: {size} elements, at most {MAX_ELEMENTS}"
+        remedy = "let each element do several parts, or submit several arrays"
+        raise BadFieldError(what, remedy, "array")
+    return ArrayRange(first, last, most)
 
 
 def is_met(condition: str, outcome: str) -> bool:

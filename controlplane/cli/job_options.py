@@ -21,6 +21,9 @@ class JobOptions:
     after: Annotated[
         str | None, Parameter(help="jobs to wait for: ok:JOB,any:JOB,failed:JOB; JOB is ok:JOB")
     ] = None
+    array: Annotated[
+        str | None, Parameter(help="one job for each index: 0-9, or 0-9%3 for at most 3 at a time")
+    ] = None
     not_before: Annotated[
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
@@ -28,7 +31,7 @@ class JobOptions:
     def fields(self) -> dict[str, Any]:
         """Return the stated fields of a job file."""
         after = None if self.after is None else tuple(self.after.split(","))
-        stated = {"after": after, "not_before": self.not_before}
+        stated = {"after": after, "array": self.array, "not_before": self.not_before}
         return {field: value for field, value in stated.items() if value is not None}
 
     def applied(self, spec: JobSpec) -> JobSpec:

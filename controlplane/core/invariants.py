@@ -39,6 +39,7 @@ def check(state: State) -> None:
     _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)
     _children_are_right(state)
+    _arrays_are_right(state)
 
 
 def _checkpointed(job: Job) -> int:
@@ -56,6 +57,19 @@ def _children_are_right(state: State) -> None:
         {parent: set(children) for parent, children in state.children.items()} == fresh,
         "the index of children is out of date",
     )
+
+
+def _arrays_are_right(state: State) -> None:
+    """Check that live elements are active jobs, and that every index is in one place."""
+    for name, job in state.jobs.items():
+        array = job.array
+        if array is None:
+            continue
+        _require(all(each in state.active for each in array.live), f"{name}: an element has ended")
+        begun = array.following - array.first
+        _require(begun == len(array.live) + array.finished, f"{name}: indices are lost")
+        left = not job.ended and array.following <= array.last
+        _require((name in state.arrays) == left, f"{name}: the index of arrays is out of date")
 
 
 def _deadlines_have_their_reason(state: State) -> None:

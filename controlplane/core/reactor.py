@@ -137,7 +137,7 @@ class Reactor:
         if self.state.leaving_jobs:
             lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
-        if ctx.ended:
+        if ctx.ended or self.state.arrays:
             relations.reconcile(ctx)
         if self.state.swaps:
             plans.reconcile_all(ctx)

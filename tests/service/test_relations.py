@@ -9,16 +9,20 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from schemas.errors import BadFieldError, DeniedError
+from schemas.relations import ArrayElement
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,
     GetJob,
     HoldJob,
+    ListJobs,
     PutSnapshot,
     ReleaseJob,
     RerunJob,
+    ResizeJob,
     SubmitJob,
+    WaitJob,
 )
 from tests.support import builders
 from tests.support.builders import N1, A, job_spec
@@ -177,3 +181,60 @@ async def test_an_entry_that_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(BadFieldError, match=problem):
         await submit(service, tmp_path, "c", after=after)
+
+
+async def test_an_array_is_shown_waited_for_and_cancelled_as_one_job(
+    service: LiveService, tmp_path: Path
+) -> None:
+    accepted = await submit(service, tmp_path, "b", array="5-14%3")
+    assert (accepted.job, accepted.state) == ("b-2", "running")
+    rows = {row.job: row for row in (await service.ask(ListJobs(states=("running",)))).jobs}
+    assert [*rows] == ["b-2"]
+    assert rows["b-2"].reason == "0 of 10 elements have ended, 2 are live"
+    elements = (await service.ask(ListJobs(name="b_*"))).jobs
+    assert [row.job for row in elements] == ["b_5-3", "b_6-4"]
+
+    await service.ask(CancelJob(job=accepted.job))
+
+    ended = await service.ask(WaitJob(job=accepted.job))
+    assert (ended.state, ended.reason) == ("cancelled", "cancelled by ann")
+    assert {row.state for row in (await service.ask(ListJobs(name="b_*", ended=True))).jobs} == {
+        "cancelled"
+    }
+    again = await service.ask(RerunJob(job=accepted.job))
+    assert (await service.ask(GetJob(job=again.job))).spec.array == "5-14%3"
+
+
+async def test_an_array_cannot_be_resized(service: LiveService, tmp_path: Path) -> None:
+    accepted = await submit(service, tmp_path, "b", array="0-9")
+
+    with pytest.raises(BadFieldError, match="b-2 is an array and has no slots"):
+        await service.ask(ResizeJob(job=accepted.job, slots=1))
+
+
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        ("0-999999", "array: 1000000 elements, at most 10000"),
+        ("0-10000", "array: 10001 elements"),
+        ("0-9999999999999", "is not a range"),
+        ("9-0", "array: '9-0' is not a range"),
+        ("1,2", "is not a range"),
+        ("0-9%0", "is not a range"),
+        ("", "is not a range"),
+    ],
+)
+async def test_an_array_that_is_too_large_or_no_range_is_refused(
+    service: LiveService, tmp_path: Path, array: str, problem: str
+) -> None:
+    with pytest.raises(BadFieldError, match=problem) as refused:
+        await submit(service, tmp_path, "b", array=array)
+
+    assert refused.value.field == "array"
+
+
+async def test_only_the_cluster_makes_elements(service: LiveService, tmp_path: Path) -> None:
+    with pytest.raises(BadFieldError, match="element: is written by the cluster"):
+        await submit(service, tmp_path, "b", element=ArrayElement(array=A, index=3))
+    with pytest.raises(BadFieldError, match="an array's name has 39 characters, at most 38"):
+        await submit(service, tmp_path, "b" * 39, array="0-9")

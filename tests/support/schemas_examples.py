@@ -12,6 +12,7 @@ from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
+from schemas.relations import ArrayElement
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 from schemas.wire import Message, agent, client, feed, files, sweeps, worker
 
@@ -59,7 +60,7 @@ SPEC: Final = JobSpec(
     progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
-    after=("ok:prepare-3",),
+    after=("ok:prepare-3",), array="0-9%3", element=ArrayElement(array=JobId("grid-3"), index=4),
 )  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,

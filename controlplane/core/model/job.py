@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controlplane.core.commands import IllegalTransitionError
+from controlplane.core.model.array import JobArray
 from controlplane.core.model.job_phases import (
     ENDED,
     HOLDING,
@@ -162,11 +163,15 @@ class Job(msgspec.Struct, kw_only=True):
     project: str = ""  # project as submitted; empty: the user's own project
     held_by: str = ""  # user who holds the job; empty: it is not held
     waits_for: dict[JobId, str] = {}  # parents that have not ended, with conditions on their ends
+    array: JobArray | None = None  # None: not an array
 
     @property
     def gated(self) -> bool:
-        """True if the job must not be started. It keeps slots that it has."""
-        return bool(self.held_by or self.waits_for)
+        """True if the job must not be started. It keeps slots that it has.
+
+        An array is never started, only its elements are.
+        """
+        return bool(self.held_by or self.waits_for) or self.array is not None
 
     @property
     def withheld(self) -> bool:
@@ -179,6 +184,8 @@ class Job(msgspec.Struct, kw_only=True):
             return Reason("held", f"held by {self.held_by}")
         if self.waits_for:
             return Reason("after", f"waits for {_parents_text(self.waits_for)}")
+        if self.array is not None:
+            return Reason("array", self.array.text)
         early = self.attempts.next_start_at > now and self.phase is Phase.QUEUED
         if early and self.spec.not_before is not msgspec.UNSET:
             when = datetime.fromtimestamp(self.attempts.next_start_at, UTC)

@@ -35,7 +35,7 @@ from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
 from controlplane.service.api.reads import ReadRequests
-from controlplane.service.api.replies import node_info, size_notes
+from controlplane.service.api.replies import node_info, shown_state, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.rights import Action, may, projects_of
@@ -468,7 +468,7 @@ class ChangeRequests:
         job = self.commit_loop.job(name)
         size = (job.reason,) if job.ended else size_notes(self._state, job.spec)
         notes = (*size, *self.reads.notes.of(job))
-        return JobAccepted(job=name, state=job.phase.value, notes=notes)
+        return JobAccepted(job=name, state=shown_state(job), notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
         """Cancel a job. A job that has ended does not change."""
@@ -502,6 +502,9 @@ class ChangeRequests:
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._live_job(request.job)
+        if job.array is not None:
+            what = f"job: {job.job} is an array and has no slots"
+            raise BadFieldError(what, "hold it, or name one of its elements", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)

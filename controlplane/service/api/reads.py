@@ -91,7 +91,7 @@ def job_rows(
             if (number := number_of(job.job)) <= after or not sees(job.owner):
                 continue
             names = job.job, job.spec.name, job.user
-            if unfiltered or _matches(request, *names, job.phase.value):
+            if unfiltered or _matches(request, *names, replies.shown_state(job)):
                 yield number, 0, partial(summary, job)
 
     def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
@@ -188,7 +188,7 @@ class ReadRequests:
         job = await self._when_ended(request.job, request.wait_s)
         return JobState(
             job=job.job,
-            state=job.phase.value,
+            state=replies.shown_state(job),
             reason=self.view(who).text(self._summary(job).reason),
             exit_code=job.attempts.exit_code,
         )

@@ -77,7 +77,7 @@ def job_summary(
         job=job.job,
         name=job.spec.name,
         user=job.user,
-        state=job.phase.value,
+        state=shown_state(job),
         reason=why,
         slots=len(job.group.members) if job.group else 0,
         global_batch=job.group.global_batch if job.group and not job.spec.rigid else 0,
@@ -98,6 +98,11 @@ def job_summary(
         predicted_loss=predicted_loss if job.group else None,
         project=job.owner.project,
     )
+
+
+def shown_state(job: Job) -> str:
+    """Return the state of a job for users. An array with live elements is running."""
+    return Phase.RUNNING.value if job.array and job.array.live else job.phase.value
 
 
 def waiting_reason(stopped: str, reason: Reason) -> str:
@@ -245,7 +250,7 @@ def job_explanation(
             numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
-    return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)
+    return Explanation(job=job.job, state=shown_state(job), decisions=decisions, next=following)
 
 
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
@@ -346,6 +351,8 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
     if job.sweep is not None:
         left = 0 if job.phase is Phase.SUCCEEDED else job.sweep.units_left
         return job.sweep.units_done / max(1, job.sweep.units_done + left)
+    if job.array is not None:
+        return job.array.finished / job.array.size
     stop, total = job.spec.stop, job.stop_samples
     if job.spec.rigid or (stop is not None and stop.metric is not None):
         return None
