@@ -456,6 +456,8 @@ class WorkerManager:
             raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, usable_cores() // len(self._slots))
         own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
+        if (element := spec.stated_element) is not None:
+            own |= element.variables
         devices = [slot]
         if spec.rigid:  # its program sees the devices of all its slots here
             own_node = node_of(member.slot)

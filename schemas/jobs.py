@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
 
-from schemas.errors import SettingsError
+from schemas.errors import BadFieldError, SettingsError
+from schemas.ids import Seconds
+from schemas.relations import ArrayElement, ArrayRange, Parent, parents_in, range_of, start_time
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -24,6 +26,7 @@ STATES: Final = (
     "rejected",
 )  # fmt: skip
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
+MAX_ARRAY_NAME: Final = 38  # leaves room for an index
 MAX_BATCH: Final = 2**40  # samples
 MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float
 MAX_SLOTS: Final = 65_536
@@ -158,6 +161,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "array": '"0-9%3"',
+        "after": '["ok:prepare-3", "any:clean-4"]',
+        "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
     }
     name: str
     kind: Kind | msgspec.UnsetType = msgspec.UNSET  # default: elastic
@@ -186,6 +192,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
+    not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
+    after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
+    array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
+    element: ArrayElement | msgspec.UnsetType = msgspec.UNSET  # set if the job is of an array
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
@@ -292,6 +302,27 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if self.trial is msgspec.UNSET else self.trial
 
     @property
+    def parents(self) -> tuple[Parent, ...]:
+        """Jobs that have to end before this job may start."""
+        return () if self.after is msgspec.UNSET else parents_in(self.after)
+
+    @property
+    def indices(self) -> ArrayRange | None:
+        """Indices of an array, or None for other jobs."""
+        return None if self.array is msgspec.UNSET else range_of(self.array)
+
+    @property
+    def stated_element(self) -> ArrayElement | None:
+        """Place in an array, or None for other jobs."""
+        return None if self.element is msgspec.UNSET else self.element
+
+    def earliest_start(self, submitted_at: Seconds) -> Seconds:
+        """Return the earliest start of a job that was submitted at that time."""
+        if self.not_before is msgspec.UNSET:
+            return Seconds(0.0)
+        return start_time(self.not_before, submitted_at)
+
+    @property
     def stated_utility(self) -> Utility | None:
         """Utility given by the user, or None."""
         return None if self.utility is msgspec.UNSET else self.utility
@@ -313,7 +344,7 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     text = (*_text(spec), *_kind(spec), *_paths(spec))
     shape = (*text, *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
-    return (*shape, *rest, *_sweep(spec), *_size(spec))
+    return (*shape, *rest, *_sweep(spec), *_relations(spec), *_size(spec))
 
 
 def _kind(spec: JobSpec) -> Iterator[JobProblem]:
@@ -346,6 +377,19 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.batch_size != spec.slots[1]:
         remedy = "leave it out, or give it to the program in command"
         yield JobProblem("batch_size", f"does not apply to a {spec.kind} job", remedy)
+
+
+def _relations(spec: JobSpec) -> Iterator[JobProblem]:
+    try:
+        spec.earliest_start(Seconds(0.0))
+        _ = spec.parents, spec.indices
+    except BadFieldError as error:
+        yield JobProblem(error.field, error.message.removeprefix(f"{error.field}: "), error.hint)
+    if spec.stated_element is not None:
+        yield JobProblem("element", "is written by the cluster", "give array instead")
+    if spec.array is not msgspec.UNSET and len(spec.name) > MAX_ARRAY_NAME:
+        what = f"an array's name has {len(spec.name)} characters, at most {MAX_ARRAY_NAME}"
+        yield JobProblem("name", what, "shorten it: its elements are called NAME_INDEX")
 
 
 def spec_bytes(spec: JobSpec) -> int:
@@ -517,6 +561,7 @@ def _sweep(spec: JobSpec) -> Iterator[JobProblem]:
         ("on_loss", spec.on_loss is not msgspec.UNSET, "lost units are trained again"),
         ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
         ("utility", spec.stated_utility is not None, "give priority"),
+        ("array", spec.array is not msgspec.UNSET, "submit one sweep"),
     ):
         if given:
             yield JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out")

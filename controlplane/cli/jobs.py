@@ -26,6 +26,7 @@ from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sbatch import command_line
 from schemas.errors import BadFieldError, UnreachableError
+from schemas.jobs import JobSpec
 from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 
@@ -148,6 +149,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
+        **_relations(detail.spec),
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
         **({} if detail.spec.rigid else {"samples": detail.samples_done, "metrics": metrics}),
@@ -158,6 +160,15 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "when lost": _when_lost(detail),
         **({} if detail.exit_code is None else {"exit code": detail.exit_code}),
     }
+
+
+def _relations(spec: JobSpec) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if spec.after:
+        found["after"] = ", ".join(spec.after)
+    if spec.array:
+        found["array"] = spec.array
+    return found
 
 
 def _when_lost(detail: JobDetail) -> str:

@@ -53,7 +53,7 @@ ADMIN = "Back up, restore, check and read the controller's journal, on its host.
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
-    "nodes": "node list", "queue": "ps", "rm": "cancel", "sbatch": "submit",
+    "nodes": "node list", "queue": "ps", "requeue": "rerun", "rm": "cancel", "sbatch": "submit",
     "scale": "resize", "scancel": "cancel", "sinfo": "node list", "squeue": "ps",
     "start": "submit", "status": "ps", "stop": "cancel", "suspend": "pause", "up": "local up",
     "version": "--version", "watch": "top",
@@ -96,6 +96,9 @@ def build() -> App:
         job_commands.resize,
         job_commands.pause,
         job_commands.resume,
+        submit.hold,
+        submit.release,
+        submit.rerun,
         job_output.fetch,
         job_output.export,
         job_commands.samples,

@@ -16,6 +16,7 @@ import msgspec
 from cyclopts import Parameter
 
 from controlplane.cli.attach import CANCELLED, NOT_RUN, attached, code_of
+from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.job_output import SILENT_STATES, draw_lines, with_ranks, write_lines
 from controlplane.cli.output import COMMON, Common, print_error
 from controlplane.cli.submission import Submission
@@ -48,6 +49,7 @@ def run(
     detach: Annotated[
         bool, Parameter(name=["--detach", "-d"], help="print the job's name, and do not wait")
     ] = False,
+    options: JobOptions = NO_OPTIONS,
     project: Project = "",
     yes: Yes = False,
     common: Common = COMMON,
@@ -69,6 +71,7 @@ def run(
             "retries": retries, "env": fields.get("env", {}) | _variables(env or ()),
         }  # fmt: skip
         fields |= {field: value for field, value in stated.items() if value is not None}
+        fields |= options.fields()
         spec = checked(msgspec.convert({**fields, "workdir": str(workdir)}, JobSpec), Path.cwd())
         if remark:
             sys.stderr.write(f"ones: {remark}\n")

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 from controlplane.cli.job_list import cut
+from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.output import Common, byte_count, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
@@ -45,9 +46,9 @@ class Submission(NamedTuple):
         return sorted(self.uploads, key=lambda file: -file.size)[:NAMED_FILES]
 
 
-def prepare(file: Path, overrides: Sequence[str]) -> Submission:
+def prepare(file: Path, overrides: Sequence[str], options: JobOptions = NO_OPTIONS) -> Submission:
     """Read and check a job file, and list the files to upload."""
-    spec = load_job(file, overrides)
+    spec = options.applied(load_job(file, overrides))
     return Submission(file, spec, survey(Path(spec.workdir)))
 
 

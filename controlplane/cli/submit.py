@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
@@ -26,6 +27,7 @@ from controlplane.cli.output import (
     print_json,
     print_line,
     progress,
+    say,
 )
 from controlplane.cli.submission import (
     Submission,
@@ -37,8 +39,10 @@ from controlplane.cli.submission import (
 )
 from controlplane.client import BlockingClient
 from controlplane.client.archive import IGNORE_FILE
+from controlplane.client.job_order import submission_order, with_parents
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError, OnesError, TimedOutError, UnreachableError
+from schemas.ids import JobId
 from schemas.wire.client import JobAccepted, JobDetail
 from schemas.wire.feed import FeedEvent
 
@@ -157,6 +161,38 @@ def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
         return _for_each((job, *more), end, common)
 
 
+def hold(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
+    """Keep each JOB from starting until `release`. A running job goes on, and is not restarted."""
+    return _gate((job, *more), BlockingClient.hold, common)
+
+
+def release(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
+    """Let each held JOB start again."""
+    return _gate((job, *more), BlockingClient.release, common)
+
+
+def _gate(
+    jobs: Sequence[str], change: Callable[[BlockingClient, str], JobDetail], common: Common
+) -> int:
+    with BlockingClient(common.home) as client:
+
+        def changed(name: str) -> tuple[Row, str]:
+            found = change(client, name).summary
+            line = f"{name} {found.state}: {found.reason}"
+            return _row(name, found.state, found.reason), line
+
+        return _for_each(jobs, changed, common)
+
+
+def rerun(job: JobName, *, key: Key = None, common: Common = COMMON) -> None:
+    """Submit your JOB again, with its stored working directory, even if it has ended."""
+    with BlockingClient(common.home) as client:
+        accepted = client.rerun(job, key)
+    say(common, accepted, accepted.job, quiet=[accepted.job])
+    if common.output == "table":
+        sys.stderr.writelines(f"{accepted.job}: {note}\n" for note in accepted.notes)
+
+
 def _row(
     job: str, state: str | None = None, reason: str | None = None, *, error: Row | None = None
 ) -> Row:
@@ -210,6 +246,7 @@ def submit(
     wait: Annotated[
         bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
     ] = False,
+    options: JobOptions = NO_OPTIONS,
     key: Key = None,
     project: Project = "",
     dry_run: Annotated[
@@ -218,12 +255,16 @@ def submit(
     yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
-    """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
+    """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory.
+
+    `after` in a file may name jobs of the other files, which are submitted first.
+    """
     files = (file, *more)
     if key is not None and more:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
-    ready = [prepare(path, set_ or ())._replace(project=project) for path in files]
+    ready = [prepare(path, set_ or (), options)._replace(project=project) for path in files]
+    ready = [ready[place] for place in submission_order([one.spec for one in ready])]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
 
@@ -259,9 +300,12 @@ def _submit_all(
     accepted: list[JobAccepted] = []
     rows: list[Any] = []
     code: int = Exit.OK
+    names: dict[str, JobId | None] = {one.spec.name: None for one in ready}
     for one in ready:
         try:
-            accepted.append(_submit_one(client, one, key, common))
+            spec = with_parents(one.spec, names)
+            accepted.append(_submit_one(client, one._replace(spec=spec), key, common))
+            names[spec.name] = accepted[-1].job
             rows.append(accepted[-1])
         except OnesError as error:
             if len(ready) == 1:

@@ -150,6 +150,9 @@ class BlockingClient(Blocking[Client]):
     resize = _blocking(Client.resize)
     pause = _blocking(Client.pause)
     resume = _blocking(Client.resume)
+    hold = _blocking(Client.hold)
+    release = _blocking(Client.release)
+    rerun = _blocking(Client.rerun)
 
     files = _blocking(Client.files)
     fetch = _blocking(Client.fetch)

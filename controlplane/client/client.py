@@ -36,6 +36,7 @@ from schemas.wire.client import (
     GetSharing,
     GetSweep,
     GetUsage,
+    HoldJob,
     JobAccepted,
     JobChecked,
     JobDetail,
@@ -52,6 +53,8 @@ from schemas.wire.client import (
     Nodes,
     PauseJob,
     PauseScheduling,
+    ReleaseJob,
+    RerunJob,
     ResizeJob,
     ResumeJob,
     RevokeKey,
@@ -227,6 +230,27 @@ class Client(Attachments):
                 of the override.
         """
         return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
+
+    async def hold(self, job: str) -> JobDetail:
+        """Keep a job from starting until `release`. It keeps slots that it has."""
+        return await self._detail(HoldJob(job=JobId(job)), JobId(job))
+
+    async def release(self, job: str) -> JobDetail:
+        """End a hold."""
+        return await self._detail(ReleaseJob(job=JobId(job)), JobId(job))
+
+    async def rerun(self, job: str, key: str | None = None) -> JobAccepted:
+        """Submit the spec and the working directory of your job again, even if it has ended.
+
+        The new job waits neither for other jobs nor for a time.
+
+        Args:
+            key: idempotency key; the same key returns the same job. None: a new job each time.
+
+        Raises:
+            BadFieldError: if the working directory is no longer stored.
+        """
+        return await self._call(RerunJob(job=JobId(job), key=key or uuid.uuid4().hex), JobAccepted)
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nodes."""

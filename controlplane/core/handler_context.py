@@ -40,13 +40,14 @@ class HandlerContext:
         self.records: list[Record] = []  # for the history of jobs
         self.out: list[Command] = []
         self.now = Seconds(0.0)
+        self.ended: list[Job] = []  # by this input
         self.plan_needed = False  # request a plan after this input
         self.changed_jobs: dict[JobId, None] = {}  # their views may have changed
 
     def begin(self, now: Seconds) -> None:
         """Start the next input at `now`, and discard the results of the previous input."""
         self.out, self.now, self.plan_needed, self.changed_jobs = [], now, False, {}
-        self.records = []
+        self.records, self.ended = [], []
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
         """Send each of `nodes` its desired state of `job`, even if the node should run nothing."""

@@ -35,6 +35,8 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     key: str  # key of the request; a second submission with this key is the same job
     project: str = ""  # its members see the job; empty: only the user sees the job
     states_key: str = ""  # random key of a sweep, see `SweepDelta`
+    # final states of parents that have ended
+    outcomes: dict[JobId, str] = msgspec.field(default_factory=dict)
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):
@@ -154,6 +156,20 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
     job: JobId
     user: str
     auto: bool
+
+
+class HoldRequested(Message, tag="core.hold_requested.1"):
+    """A user holds a job. The job gets no slots until it is released; a running job goes on."""
+
+    job: JobId
+    user: str
+
+
+class ReleaseRequested(Message, tag="core.release_requested.1"):
+    """A user releases a job that is held."""
+
+    job: JobId
+    user: str
 
 
 class OverrideDue(Message, tag="core.override_due.1"):
@@ -279,6 +295,8 @@ Input = (
     | ResizeRequested
     | PauseRequested
     | ResumeRequested
+    | HoldRequested
+    | ReleaseRequested
     | OverrideDue
     | RunExpired
     | UnitExpired

@@ -9,7 +9,7 @@ from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from controlplane.core.state import JobCounters, State
-from schemas.ids import SlotId
+from schemas.ids import JobId, SlotId
 from schemas.nodes import Group
 
 
@@ -38,10 +38,38 @@ def check(state: State) -> None:
     same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
     _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)
+    _children_are_right(state)
+    _arrays_are_right(state)
 
 
 def _checkpointed(job: Job) -> int:
     return job.progress.checkpoint.epoch if job.progress.checkpoint else 0
+
+
+def _children_are_right(state: State) -> None:
+    """Check that live jobs wait for live jobs only, and that these jobs know them."""
+    fresh: dict[JobId, set[JobId]] = {}
+    for name, job in state.jobs.items():
+        for parent in job.waits_for:
+            fresh.setdefault(parent, set()).add(name)
+            _require(not job.ended and parent in state.active, f"{name} waits for {parent}")
+    _require(
+        {parent: set(children) for parent, children in state.children.items()} == fresh,
+        "the index of children is out of date",
+    )
+
+
+def _arrays_are_right(state: State) -> None:
+    """Check that live elements are active jobs, and that every index is in one place."""
+    for name, job in state.jobs.items():
+        array = job.array
+        if array is None:
+            continue
+        _require(all(each in state.active for each in array.live), f"{name}: an element has ended")
+        begun = array.following - array.first
+        _require(begun == len(array.live) + array.finished, f"{name}: indices are lost")
+        left = not job.ended and array.following <= array.last
+        _require((name in state.arrays) == left, f"{name}: the index of arrays is out of date")
 
 
 def _deadlines_have_their_reason(state: State) -> None:

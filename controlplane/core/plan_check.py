@@ -261,7 +261,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
         job, placed = state.jobs.get(name), wanted[name]
         if job is None or job.ended or name in plan.rejected:
             continue
-        if job.override is not None or name in trading:
+        if job.withheld or job.override is not None or name in trading:
             continue
         if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
             yield job, placed
@@ -273,7 +273,7 @@ def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[Job
     refused: dict[JobId, str] = {}
     for name, reason in plan.rejected.items():
         job = state.jobs.get(name)
-        if job is None or job.ended or job.override is not None:
+        if job is None or job.ended or job.withheld or job.override is not None:
             continue
         if job.phase is not Phase.QUEUED:
             refused[name] = "a job that has started cannot be rejected"

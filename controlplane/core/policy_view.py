@@ -39,44 +39,46 @@ class ViewBuilder:
     def view(self) -> ClusterView:
         """Return a view of the active jobs and of the slots of nodes that are not lost.
 
-        Jobs under a manual override are left out. If such a job waits for free slots, the view
-        shows these slots as not usable.
+        Jobs under a manual override and jobs that must not start are left out. If a job under an
+        override waits for free slots, the view shows these slots as not usable.
         """
         slots = tuple(self._update_slots())
         self._update_jobs()
         return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
     def _update_jobs(self) -> None:
-        state, overrides = self._state, self._state.overrides
+        state = self._state
         targets = {name: to for swap in state.swaps for name, to in swap.targets.items()}
         if self._all_jobs_stale or self._returns_an_earlier_job():
             self._jobs = {
                 job: job_view(state.jobs[job], targets.get(job))
                 for job in state.active
-                if job not in overrides and not state.jobs[job].spec.rigid
+                if self._is_shown(job)
             }
         else:
             for job in self._stale:
-                rigid = job in state.jobs and state.jobs[job].spec.rigid
-                if job in state.active and job not in overrides and not rigid:
+                if job in state.active and self._is_shown(job):
                     self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
         self._stale, self._all_jobs_stale = {}, False
 
+    def _is_shown(self, name: JobId) -> bool:
+        """True if policies see this active job."""
+        job = self._state.jobs[name]
+        return name not in self._state.overrides and not job.spec.rigid and not job.withheld
+
     def _returns_an_earlier_job(self) -> bool:
         """True if a job has to be inserted into the view before the view's last job.
 
-        This happens when the manual override of an older job ends. New jobs are appended.
+        This happens when an older job is released, or its manual override ends. New jobs are
+        appended.
         """
         state = self._state
         new = [
             number_of(job)
             for job in self._stale
-            if job not in self._jobs
-            and job in state.active
-            and job not in state.overrides
-            and not state.jobs[job].spec.rigid
+            if job not in self._jobs and job in state.active and self._is_shown(job)
         ]
         last = number_of(next(reversed(self._jobs))) if self._jobs else 0
         return any(number < last for number in new)
@@ -209,11 +211,12 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
 
 
 def rigid_views(state: State) -> list[RigidView]:
-    """Return the views of all active rigid jobs, in the order of their arrival.
+    """Return the views of active rigid jobs that run or may start, in the order of their arrival.
 
     Jobs under a manual override only hold slots.
     """
-    return [_rigid_view(state, state.jobs[name]) for name in state.rigid]
+    jobs = map(state.jobs.__getitem__, state.rigid)
+    return [_rigid_view(state, job) for job in jobs if not job.withheld]
 
 
 def _rigid_view(state: State, job: Job) -> RigidView:

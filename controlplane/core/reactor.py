@@ -14,6 +14,7 @@ from controlplane.core.handlers import (
     overrides,
     plans,
     recovery,
+    relations,
     reports,
     start,
     submission,
@@ -27,6 +28,7 @@ from controlplane.core.inputs import (
     DrainDue,
     DrainExpired,
     DrainRequested,
+    HoldRequested,
     Input,
     InputSkipped,
     JobSubmitted,
@@ -41,6 +43,7 @@ from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
     PlanProposed,
+    ReleaseRequested,
     RescaleExpired,
     ResizeRequested,
     ResumeRequested,
@@ -78,6 +81,8 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     ResizeRequested: overrides.on_resize_requested,
     PauseRequested: overrides.on_pause_requested,
     ResumeRequested: overrides.on_resume_requested,
+    HoldRequested: relations.on_hold_requested,
+    ReleaseRequested: relations.on_release_requested,
     OverrideDue: overrides.on_override_due,
     DrainRequested: drains.on_drain_requested,
     UndrainRequested: drains.on_undrain_requested,
@@ -134,6 +139,8 @@ class Reactor:
         if self.state.leaving_jobs:
             lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
+        if ctx.ended or self.state.arrays:
+            relations.reconcile(ctx)
         if self.state.swaps:
             plans.reconcile_all(ctx)
         if self.state.overrides:
@@ -142,6 +149,8 @@ class Reactor:
             drains.reconcile_all(ctx)
         if self.state.sweeps:
             sweeps.reconcile(ctx, event)
+        if ctx.ended:  # also by the steps above
+            relations.reconcile(ctx)
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self.state.note_changes(ctx.changed_jobs)
         self._views.touch(ctx.changed_jobs)

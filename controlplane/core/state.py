@@ -168,6 +168,8 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     sharing_file: Sharing | None = None  # rules of the settings file that were applied last
     scheduling_paused: str = ""  # who paused all starts and growths, and why; empty: nobody
     usage: dict[str, Usage] = {}  # by account, since `sharing` is known
+    children: dict[JobId, dict[JobId, None]] = {}  # jobs that wait for the end of a live job
+    arrays: dict[JobId, None] = {}  # active arrays with indices that are no jobs yet
     began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
 
     def job(self, job: JobId) -> Job:

@@ -38,7 +38,7 @@ class Action(Enum):
     OUTPUT = "read its output"
     FILES = "have its files and its working directory"
     ATTACH = "open its terminal, a shell beside it, or its ports"
-    CHANGE = "cancel, resize, pause or resume it, and change its trials"
+    CHANGE = "cancel, resize, pause, resume, hold or release it, and change its trials"
 
 
 class Relation(Enum):
@@ -116,12 +116,15 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
         raise UnknownJobError(name)
     if not may(who, action, job):
         verb = {
-            Action.CHANGE: "change", Action.OUTPUT: "read the output of",
+            Action.CHANGE: "change",
+            Action.OUTPUT: "read the output of",
+            Action.ENV: "rerun",  # the new job has the values of its environment
             Action.ATTACH: "attach to",
-        }  # fmt: skip
+        }
         what = f"you may not {verb.get(action, 'have the files of')} {name}"
-        whom = "ask its owner" if action is Action.ATTACH else "ask its owner, or an admin"
-        raise DeniedError(f"{what}: it belongs to {job.user}", whom)
+        own = action in {Action.ENV, Action.ATTACH}
+        hint = "ask its owner" if own else "ask its owner, or an admin"
+        raise DeniedError(f"{what}: it belongs to {job.user}", hint)
 
 
 def speaks_for(

@@ -129,6 +129,28 @@ class ResumeJob(Message, tag="client.resume_job.1"):
     auto: bool = False
 
 
+class HoldJob(Message, tag="client.hold_job.1"):
+    """Hold a job: it gets no slots until `ReleaseJob`. A running job goes on."""
+
+    job: JobId
+
+
+class ReleaseJob(Message, tag="client.release_job.1"):
+    """End a hold."""
+
+    job: JobId
+
+
+class RerunJob(Message, tag="client.rerun_job.1"):
+    """Submit the spec and the working directory of your job again. Reply: `JobAccepted`.
+
+    The new job does not wait for other jobs or for a time. It may be the job of an ended one.
+    """
+
+    job: JobId
+    key: str = ""  # idempotency key, per user
+
+
 class ListJobs(Message, tag="client.list_jobs.1"):
     """Request a page of job summaries, oldest first."""
 
@@ -650,6 +672,9 @@ Request = (
     | ResizeJob
     | PauseJob
     | ResumeJob
+    | HoldJob
+    | ReleaseJob
+    | RerunJob
     | ListJobs
     | GetUsage
     | GetJob

@@ -61,6 +61,8 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
     **dict.fromkeys(
         ["CancelJob", "ResizeJob", "PauseJob", "ResumeJob", "ChangeSweep"], (OWNER, ADMIN)
     ),
+    **dict.fromkeys(["HoldJob", "ReleaseJob"], (OWNER, ADMIN)),
+    "RerunJob": (OWNER,),
     **dict.fromkeys(["PutSnapshot", "SubmitJob"], USERS),
     **dict.fromkeys(
         ["DrainNode", "UndrainNode", "ForgetNode", "PauseScheduling"], (OPERATOR, ADMIN)

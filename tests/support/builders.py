@@ -10,10 +10,12 @@ import msgspec
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.core.inputs import (
     CancelRequested,
+    HoldRequested,
     JobSubmitted,
     NodeGreeted,
     PauseRequested,
     PlanProposed,
+    ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
 )
@@ -105,6 +107,14 @@ def resized(
 
 def paused(job: JobId, user: str = "ann") -> PauseRequested:
     return PauseRequested(job=job, user=user)
+
+
+def held(job: JobId, user: str = "ann") -> HoldRequested:
+    return HoldRequested(job=job, user=user)
+
+
+def released(job: JobId, user: str = "ann") -> ReleaseRequested:
+    return ReleaseRequested(job=job, user=user)
 
 
 def resumed(job: JobId, *, auto: bool = False, user: str = "ann") -> ResumeRequested:

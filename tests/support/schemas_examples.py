@@ -12,6 +12,7 @@ from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
+from schemas.relations import ArrayElement
 from schemas.sharing import Project, Sharing, UserShare
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 from schemas.wire import Message, agent, client, feed, files, streams, sweeps, worker
@@ -59,7 +60,8 @@ SPEC: Final = JobSpec(
     record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,
     progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
-    sweep=SWEEP, trial=TRIAL,
+    sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
+    after=("ok:prepare-3",), array="0-9%3", element=ArrayElement(array=JobId("grid-3"), index=4),
 )  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,
@@ -290,6 +292,9 @@ _OF_CLIENTS: Final = (
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
     client.PauseJob(job=JOB),
     client.ResumeJob(job=JOB, auto=True),
+    client.HoldJob(job=JOB),
+    client.ReleaseJob(job=JOB),
+    client.RerunJob(job=JOB, key="again"),
     client.ListJobs(
         ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
     ),

@@ -303,8 +303,10 @@ def end(
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
+    ctx.ended.append(job)
     ctx.state.limited_runs.pop(job.job, None)
     ctx.state.rigid.pop(job.job, None)
+    ctx.state.arrays.pop(job.job, None)
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)
@@ -408,9 +410,10 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.job_counters.add(job)
     state.jobs[name] = job
     state.active[name] = None
-    if spec.run_limit_s is not None:
+    single = spec.indices is None  # an array runs nothing itself
+    if spec.run_limit_s is not None and single:
         state.limited_runs[name] = None
-    if spec.rigid:
+    if spec.rigid and single:
         state.rigid[name] = None
     ctx.changed_jobs[name] = None
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})

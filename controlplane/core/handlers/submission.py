@@ -6,7 +6,7 @@ from typing import Final
 
 from controlplane.core.commands import Accept
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import sweep_orders
+from controlplane.core.handlers import relations, sweep_orders
 from controlplane.core.handlers.lifecycle import accept, end
 from controlplane.core.handlers.sweep_orders import carry_out
 from controlplane.core.inputs import (
@@ -45,6 +45,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     if key:
         state.submission_keys[key] = job.job
         job.key = key
+    relations.bind(ctx, job, event.outcomes)
     ctx.out.append(Accept(job.job))
 
 

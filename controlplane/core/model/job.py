@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controlplane.core.commands import IllegalTransitionError
+from controlplane.core.model.array import JobArray
 from controlplane.core.model.job_phases import (
     ENDED,
     HOLDING,
@@ -24,9 +28,11 @@ from controlplane.core.model.job_phases import (
 from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
+from controlplane.policy.api import Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, ResumePoint
+from schemas.relations import WAITS_TO
 from schemas.wire.agent import EpochReported
 from schemas.wire.client import NodeCrowd, Size
 
@@ -43,6 +49,7 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_FAMILY_CHARACTERS: Final = 500  # longer families are cut and end with a digest
+MAX_SHOWN_PARENTS: Final = 3  # parents that a reason names
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
@@ -154,6 +161,37 @@ class Job(msgspec.Struct, kw_only=True):
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # project as submitted; empty: the user's own project
+    held_by: str = ""  # user who holds the job; empty: it is not held
+    waits_for: dict[JobId, str] = {}  # parents that have not ended, with conditions on their ends
+    array: JobArray | None = None  # None: not an array
+
+    @property
+    def gated(self) -> bool:
+        """True if the job must not be started. It keeps slots that it has.
+
+        An array is never started, only its elements are.
+        """
+        return bool(self.held_by or self.waits_for) or self.array is not None
+
+    @property
+    def withheld(self) -> bool:
+        """True if the job has no slots and must not get any. Policies do not see such a job."""
+        return self.gated and self.status.group is None
+
+    def gate_reason(self, now: Seconds) -> Reason | None:
+        """Return why the job must not be started now, or None if it may."""
+        if self.held_by:
+            return Reason("held", f"held by {self.held_by}")
+        if self.waits_for:
+            return Reason("after", f"waits for {_parents_text(self.waits_for)}")
+        if self.array is not None:
+            return Reason("array", self.array.text)
+        early = self.attempts.next_start_at > now and self.phase is Phase.QUEUED
+        if early and self.spec.not_before is not msgspec.UNSET:
+            when = datetime.fromtimestamp(self.attempts.next_start_at, UTC)
+            text = f"starts at {when:%Y-%m-%dT%H:%M:%SZ} or later (not_before)"
+            return Reason("not_before", text)
+        return None
 
     @property
     def next_version(self) -> Version:
@@ -245,6 +283,12 @@ class Job(msgspec.Struct, kw_only=True):
     def failing_is_final(self) -> bool:
         """True if the script has failed more often than its retries allow."""
         return self.attempts.failures > self.spec.retries
+
+
+def _parents_text(parents: Mapping[JobId, str]) -> str:
+    shown = [f"{job} {WAITS_TO[how]}" for job, how in islice(parents.items(), MAX_SHOWN_PARENTS)]
+    more = len(parents) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
 @lru_cache(FAMILY_CACHE_SIZE)  # called at each end of an epoch for all jobs on the same nodes

@@ -49,6 +49,8 @@ HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
 NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
     (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.QUEUED, JobTrigger.GAVE_UP): Phase.FAILED,  # an element of an array failed
+    (Phase.QUEUED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # all elements of an array succeeded
     (Phase.QUEUED, JobTrigger.REJECTED): Phase.REJECTED,  # a job that has started is never rejected
     (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
     (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
     CancelRequested,
     DrainRequested,
+    HoldRequested,
     JobSubmitted,
     NodeForgotten,
     PauseRequested,
+    ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
     SchedulingPaused,
@@ -35,7 +37,7 @@ from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
 from controlplane.service.api.reads import ReadRequests
-from controlplane.service.api.replies import node_info, size_notes
+from controlplane.service.api.replies import node_info, shown_state, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.rights import Action, may, projects_of
@@ -62,6 +64,7 @@ from schemas.wire.client import (
     DrainNode,
     ForgetNode,
     GetSharing,
+    HoldJob,
     JobAccepted,
     JobChecked,
     JobDetail,
@@ -69,6 +72,8 @@ from schemas.wire.client import (
     PauseJob,
     PauseScheduling,
     PutSnapshot,
+    ReleaseJob,
+    RerunJob,
     ResizeJob,
     ResumeJob,
     SharingInfo,
@@ -151,7 +156,7 @@ def sharing_input(state: State, request: ChangeSharing, who: Identity) -> Sharin
     if request.based_on != revision:
         what = f"based_on: the rules have changed since revision {request.based_on}"
         raise BadFieldError(what, "read them again, and repeat the change", "based_on")
-    sharing = replace(request.sharing, revision=revision + 1)
+    sharing = msgspec.structs.replace(request.sharing, revision=revision + 1)
     return SharingChanged(sharing=sharing, user=who.name)
 
 
@@ -352,9 +357,16 @@ MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 NodeInput = DrainInput | NodeForgotten
+HoldInput = HoldRequested | ReleaseRequested
 SharingInput = SharingChanged | SchedulingPaused
 ChangeInput = (
-    JobSubmitted | CancelRequested | Override | NodeInput | SweepChangeRequested | SharingInput
+    JobSubmitted
+    | CancelRequested
+    | Override
+    | HoldInput
+    | NodeInput
+    | SweepChangeRequested
+    | SharingInput
 )
 
 
@@ -405,16 +417,37 @@ class ChangeRequests:
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
-        await self.snapshots.inspect(request.snapshot)
+        project = _project(request.project, who)
+        return await self._submit(request.spec, request.snapshot, request.key, project, who)
+
+    async def rerun(self, request: RerunJob, who: Identity) -> JobAccepted:
+        """Submit a job again, even if it has ended. The new job waits for nothing."""
+        _check_key(request.key)
+        job = self.commit_loop.job(request.job)
+        if job.spec.stated_trial is not None:
+            what = f"job: {job.job} continues a trial of {job.spec.stated_trial.sweep}"
+            raise BadFieldError(what, "rerun the sweep", "job")
+        if not self.snapshots.has(job.snapshot):
+            what = f"job: the working directory of {job.job} is no longer stored"
+            raise BadFieldError(what, "submit its job file", "job")
+        spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET, after=msgspec.UNSET)
+        mine = projects_of(who)
+        project = job.owner.project if job.owner.project in mine else mine[0]
+        return await self._submit(spec, job.snapshot, request.key, project, who)
+
+    async def _submit(
+        self, spec: JobSpec, snapshot: str, key: str, project: str, who: Identity
+    ) -> JobAccepted:
+        await self.snapshots.inspect(snapshot)
         submitted = JobSubmitted(
-            spec=request.spec,
-            snapshot=request.snapshot,
+            spec=spec,
+            snapshot=snapshot,
             user=who.name,
-            key=request.key,
-            project=_project(request.project, who),
-            states_key=secrets.token_hex(STATES_KEY_BYTES) if request.spec.stated_sweep else "",
+            key=key,
+            project=project,
+            states_key=secrets.token_hex(STATES_KEY_BYTES) if spec.stated_sweep else "",
         )
-        known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
+        known = self._earlier_job(f"{who.name}/{key}") if key else None
         if known and (self.commit_loop.stalled or known not in self._newest.jobs):
             if self._is_durable(known):
                 return self._accepted(known)
@@ -425,11 +458,33 @@ class ChangeRequests:
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
             self._refuse_if_outdated()
-            self.quota.take(who.name, request.spec)
+            outcomes = await self._outcomes(spec, who)  # the last wait before the decision
+            self.quota.take(who.name, spec)
+            submitted = msgspec.structs.replace(submitted, outcomes=outcomes)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not accepted", "see the controller's log")
+
+    async def _outcomes(self, spec: JobSpec, who: Identity) -> dict[JobId, str]:
+        """Return the final states of parents that have ended.
+
+        Raises:
+            BadFieldError: if the user may not know of a parent, or it is not kept any more.
+        """
+        while True:
+            found = {}
+            for parent in spec.parents:
+                owner = self.reads.owners.of(parent.job)
+                if owner is None or not may(who, Action.STATE, owner):
+                    what = f"after: no job {parent.job[:80]!r}"
+                    raise BadFieldError(what, "`ones ps --all` lists every job", "after")
+                newest = self._newest.jobs.get(parent.job)
+                if newest is None or newest.ended:
+                    found[parent.job] = newest or self.commit_loop.job(parent.job)
+            if all(job.ended for job in found.values()):
+                return {name: job.phase.value for name, job in found.items()}
+            await self.commit_loop.caught_up()  # its end is not durable yet
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
         """True if `who` sent the stored archive, or may read the files of a job that uses it."""
@@ -451,9 +506,9 @@ class ChangeRequests:
 
     def _accepted(self, name: JobId) -> JobAccepted:
         job = self.commit_loop.job(name)
-        size = () if job.ended else size_notes(self._state, job.spec)
+        size = (job.reason,) if job.ended else size_notes(self._state, job.spec)
         notes = (*size, *self.reads.notes.of(job))
-        return JobAccepted(job=name, state=job.phase.value, notes=notes)
+        return JobAccepted(job=name, state=shown_state(job), notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
         """Cancel a job. A job that has ended does not change."""
@@ -462,6 +517,17 @@ class ChangeRequests:
             job = self._newest.jobs.get(request.job)
             live = job is not None and not job.ended
             return CancelRequested(job=request.job, user=who.name) if live else None
+
+        await self._apply(check)
+        return self._detail(request.job, who)
+
+    async def hold(self, request: HoldJob | ReleaseJob, who: Identity) -> JobDetail:
+        """Hold a job, or release it."""
+
+        def check() -> HoldInput:
+            job = self._live_job(request.job)
+            kind = HoldRequested if isinstance(request, HoldJob) else ReleaseRequested
+            return kind(job=job.job, user=who.name)
 
         await self._apply(check)
         return self._detail(request.job, who)
@@ -475,10 +541,10 @@ class ChangeRequests:
         return self.reads.detail(self.commit_loop.job(job), self.reads.view(who))
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
-        job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
-        if job.ended or job.job not in self._newest.jobs:
-            state = job.phase.value if job.ended else "ended"
-            raise BadFieldError(f"job: {job.job} has {state}", "submit it again", "job")
+        job = self._live_job(request.job)
+        if job.array is not None:
+            what = f"job: {job.job} is an array and has no slots"
+            raise BadFieldError(what, "hold it, or name one of its elements", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -492,6 +558,13 @@ class ChangeRequests:
                     what = f"job: {job.job} has no manual override"
                     raise BadFieldError(what, "the policy already controls it", "job")
                 return ResumeRequested(job=job.job, user=who.name, auto=auto)
+
+    def _live_job(self, name: JobId) -> Job:
+        job = self._newest.jobs.get(name) or self.commit_loop.job(name)
+        if job.ended or job.job not in self._newest.jobs:
+            state = job.phase.value if job.ended else "ended"
+            raise BadFieldError(f"job: {job.job} has {state}", f"`ones rerun {job.job}`", "job")
+        return job
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""

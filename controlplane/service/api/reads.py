@@ -20,6 +20,7 @@ from controlplane.core.state import State, Totals
 from controlplane.journal.database import JournalError, open_for_reading
 from controlplane.journal.ended import EndedJob, EndedJobs, usage_between
 from controlplane.journal.records import JobRecords
+from controlplane.policy.api import Reason
 from controlplane.service.api import replies, sweep_replies
 from controlplane.service.api.fair_queue import deadline_of
 from controlplane.service.api.replies import PolicyNotes, account_shares
@@ -93,7 +94,7 @@ def job_rows(
             if (number := number_of(job.job)) <= after or not sees(job.owner):
                 continue
             names = job.job, job.spec.name, job.user
-            if unfiltered or _matches(request, *names, job.phase.value):
+            if unfiltered or _matches(request, *names, replies.shown_state(job)):
                 yield number, 0, partial(summary, job)
 
     def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
@@ -207,7 +208,7 @@ class ReadRequests:
         job = await self._when_ended(request.job, request.wait_s)
         return JobState(
             job=job.job,
-            state=job.phase.value,
+            state=replies.shown_state(job),
             reason=self.view(who).text(self._summary(job).reason),
             exit_code=job.attempts.exit_code,
         )
@@ -307,11 +308,14 @@ class ReadRequests:
     def _summary(self, job: Job) -> JobSummary:
         return replies.job_summary(
             job,
-            self.plans.reason(job.job),
+            self._waiting_reason(job),
             self.telemetry,
             self.commit_loop.now(),
             predicted_loss=self.plans.predicted_loss.get(job.job),
         )
+
+    def _waiting_reason(self, job: Job) -> Reason | None:
+        return job.gate_reason(self.commit_loop.now()) or self.plans.reason(job.job)
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
         """Return one page of everything that the reader may know about a job.
@@ -327,7 +331,7 @@ class ReadRequests:
     def explain(self, request: ExplainJob, who: Identity) -> Explanation:
         """Return a page of the decisions about a job."""
         job = self.commit_loop.job(request.job)
-        reason = self.plans.reason(job.job)
+        reason = self._waiting_reason(job)
         records, now = self.commit_loop.records, self.commit_loop.now()
         explanation = replies.job_explanation(job, records, reason, now, request.cursor)
         notes = () if request.cursor else _missing_notes(records, job.job)

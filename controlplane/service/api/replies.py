@@ -75,13 +75,14 @@ def job_summary(
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_wait_reason:
         why = f"{job.reason}; {job.override_wait_reason}"
-    remarks = (_slow_start_note(job, now) or _stuck_note(job, telemetry, now), _loss_note(job))
+    slow = _slow_start_note(job, now) or _stuck_note(job, telemetry, now)
+    remarks = (_hold_note(job), slow, _loss_note(job))
     why = "; ".join([*filter(None, remarks), why])
     return JobSummary(
         job=job.job,
         name=job.spec.name,
         user=job.user,
-        state=job.phase.value,
+        state=shown_state(job),
         reason=why,
         slots=len(job.group.members) if job.group else 0,
         global_batch=job.group.global_batch if job.group and not job.spec.rigid else 0,
@@ -102,6 +103,11 @@ def job_summary(
         predicted_loss=predicted_loss if job.group else None,
         project=job.owner.project,
     )
+
+
+def shown_state(job: Job) -> str:
+    """Return the state of a job for users. An array with live elements is running."""
+    return Phase.RUNNING.value if job.array and job.array.live else job.phase.value
 
 
 def waiting_reason(stopped: str, reason: Reason) -> str:
@@ -140,6 +146,12 @@ def _stuck_note(job: Job, telemetry: TelemetryTable, now: Seconds) -> str | None
         f"no step for {idle_s / 60:.0f} min: its script evaluates, waits or hangs, and changes "
         "of its slots wait for its next step"
     )
+
+
+def _hold_note(job: Job) -> str | None:
+    if not job.held_by or job.group is None:
+        return None
+    return f"held by {job.held_by}: it goes on, and is not started again"
 
 
 def _loss_note(job: Job) -> str | None:
@@ -243,7 +255,7 @@ def job_explanation(
             numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
-    return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)
+    return Explanation(job=job.job, state=shown_state(job), decisions=decisions, next=following)
 
 
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
@@ -345,6 +357,8 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
     if job.sweep is not None:
         left = 0 if job.phase is Phase.SUCCEEDED else job.sweep.units_left
         return job.sweep.units_done / max(1, job.sweep.units_done + left)
+    if job.array is not None:
+        return job.array.finished / job.array.size
     stop, total = job.spec.stop, job.stop_samples
     if job.spec.rigid or (stop is not None and stop.metric is not None):
         return None

@@ -268,6 +268,7 @@ class PlanCoordinator:
             return
         self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
         if self.planner is not None:
-            waiting = [name for name in state.active if state.jobs[name].phase not in HOLDING]
+            jobs = map(state.jobs.__getitem__, state.active)
+            waiting = [job.job for job in jobs if job.phase not in HOLDING and not job.withheld]
             slots = {name: tuple(placed) for name, placed in changes.local_batch.items()}
             self.planner.observe(PlanTaken(waiting=tuple(waiting), slots=slots), now)

@@ -35,8 +35,10 @@ WHO: Final = {
 }
 ASK: Final = (client.GetJob, client.WaitJob, client.ExplainJob, client.GetSweep, client.GetLedger)
 CHANGE: Final = (
-    client.CancelJob, client.ResizeJob, client.PauseJob, client.ResumeJob, client.ChangeSweep,
+    client.CancelJob, client.ResizeJob, client.PauseJob, client.ResumeJob, client.HoldJob,
+    client.ReleaseJob, client.ChangeSweep,
 )  # fmt: skip
+RERUN: Final = (client.RerunJob,)  # the new job has the values of the environment
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
@@ -49,18 +51,54 @@ DRAINS: Final = (
 KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
-    "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++", (OpenStream,): "+--"},
-    "operator": {ASK: "+++", CHANGE: "+--", (ReadLog,): "+--", FILES: "+--", (OpenStream,): "+--"},
-    "user": {ASK: "++?", CHANGE: "+-?", (ReadLog,): "++?", FILES: "++?", (OpenStream,): "+-?"},
-    "viewer": {ASK: "++?", CHANGE: "---", (ReadLog,): "++?", FILES: "--?", (OpenStream,): "--?"},
+    "admin": {
+        ASK: "+++",
+        CHANGE: "+++",
+        RERUN: "+--",
+        (ReadLog,): "+++",
+        FILES: "+++",
+        (OpenStream,): "+--",
+    },
+    "operator": {
+        ASK: "+++",
+        CHANGE: "+--",
+        RERUN: "+--",
+        (ReadLog,): "+--",
+        FILES: "+--",
+        (OpenStream,): "+--",
+    },
+    "user": {
+        ASK: "++?",
+        CHANGE: "+-?",
+        RERUN: "+-?",
+        (ReadLog,): "++?",
+        FILES: "++?",
+        (OpenStream,): "+-?",
+    },
+    "viewer": {
+        ASK: "++?",
+        CHANGE: "---",
+        RERUN: "--?",
+        (ReadLog,): "++?",
+        FILES: "--?",
+        (OpenStream,): "--?",
+    },
     "viewer of all": {
         ASK: "+++",
         CHANGE: "---",
+        RERUN: "---",
         (ReadLog,): "---",
         FILES: "---",
         (OpenStream,): "---",
     },
-    "node": {ASK: "---", CHANGE: "---", (ReadLog,): "---", FILES: "---", (OpenStream,): "---"},
+    "node": {
+        ASK: "---",
+        CHANGE: "---",
+        RERUN: "---",
+        (ReadLog,): "---",
+        FILES: "---",
+        (OpenStream,): "---",
+    },
 }
 WITHOUT: Final = {
     "admin": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "+"},

@@ -1,0 +1,47 @@
+"""Options of `submit` and `run` that state when a job starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from controlplane.client.job_file import checked
+from schemas.jobs import JobSpec
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class JobOptions:
+    """Fields of a job file that these commands also take as options."""
+
+    after: Annotated[
+        str | None, Parameter(help="jobs to wait for: ok:JOB,any:JOB,failed:JOB; JOB is ok:JOB")
+    ] = None
+    array: Annotated[
+        str | None, Parameter(help="one job for each index: 0-9, or 0-9%3 for at most 3 at a time")
+    ] = None
+    not_before: Annotated[
+        str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the stated fields of a job file."""
+        after = None if self.after is None else tuple(self.after.split(","))
+        stated = {"after": after, "array": self.array, "not_before": self.not_before}
+        return {field: value for field, value in stated.items() if value is not None}
+
+    def applied(self, spec: JobSpec) -> JobSpec:
+        """Return a checked job file with the stated fields.
+
+        Raises:
+            BadFieldError: if a field is invalid.
+        """
+        fields = self.fields()
+        return checked(replace(spec, **fields), Path.cwd()) if fields else spec
+
+
+NO_OPTIONS: Final = JobOptions()
