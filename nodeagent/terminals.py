@@ -49,8 +49,12 @@ KEEP_S: Final = 600.0  # without a client, the terminal of a job; then its progr
 KEEP_SHELL_S: Final = 30.0
 SHELL_S: Final = 8 * 3600.0  # time limit of a shell
 HANGUP_S: Final = 10.0  # from HUP to KILL
+FIRST_S: Final = 10.0  # from the start, for the first client to come before output is dropped
 DRAIN_S: Final = 4.0  # after the program's end, for clients to get its last output
 TICK_S: Final = 0.5
+LOOK_S: Final = 0.01
+GATHER_S: Final = 0.004  # after a small piece of output, so that the next one is larger
+SMALL: Final = 2048
 EXIT_FILE_S: Final = 2.0
 MAX_CLIENTS: Final = 64
 SIZE: Final = struct.Struct("HHHH")  # rows, columns, and two unused
@@ -170,6 +174,9 @@ class Terminal:
         self._left_at = self._began_at = time.monotonic()
         self._hung_up_at: float | None = None
         self._over = False  # no process has the terminal open
+        self._gathers = False
+        self._connections = 0
+        self._awaits_client = True  # the first one, which should miss nothing
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until the program has ended and its last output was received."""
@@ -178,23 +185,34 @@ class Terminal:
         gone = asyncio.Event()
         loop.add_reader(self._pidfd, gone.set)
         server = await asyncio.start_unix_server(self._serve, sock=listener)
-        self._read_more()
-        while not gone.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gone.wait(), TICK_S)
-            self._tick(time.monotonic())
-        loop.remove_reader(self._pidfd)
+        try:
+            self._read_more()
+            while not gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(gone.wait(), TICK_S)
+                self._tick(time.monotonic())
+            loop.remove_reader(self._pidfd)
+            await self._finish()
+        finally:
+            server.close()  # without a wait for its connections, whose clients may stay
+
+    async def _finish(self) -> None:
+        """Send the last output, for a limited time, and the exit code."""
         until = time.monotonic() + DRAIN_S
         while time.monotonic() < until and not self._drained():
-            await asyncio.sleep(0)
+            await asyncio.sleep(LOOK_S if self._over else 0)
         await self._say_goodbye()
-        server.close()
+
+    @property
+    def connected(self) -> int:
+        """Number of open connections of clients."""
+        return self._connections
 
     # --- the program's side
 
     def _read_more(self) -> None:
         """Read output exactly while every client has room for it."""
-        wanted = not self._over and self._room() > 0
+        wanted = not self._over and not self._gathers and self._room() > 0
         if wanted != self._reading:
             loop = asyncio.get_running_loop()
             if wanted:
@@ -204,6 +222,8 @@ class Terminal:
             self._reading = wanted
 
     def _room(self) -> int:
+        if self._awaits_client:
+            return LATEST - len(self._latest)
         return min([one.end.outgoing.room for one in self._clients.values()], default=PIECE)
 
     def _on_output(self) -> None:
@@ -223,10 +243,13 @@ class Terminal:
         self._end += len(data)
         for client in self._clients.values():
             self._send(client, *client.end.outgoing.send(client.end.stream, data))
+        self._gathers = len(data) < SMALL
+        if self._gathers:
+            asyncio.get_running_loop().call_later(GATHER_S, self._look_again)
         self._read_more()
 
     def _look_again(self) -> None:
-        self._over = False
+        self._over = self._gathers = False
         self._read_more()
 
     def _write_more(self) -> None:
@@ -269,6 +292,7 @@ class Terminal:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = None
+        self._connections += 1
         try:
             while True:
                 (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
@@ -287,6 +311,9 @@ class Terminal:
             if client is not None and client.writer is writer:
                 client.writer = None  # it may come back until it counts as lost
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self._connections -= 1
 
     def _open(self, asked: OpenStream, writer: asyncio.StreamWriter) -> _Client | None:
         now, start = time.monotonic(), self._end - len(self._latest)
@@ -304,6 +331,7 @@ class Terminal:
             self._send(client, self._opened(client, offset))
             rest = bytes(self._latest[offset - start :])
             self._send(client, *client.end.outgoing.send(asked.stream, rest))
+            self._awaits_client = False
             if asked.received is None or asked.received != offset:
                 self._signal(signal.SIGWINCH)  # a program that fills the window draws it again
         else:
@@ -366,7 +394,13 @@ class Terminal:
         self._resize()
         self._read_more()
 
+    def _await_client(self, now: float) -> None:
+        if self._awaits_client and now - self._began_at > FIRST_S:
+            self._awaits_client = False
+            self._read_more()
+
     def _tick(self, now: float) -> None:
+        self._await_client(now)
         for client in list(self._clients.values()):
             if client.end.silent_s(now) > LOST_S:
                 self._close(client, "the client is silent", again=True)
@@ -380,11 +414,13 @@ class Terminal:
 
     def _drained(self) -> bool:
         """Read and send more of the last output. True if there is no more."""
+        self._await_client(time.monotonic())
         before = self._end
         if (room := self._room()) > 0:
             self._on_output()
         connected = all(one.writer is not None for one in self._clients.values())
-        return room > 0 and self._end == before and connected
+        all_read = room > 0 and self._end == before
+        return all_read and connected and not self._awaits_client
 
     async def _say_goodbye(self) -> None:
         code = await _exit_code(self.folder)

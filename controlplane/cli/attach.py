@@ -110,6 +110,8 @@ async def attached(job: str, common: Common) -> int:
         if left:
             sys.stderr.write(f"ones: detached from {job}; `ones attach {job}` returns\n")
             return Exit.OK
+        if stream.code is None and stream.reason:
+            sys.stderr.write(f"ones: {stream.reason}\n")
         return code_of(job, await client.wait_state(job, END_S))
 
 
@@ -209,15 +211,16 @@ class LocalTerminal:
 
     async def _type(self) -> bool:
         """Send what is typed. Return True if the user detaches, False at the end of the input."""
-        escapes = Escapes()
+        escapes, last = Escapes(), b"\n"
         while data := await self._typed():
-            left = False
+            left, last = False, data[-1:]
             if self._is_terminal:
                 data, left = escapes.take(data)
             await self._stream.write(data)
             if left:
                 return True
-        await self._stream.write(END_OF_INPUT)
+        # At the start of a line it ends the input, elsewhere it only passes the line on.
+        await self._stream.write(END_OF_INPUT if last == b"\n" else 2 * END_OF_INPUT)
         return False
 
     async def _typed(self) -> bytes:

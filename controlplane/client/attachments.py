@@ -34,6 +34,7 @@ from schemas.wire.streams import (
 TICK_S: Final = 0.5
 QUIET_S: Final = ALIVE_S + 2.0  # without a sign of the other end, the stream is opened again
 AGAIN_S: Final = 1.0  # between attempts to open it again
+CLOSE_S: Final = 1.0  # for the relay's reply when a stream is closed
 OPEN_S: Final = 15.0  # until the first reply; an agent may have to start a fork server
 SignalName = Literal["HUP", "INT", "QUIT", "TERM", "KILL"]
 
@@ -119,10 +120,14 @@ class Attachment:
         """True if the stream is closed or lost."""
         return self._closed or self._error is not None
 
-    def close(self) -> None:
-        """Detach. The program of a terminal goes on."""
-        if not self.over:
+    async def close(self) -> None:
+        """Detach, and wait for a moment until the relay knows. A program goes on."""
+        if self._opened and not self.over:
             self._send(StreamClosed(stream=self._asked.stream))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    while self._opened and not self.over:
+                        await self._wait()
         self._closed = True
         self._changed.set()
 
@@ -236,9 +241,9 @@ class StreamChannel:
         made.ask(asyncio.get_running_loop().time())
         return made
 
-    def forget(self, made: Attachment) -> None:
+    async def forget(self, made: Attachment) -> None:
         """Close a stream."""
-        made.close()
+        await made.close()
         for name in [name for name, one in self._streams.items() if one is made]:
             del self._streams[name]
 
@@ -341,7 +346,7 @@ class Attachments(FileTransfers):
             await made.wait_opened()
             yield made
         finally:
-            self._stream_channel.forget(made)
+            await self._stream_channel.forget(made)
 
 
 def _fresh() -> str:

@@ -125,6 +125,7 @@ class StreamRelay:
             self._reply(incoming, StreamClosed(stream=message.stream, reason=why, again=True))
         if isinstance(message, StreamClosed):
             self._forget(stream, "its client closed it")
+            self._reply(incoming, StreamClosed(stream=message.stream, reason="closed"))
 
     def _open(
         self, incoming: Incoming, user: str, asked: OpenStream, known: _Stream | None

@@ -1,0 +1,223 @@
+"""A held terminal and its clients, over the real Unix socket; this test is the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import termios
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from nodeagent import terminals
+from nodeagent.terminals import LATEST, SIZE, Bounds, Terminal, connect, listen
+from schemas.codec import FROM_TERMINAL, encode
+from schemas.host.fork_server import FRAME
+from schemas.ids import JobId
+from schemas.wire.streams import (
+    WINDOW,
+    OpenStream,
+    StreamAlive,
+    StreamClosed,
+    StreamData,
+    StreamOpened,
+    StreamResized,
+)
+
+LIMIT_S: Final = 30.0
+ONE, TWO = "1" * 32, "2" * 32
+
+
+class Seat:
+    """A client of a terminal."""
+
+    def __init__(self, stream: str, reader: asyncio.StreamReader, writer: Any) -> None:
+        self.stream, self._reader, self._writer = stream, reader, writer
+        self.output = b""
+
+    @classmethod
+    async def at(cls, stage: Stage, stream: str = ONE, **fields: Any) -> Self:
+        reader, writer = await asyncio.open_unix_connection(sock=connect(stage.folder, os.getuid()))
+        made = cls(stream, reader, writer)
+        stage.seats.append(made)
+        made.send(OpenStream(stream=stream, job=JobId("a-1"), **fields))
+        return made
+
+    def send(self, message: Any) -> None:
+        data = encode(message)
+        self._writer.write(FRAME.pack(len(data)) + data)
+
+    async def next(self, kind: type[Any]) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                message = FROM_TERMINAL.decode(await self._reader.readexactly(length))
+                if isinstance(message, StreamData):
+                    self.output += message.data
+                if isinstance(message, kind):
+                    return message
+
+    async def until(self, end: bytes) -> bytes:
+        while not self.output.endswith(end):
+            await self.next(StreamData)
+        return self.output
+
+    def leave(self) -> None:
+        self._writer.close()
+
+
+class Stage:
+    """A terminal whose program writes to `slave`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seats = folder, list[Seat]()
+        self.master, self.slave = os.openpty()
+        attributes = termios.tcgetattr(self.slave)
+        attributes[1] &= ~termios.OPOST
+        attributes[3] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(self.slave, termios.TCSANOW, attributes)
+        os.set_blocking(self.slave, False)
+        self.terminal = Terminal(
+            folder, self.master, os.getpid(), os.pidfd_open(os.getpid()), Bounds()
+        )
+
+    def size(self) -> tuple[int, ...]:
+        return SIZE.unpack(fcntl.ioctl(self.slave, termios.TIOCGWINSZ, bytes(SIZE.size)))[:2]
+
+    async def print(self, data: bytes) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while data:
+                with contextlib.suppress(BlockingIOError):
+                    data = data[os.write(self.slave, data) :]
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    made = Stage(tmp_path)
+    task = asyncio.create_task(made.terminal.run(listen(tmp_path)))
+    yield made
+    for seat in made.seats:
+        seat.leave()
+    while made.terminal.connected:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    for descriptor in (made.master, made.terminal._pidfd):
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    os.close(made.slave)
+
+
+async def test_a_client_sees_the_latest_output_and_types(stage: Stage) -> None:
+    await stage.print(b"hello\n")
+    seat = await Seat.at(stage)
+
+    assert await seat.next(StreamOpened) == StreamOpened(stream=ONE, received=0, offset=0)
+    assert await seat.until(b"\n") == b"hello\n"
+    seat.send(StreamData(stream=ONE, offset=0, data=b"ls\r"))
+    seat.send(StreamData(stream=ONE, offset=0, data=b"ls\rx"))  # repeated, with one more
+
+    async with asyncio.timeout(LIMIT_S):
+        typed = b""
+        while len(typed) < 4:
+            with contextlib.suppress(BlockingIOError):
+                typed += os.read(stage.slave, 100)
+            await asyncio.sleep(0.001)
+    assert typed == b"ls\nx"
+
+
+async def test_a_terminal_has_the_size_of_its_smallest_window(stage: Stage) -> None:
+    first = await Seat.at(stage, ONE, rows=50, cols=100)
+    await first.next(StreamOpened)
+    second = await Seat.at(stage, TWO, rows=40, cols=200)
+    await second.next(StreamOpened)
+    assert stage.size() == (40, 100)
+
+    second.send(StreamResized(stream=TWO, rows=60, cols=90))
+    second.send(StreamData(stream=TWO, offset=5, data=b""))  # answered after the new size
+    await second.next(StreamClosed)
+
+    assert stage.size() == (50, 90)
+
+
+async def test_a_client_that_comes_back_gets_what_it_missed(stage: Stage) -> None:
+    seat = await Seat.at(stage)
+    await stage.print(b"one\n")
+    await seat.until(b"one\n")
+    seat.leave()
+    await stage.print(b"two\n")
+
+    again = await Seat.at(stage, received=4)
+
+    assert await again.next(StreamOpened) == StreamOpened(stream=ONE, received=0, offset=4)
+    assert await again.until(b"\n") == b"two\n"
+
+
+async def test_a_program_waits_for_a_client_with_a_full_window(stage: Stage) -> None:
+    seat = await Seat.at(stage)
+    await seat.next(StreamOpened)
+    printing = asyncio.create_task(stage.print(bytes(2 * WINDOW)))
+    while len(seat.output) < WINDOW:
+        await seat.next(StreamData)
+    assert len(seat.output) == WINDOW
+    assert not printing.done()
+
+    while not printing.done():
+        seat.send(StreamAlive(stream=ONE, received=len(seat.output), sent=0))
+        if len(seat.output) < 2 * WINDOW:
+            await seat.next(StreamData)
+        await asyncio.sleep(0)
+
+
+async def test_lost_and_excessive_input_is_refused(stage: Stage) -> None:
+    seat = await Seat.at(stage)
+    await seat.next(StreamOpened)
+
+    seat.send(StreamData(stream=ONE, offset=9, data=b"x"))
+    gap = await seat.next(StreamClosed)
+    seat.send(StreamData(stream=TWO, offset=0, data=b"x"))  # of another stream: ignored
+    seat.send(StreamAlive(stream=ONE, received=10**6, sent=0))
+    wrong = await seat.next(StreamClosed)
+
+    assert (gap.again, gap.reason) == (True, "bytes 0 to 9 were lost")
+    assert (wrong.again, wrong.reason) == (False, "byte 1000000 was never sent")
+
+
+async def test_only_the_latest_output_is_kept_without_a_client(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminals, "FIRST_S", 0.0)
+    size = 3 * LATEST
+    await stage.print(bytes(size) + b"last\n")
+    seat = await Seat.at(stage)
+
+    opened = await seat.next(StreamOpened)
+    await seat.until(b"last\n")
+
+    assert opened.offset >= size - LATEST - 8192  # the rest was still in the kernel
+    assert opened.offset + len(seat.output) == size + 5
+
+
+def test_a_socket_of_another_user_gets_no_bytes(tmp_path: Path) -> None:
+    listener = listen(tmp_path)
+
+    with pytest.raises(PermissionError, match="another user"):
+        connect(tmp_path, os.getuid() + 1)
+
+    listener.close()
+
+
+def test_a_socket_fits_into_any_folder(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    listener = listen(deep)
+
+    connect(deep, os.getuid()).close()
+
+    listener.close()
