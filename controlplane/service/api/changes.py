@@ -466,8 +466,10 @@ class ChangeRequests:
 
     def _accepted(self, name: JobId) -> JobAccepted:
         job = self.commit_loop.job(name)
-        size = (job.reason,) if job.ended else size_notes(self._state, job.spec)
+        size = () if job.ended else size_notes(self._state, job.spec)
         notes = (*size, *self.reads.notes.of(job))
+        if job.ended and job.spec.parents and not job.nodes:  # it waited in vain
+            notes = (job.reason,)
         return JobAccepted(job=name, state=shown_state(job), notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:

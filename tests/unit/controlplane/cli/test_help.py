@@ -35,7 +35,7 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
     assert groups == {
         "Start here": ["local", "init", "submit", "ps", "logs", "run", "top"],
         "Jobs": [
-            "cancel", "explain", "export", "fetch", "hold", "pause", "release", "rerun", "resize",
+            "cancel", "explain", "export", "fetch", "history", "hold", "pause", "release", "rerun", "resize",
             "resume", "samples", "show", "sweep", "timeline", "wait",
         ],
         "Cluster": ["admin", "config", "events", "key", "node", "usage"],
