@@ -90,7 +90,7 @@ async def test_a_job_is_submitted_again_also_after_it_has_left(service: LiveServ
     assert (again.snapshot, again.spec.env, again.spec.script) == (
         before.snapshot, SECRET, "train.py",
     )  # fmt: skip
-    assert service.loop.reactor.state.jobs[again.summary.job].attempts.next_start_at == 0.0
+    assert service.loop.reactor.state.jobs[again.summary.job].starts_at == 0.0
 
 
 @pytest.mark.parametrize("who", [ADMIN, MATE], ids=["admin", "mate"])

@@ -309,7 +309,7 @@ class ReadRequests:
         )
 
     def _waiting_reason(self, job: Job) -> Reason | None:
-        return job.gate_reason(self.commit_loop.now()) or self.plans.reason(job.job)
+        return job.gate_reason or self.plans.reason(job.job)
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
         """Return one page of everything that the reader may know about a job.
