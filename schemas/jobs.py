@@ -16,7 +16,15 @@ import msgspec
 
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import Seconds
-from schemas.relations import ArrayElement, ArrayRange, Parent, parents_in, range_of, start_time
+from schemas.relations import (
+    ArrayElement,
+    ArrayRange,
+    Parent,
+    check_labels,
+    parents_in,
+    range_of,
+    start_time,
+)
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -161,6 +169,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "labels": '{ team = "vision" }',
         "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
         "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
@@ -195,6 +204,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
     array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
+    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # by which jobs are selected
     element: ArrayElement | msgspec.UnsetType = msgspec.UNSET  # set if the job is of an array
 
     def __post_init__(self) -> None:
@@ -307,6 +317,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return () if self.after is msgspec.UNSET else parents_in(self.after)
 
     @property
+    def stated_labels(self) -> dict[str, str]:
+        """Labels of the job."""
+        return {} if self.labels is msgspec.UNSET else self.labels
+
+    @property
     def indices(self) -> ArrayRange | None:
         """Indices of an array, or None for other jobs."""
         return None if self.array is msgspec.UNSET else range_of(self.array)
@@ -383,6 +398,7 @@ def _relations(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         spec.earliest_start(Seconds(0.0))
         _ = spec.parents, spec.indices
+        check_labels(spec.stated_labels)
     except BadFieldError as error:
         yield JobProblem(error.field, error.message.removeprefix(f"{error.field}: "), error.hint)
     if spec.stated_element is not None:

@@ -1,9 +1,9 @@
-"""Relations of a job to other jobs and to time, as texts of a job file."""
+"""Relations of a job to other jobs and to time, and its labels, as texts of a job file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -101,6 +101,30 @@ def range_of(text: str) -> ArrayRange:
         remedy = "let each element do several parts, or submit several arrays"
         raise BadFieldError(what, remedy, "array")
     return ArrayRange(first, last, most)
+
+
+MAX_LABELS: Final = 32
+MAX_LABEL: Final = 100  # characters of a value
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,62}")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Check the labels of a job.
+
+    Raises:
+        BadFieldError: if there are too many, or one is invalid.
+    """
+    if len(labels) > MAX_LABELS:
+        what = f"labels: {len(labels)} labels, at most {MAX_LABELS}"
+        raise BadFieldError(what, "leave some out", "labels")
+    for name, value in labels.items():
+        if _LABEL.fullmatch(name) is None:
+            what = f"labels: {name[:60]!r} is not a name"
+            remedy = "use 1 to 63 letters, digits, - _ . or /, starting with a letter or digit"
+            raise BadFieldError(what, remedy, "labels")
+        if len(value) > MAX_LABEL or not value.isprintable():
+            what = f"labels: the value of {name} is too long or has control characters"
+            raise BadFieldError(what, f"use at most {MAX_LABEL} printable characters", "labels")
 
 
 def is_met(condition: str, outcome: str) -> bool:

@@ -10,10 +10,11 @@ import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import Parameter
 
+from controlplane.cli.job_options import labels_of
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COLOURS,
@@ -23,6 +24,7 @@ from controlplane.cli.output import (
     readings,
     say,
     second,
+    seconds_of,
     span,
 )
 from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
@@ -172,10 +174,9 @@ CLEAR_BELOW: Final = "\x1b[J"
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Choice:
-    """The filters of `ones ps`."""
+class Filters:
+    """Options that select jobs."""
 
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
     state: Annotated[str | None, Parameter(help="only jobs in STATE[,STATE...], ended or not")] = (
         None
     )
@@ -185,12 +186,47 @@ class Choice:
         Parameter(help="only jobs named NAME, NAME-N or matching a pattern such as 'lr-*'"),
     ] = None
 
+    older: Annotated[
+        str | None, Parameter(help="only jobs submitted at least so long ago, such as 2h")
+    ] = None
+    label: Annotated[
+        list[str] | None,
+        Parameter(name=["--label", "-l"], help="only jobs with this KEY=VALUE", negative=""),
+    ] = None
+
+    @property
+    def stated(self) -> bool:
+        """True if a filter is set."""
+        return bool(self.state or self.user or self.name or self.older or self.label)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the filters as arguments of `find_jobs` and `history`.
+
+        Raises:
+            BadFieldError: if a label or an age cannot be read.
+        """
+        return {
+            "states": [each.strip() for each in (self.state or "").split(",") if each.strip()],
+            "user": self.user or "",
+            "name": self.name or "",
+            "labels": labels_of(self.label or ()),
+            "older_s": 0.0 if self.older is None else seconds_of(self.older, "older"),
+        }
+
+
+NO_FILTERS: Final = Filters()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Choice(Filters):
+    """The filters of `ones ps`."""
+
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False
+
     def ask(self, client: BlockingClient) -> Jobs:
         """Request the jobs that match the filters now."""
-        states = [state.strip() for state in (self.state or "").split(",") if state.strip()]
-        return client.find_jobs(
-            ended=self.all_, states=states, user=self.user or "", name=self.name or ""
-        )
+        return client.find_jobs(ended=self.all_, **self.fields())
 
 
 def ps(
@@ -234,7 +270,7 @@ def table(found: Jobs, width: int | None, *, coloured: bool | None = None) -> li
 
 def none_found(choice: Choice) -> str:
     """Return the message that replaces an empty list."""
-    filtered, more = choice.state or choice.user or choice.name, "; -a includes ended jobs"
+    filtered, more = choice.stated, "; -a includes ended jobs"
     if choice.all_ or choice.state:
         return "no such job" if filtered else "no job yet"
     return ("no such job" if filtered else "no job waits or runs") + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,7 +11,21 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from controlplane.client.job_file import checked
+from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
+
+
+def labels_of(assignments: Sequence[str]) -> dict[str, str]:
+    """Return the labels in KEY=VALUE texts.
+
+    Raises:
+        BadFieldError: if a text has no `=`.
+    """
+    pairs = [text.partition("=") for text in assignments]
+    for name, sign, _ in pairs:
+        if not sign:
+            raise BadFieldError(f"label: {name[:60]!r} has no =", "write KEY=VALUE", "label")
+    return {name: value for name, _, value in pairs}
 
 
 @Parameter(name="*")
@@ -20,6 +35,10 @@ class JobOptions:
 
     after: Annotated[
         str | None, Parameter(help="jobs to wait for: ok:JOB,any:JOB,failed:JOB; JOB is ok:JOB")
+    ] = None
+    label: Annotated[
+        list[str] | None,
+        Parameter(name=["--label", "-l"], help="KEY=VALUE, by which `ps` finds it", negative=""),
     ] = None
     array: Annotated[
         str | None, Parameter(help="one job for each index: 0-9, or 0-9%3 for at most 3 at a time")
@@ -31,7 +50,13 @@ class JobOptions:
     def fields(self) -> dict[str, Any]:
         """Return the stated fields of a job file."""
         after = None if self.after is None else tuple(self.after.split(","))
-        stated = {"after": after, "array": self.array, "not_before": self.not_before}
+        stated: dict[str, Any] = {
+            "after": after,
+            "array": self.array,
+            "not_before": self.not_before,
+        }
+        if self.label:
+            stated["labels"] = labels_of(self.label)
         return {field: value for field, value in stated.items() if value is not None}
 
     def applied(self, spec: JobSpec) -> JobSpec:
@@ -41,6 +66,8 @@ class JobOptions:
             BadFieldError: if a field is invalid.
         """
         fields = self.fields()
+        if self.label:
+            fields["labels"] = spec.stated_labels | fields["labels"]
         return checked(replace(spec, **fields), Path.cwd()) if fields else spec
 
 

@@ -36,6 +36,7 @@ TIMELINE = "Draw which job had which slot, from the journal."
 INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
 CHECK = "Print every problem of a settings file on this host."
 USAGE = "Print how many slot hours users, projects or jobs used."
+HISTORY = "List jobs that have ended, newest first, and the sums of their slot hours."
 RUN = "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."
 STREAMS: Final = {
     "attach": "Attach to the terminal of a job that `ones run --pty` started.",
@@ -53,7 +54,8 @@ ADMIN = "Back up, restore, check and read the controller's journal, on its host.
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
     "info": "show", "jobs": "ps", "kill": "cancel", "list": "ps", "ls": "ps",
-    "nodes": "node list", "queue": "ps", "requeue": "rerun", "rm": "cancel", "sbatch": "submit",
+    "nodes": "node list", "queue": "ps", "requeue": "rerun", "rm": "cancel", "sacct": "history",
+    "sbatch": "submit",
     "scale": "resize", "scancel": "cancel", "sinfo": "node list", "squeue": "ps",
     "start": "submit", "status": "ps", "stop": "cancel", "suspend": "pause", "up": "local up",
     "version": "--version", "watch": "top",
@@ -114,6 +116,7 @@ def build() -> App:
     # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
+    app.command("controlplane.cli.history:history", name="history", help=HISTORY, group=jobs)
     app.command("controlplane.cli.usage:usage", name="usage", help=USAGE, group=cluster)
     node = App(name="node", help="Manage nodes.", group=cluster)
     node.command(operators.node_list, name="list")

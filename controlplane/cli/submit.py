@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from controlplane.cli.job_list import NO_FILTERS, Filters
 from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
@@ -149,39 +150,85 @@ def jobs_continue_notice(jobs: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def cancel(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
-    """Cancel each JOB: its workers receive SIGTERM, then SIGKILL."""
+SHOWN_JOBS: Final = 5  # named in a question
+AllYes = Annotated[bool, Parameter(name=["--yes", "-y"], help="do not ask before several jobs")]
+
+
+def cancel(
+    *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
+) -> int:
+    """Cancel each JOB, or the selected jobs: their workers receive SIGTERM, then SIGKILL."""
     with BlockingClient(common.home) as client:
+        if not (chosen := _chosen(client, jobs, filters, "cancel", yes=yes)):
+            return Exit.USAGE
 
         def end(name: str) -> tuple[Row, str]:
             found = client.cancel(name).summary
             note = "" if found.state == "cancelled" else ", had ended before"
             return _row(name, found.state, found.reason), f"{name} {found.state}{note}"
 
-        return _for_each((job, *more), end, common)
+        return _for_each(chosen, end, common)
 
 
-def hold(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
+def hold(
+    *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
+) -> int:
     """Keep each JOB from starting until `release`. A running job goes on, and is not restarted."""
-    return _gate((job, *more), BlockingClient.hold, common)
+    return _gate("hold", jobs, filters, common, yes=yes)
 
 
-def release(job: JobName, /, *more: JobName, common: Common = COMMON) -> int:
+def release(
+    *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
+) -> int:
     """Let each held JOB start again."""
-    return _gate((job, *more), BlockingClient.release, common)
+    return _gate("release", jobs, filters, common, yes=yes)
 
 
 def _gate(
-    jobs: Sequence[str], change: Callable[[BlockingClient, str], JobDetail], common: Common
+    verb: Literal["hold", "release"],
+    jobs: Sequence[str],
+    filters: Filters,
+    common: Common,
+    *,
+    yes: bool,
 ) -> int:
     with BlockingClient(common.home) as client:
+        if not (chosen := _chosen(client, jobs, filters, verb, yes=yes)):
+            return Exit.USAGE
+        change = client.hold if verb == "hold" else client.release
 
         def changed(name: str) -> tuple[Row, str]:
-            found = change(client, name).summary
+            found = change(name).summary
             line = f"{name} {found.state}: {found.reason}"
             return _row(name, found.state, found.reason), line
 
-        return _for_each(jobs, changed, common)
+        return _for_each(chosen, changed, common)
+
+
+def _chosen(
+    client: BlockingClient, jobs: Sequence[str], filters: Filters, verb: str, *, yes: bool
+) -> Sequence[str]:
+    """Return the named or selected jobs, or none if the user at a terminal declines.
+
+    Raises:
+        BadFieldError: if no job is named or selected, or if several are and cannot be confirmed.
+    """
+    if jobs and not filters.stated:
+        return jobs
+    options = "--state, --user, --name, --older or --label"
+    if not filters.stated:
+        raise BadFieldError(f"`ones {verb}` needs JOB", f"or {options}", "job")
+    if jobs:
+        raise BadFieldError("jobs are named and selected", f"omit JOB, or {options}", "job")
+    chosen = [job.job for job in client.find_jobs(**filters.fields()).jobs]
+    if not chosen:
+        raise BadFieldError("no job is selected", "`ones ps` takes the same options", "job")
+    if len(chosen) == 1 or yes:
+        return chosen
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BadFieldError(f"{len(chosen)} jobs are selected", f"`ones {verb} --yes`", "yes")
+    shown = ", ".join(chosen[:SHOWN_JOBS]) + ", ..." * (len(chosen) > SHOWN_JOBS)
+    return chosen if confirmed(f"{verb} {len(chosen)} jobs ({shown})?") else ()
 
 
 def rerun(job: JobName, *, key: Key = None, common: Common = COMMON) -> None:
@@ -372,9 +419,14 @@ def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
     sys.stderr.write(f"ones: the upload exceeds {byte_count(LARGE_UPLOAD_BYTES)}; {remedy}\n")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    sys.stderr.write("submit anyway? [y/N] ")
+    return confirmed("submit anyway?")
+
+
+def confirmed(question: str) -> bool:
+    """Return whether the user at the terminal agrees. Otherwise say that nothing was changed."""
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in {"y", "yes"}:
         return True
-    sys.stderr.write("nothing was submitted\n")
+    sys.stderr.write("nothing was changed\n")
     return False

@@ -6,6 +6,7 @@ import csv
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,8 +14,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.output import Exit, moment, print_data, print_table, seconds_of
 from controlplane.client import BlockingClient
-from schemas.wire.client import JobUsage
-from schemas.wire.client import Usage as UsageReply
+from schemas.wire.client import JobSummary, JobUsage
 
 HOUR_S: Final = 3600.0
 Key = Literal["user", "project", "job"]
@@ -43,7 +43,7 @@ def usage(
     begin, end = seconds_of(since, "since"), seconds_of(until, "until")
     with BlockingClient(home) as client:
         reply = client.usage(max(0.0, now - begin), now - end if end else None)
-    rows = _grouped(reply, COLUMNS[by])
+    rows = grouped(reply.jobs, COLUMNS[by])
     columns = [*COLUMNS[by], "jobs", "slot_hours"]
     if output == "csv":
         writer = csv.DictWriter(sys.stdout, columns)
@@ -61,10 +61,10 @@ def usage(
     return Exit.OK
 
 
-def _grouped(reply: UsageReply, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+def grouped(used: Iterable[JobUsage | JobSummary], keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return one row for each value of `keys`, the largest first."""
-    groups: dict[tuple[str, ...], list[JobUsage]] = defaultdict(list)
-    for one in reply.jobs:
+    groups: dict[tuple[str, ...], list[JobUsage | JobSummary]] = defaultdict(list)
+    for one in used:
         groups[tuple(str(getattr(one, key)) for key in keys)].append(one)
     rows: list[dict[str, Any]] = [
         {

@@ -140,6 +140,7 @@ class BlockingClient(Blocking[Client]):
 
     jobs = _blocking(Client.jobs)
     find_jobs = _blocking(Client.find_jobs)
+    history = _blocking(Client.history)
     job = _blocking(Client.job)
     state = _blocking(Client.state)
     usage = _blocking(Client.usage)

@@ -157,7 +157,14 @@ class Client(Attachments):
         return (await self._joined(ListJobs(ended=ended), Jobs, "jobs")).jobs
 
     async def find_jobs(
-        self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
+        self,
+        *,
+        ended: bool = False,
+        states: Sequence[str] = (),
+        user: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        older_s: float = 0.0,
     ) -> Jobs:
         """Return the jobs that match all filters, oldest first.
 
@@ -166,9 +173,51 @@ class Client(Attachments):
             states: only jobs in one of these states, ended or not; empty: any state.
             user: owner; empty: any.
             name: name in the job file, name of the job, or a pattern such as `lr-*`; empty: any.
+            labels: only jobs that have all of these labels.
+            older_s: only jobs that were submitted at least so many seconds ago.
         """
-        request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
+        request = ListJobs(
+            ended=ended, states=tuple(states), user=user, name=name, labels=dict(labels or {}),
+            older_s=older_s,
+        )  # fmt: skip
         return await self._joined(request, Jobs, "jobs")
+
+    async def history(
+        self,
+        most: int = 50,
+        *,
+        states: Sequence[str] = (),
+        user: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        older_s: float = 0.0,
+    ) -> tuple[JobSummary, ...]:
+        """Return the latest jobs that have ended and match all filters, newest submission first.
+
+        The filters are those of `find_jobs`.
+
+        Args:
+            most: largest number of jobs.
+
+        Raises:
+            BadFieldError: if one of `states` is not a final state.
+        """
+        for state in states:
+            if state not in ENDED:
+                remedy = f"use {', '.join(sorted(ENDED))}"
+                raise BadFieldError(f"state: {state!r} is not a final state", remedy, "state")
+        request = ListJobs(
+            states=tuple(states or sorted(ENDED)), user=user, name=name, labels=dict(labels or {}),
+            older_s=older_s, newest_first=True, limit=most,
+        )  # fmt: skip
+        found: list[JobSummary] = []
+        while len(found) < most:
+            page = await self._call(request, Jobs)
+            found += page.jobs
+            if not page.next:
+                break
+            request = msgspec.structs.replace(request, cursor=page.next, limit=most - len(found))
+        return tuple(found)
 
     async def usage(self, since: float, until: float | None = None) -> Usage:
         """Return the slot time that visible jobs used, in order of acceptance.

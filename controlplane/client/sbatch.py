@@ -20,9 +20,10 @@ MARK: Final = "#SBATCH"
 WITHOUT_EFFECT: Final = (  # options that are named and otherwise ignored
     "-A", "--account", "-o", "--output", "-e", "--error", "--open-mode", "--mail-type",
     "--mail-user", "-p", "--partition", "-q", "--qos", "-c", "--cpus-per-task", "--mem",
-    "--mem-per-cpu", "--mem-per-gpu", "--cpus-per-gpu", "--comment", "--hint", "--distribution",
+    "--mem-per-cpu", "--mem-per-gpu", "--cpus-per-gpu", "--hint", "--distribution",
 )  # fmt: skip
 FLAGS_WITHOUT_EFFECT: Final = ("-v", "--verbose", "--parsable", "-Q", "--quiet", "--get-user-env")
+CONDITIONS: Final = {"afterok": "ok", "afterany": "any", "afternotok": "failed"}
 TIME: Final = re.compile(
     r"(?:(?P<d>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?"
 )  # D-HH:MM:SS, HH:MM:SS, MM:SS or MM
@@ -98,6 +99,14 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
         fields["max_run_s"] = given.time
     if given.chdir is not None:
         fields["workdir"] = given.chdir
+    if given.array is not None:
+        fields["array"] = given.array
+    if given.begin is not None:
+        fields["not_before"] = given.begin
+    if given.dependency is not None:
+        fields["after"] = given.dependency
+    if given.comment is not None:
+        fields["labels"] = {"comment": given.comment}
     if given.requeue is not None:
         fields["on_loss"] = "restart" if given.requeue else "fail"
     named = [name for name in given.ignored if name]
@@ -139,6 +148,10 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     for name in ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gres"):
         parser.add_argument(*(("-G", name) if name == "--gpus" else (name,)), type=_gpus)
     parser.add_argument("--export", type=_variables, default={})
+    parser.add_argument("-a", "--array")
+    parser.add_argument("-b", "--begin", type=_begin)
+    parser.add_argument("-d", "--dependency", type=_parents)
+    parser.add_argument("--comment")
     parser.add_argument("--requeue", action="store_true", default=None)
     parser.add_argument("--no-requeue", dest="requeue", action="store_false")
     for name in WITHOUT_EFFECT:
@@ -182,6 +195,25 @@ def _seconds(text: str) -> float:
     if found["c"] is None:
         return first * 60.0 + second
     return first * 3600.0 + second * 60.0 + third
+
+
+def _begin(text: str) -> str:
+    """Return an earliest start: now+2hours and the like become delays, times stay as they are."""
+    found = re.fullmatch(r"now\+(\d+)(seconds?|minutes?|hours?|days?)?", text)
+    return text if found is None else f"+{found[1]}{(found[2] or 's')[0]}"
+
+
+def _parents(text: str) -> list[str]:
+    """Return the jobs to wait for: afterok:NAME:NAME,afterany:NAME."""
+    found = []
+    for part in text.split(","):
+        kind, *names = part.split(":")
+        if kind not in CONDITIONS or not names or "?" in text:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is not afterok, afterany or afternotok with names of jobs"
+            )
+        found += [f"{CONDITIONS[kind]}:{name}" for name in names]
+    return found
 
 
 def _variables(text: str) -> dict[str, str]:

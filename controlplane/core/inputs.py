@@ -172,6 +172,12 @@ class ReleaseRequested(Message, tag="core.release_requested.1"):
     user: str
 
 
+class StartDue(Message, tag="core.start_due.1"):
+    """The earliest start of a job has come."""
+
+    job: JobId
+
+
 class OverrideDue(Message, tag="core.override_due.1"):
     """An operator's order that could not be carried out is due for another attempt."""
 
@@ -297,6 +303,7 @@ Input = (
     | ResumeRequested
     | HoldRequested
     | ReleaseRequested
+    | StartDue
     | OverrideDue
     | RunExpired
     | UnitExpired

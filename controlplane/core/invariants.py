@@ -39,7 +39,7 @@ def check(state: State) -> None:
     _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)
     _children_are_right(state)
-    _arrays_are_right(state)
+    _gates_are_right(state)
 
 
 def _checkpointed(job: Job) -> int:
@@ -59,9 +59,11 @@ def _children_are_right(state: State) -> None:
     )
 
 
-def _arrays_are_right(state: State) -> None:
-    """Check that live elements are active jobs, and that every index is in one place."""
+def _gates_are_right(state: State) -> None:
+    """Check early jobs, that live elements are active jobs, and that each index is in one place."""
     for name, job in state.jobs.items():
+        is_early = bool(job.starts_at) and not job.ended
+        _require((name in state.early) == is_early, f"{name}: the index of early jobs is wrong")
         array = job.array
         if array is None:
             continue

@@ -50,6 +50,7 @@ from controlplane.core.inputs import (
     RunExpired,
     SchedulingPaused,
     SharingChanged,
+    StartDue,
     StartExpired,
     SweepChangeRequested,
     UndrainRequested,
@@ -83,6 +84,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     ResumeRequested: overrides.on_resume_requested,
     HoldRequested: relations.on_hold_requested,
     ReleaseRequested: relations.on_release_requested,
+    StartDue: relations.on_start_due,
     OverrideDue: overrides.on_override_due,
     DrainRequested: drains.on_drain_requested,
     UndrainRequested: drains.on_undrain_requested,
@@ -161,8 +163,8 @@ class Reactor:
     def due(self, now: Seconds) -> list[Input]:
         """Return one input for each deadline that has passed by `now`. Do not change the state.
 
-        An input reports that a start, a change, a drain or a unit took too long, or that an
-        operator's order is due for another attempt.
+        An input reports that a start, a change, a drain or a unit took too long, that an earliest
+        start has come, or that an operator's order is due for another attempt.
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)
@@ -172,4 +174,6 @@ class Reactor:
             if overrides.is_due(state.jobs[name], now)
         ]
         runs = lifecycle.expired_runs(state, now)
-        return [*passed, *runs, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]
+        starts = relations.due_starts(state, now)
+        units = sweeps.expired_units(state, now)
+        return [*passed, *runs, *starts, *again, *drains.due(state, now), *units]

@@ -169,6 +169,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     scheduling_paused: str = ""  # who paused all starts and growths, and why; empty: nobody
     usage: dict[str, Usage] = {}  # by account, since `sharing` is known
     children: dict[JobId, dict[JobId, None]] = {}  # jobs that wait for the end of a live job
+    early: dict[JobId, None] = {}  # active jobs whose earliest start has not come
     arrays: dict[JobId, None] = {}  # active arrays with indices that are no jobs yet
     began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
 

@@ -152,7 +152,7 @@ class RerunJob(Message, tag="client.rerun_job.1"):
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):
-    """Request a page of job summaries, oldest first."""
+    """Request a page of job summaries, oldest first by default."""
 
     ended: bool = False  # include ended jobs
     states: tuple[
@@ -161,6 +161,10 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     user: str = ""  # only jobs of this user
     name: str = ""  # NAME, NAME-N, or a pattern such as `lr-*`
     cursor: str = ""  # `next` of the previous page
+    labels: dict[str, str] = msgspec.field(default_factory=dict)  # only jobs with all of these
+    older_s: float = 0.0  # only jobs that were submitted at least so many seconds ago
+    newest_first: bool = False
+    limit: int = 0  # rows of the reply, which is then the last page; 0: no limit
 
 
 class GetUsage(Message, tag="client.get_usage.1"):
@@ -348,6 +352,9 @@ class JobSummary(Message, tag="client.job_summary.1"):
     expected_end: Seconds | None = None  # the policy's latest forecast of the end
     predicted_loss: float | None = None  # the policy's forecast for the current slots
     project: str = ""  # members of the project see the job; default: the user's name
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    exit_code: int | None = None  # exit code of the worker that decided the job's state
+    slot_s: float = 0.0  # slots times seconds so far
 
 
 class AccountShare(Message, tag="client.account_share.1"):

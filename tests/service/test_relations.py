@@ -9,6 +9,7 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from schemas.errors import BadFieldError, DeniedError
+from schemas.ids import JobId
 from schemas.relations import ArrayElement
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
@@ -89,7 +90,7 @@ async def test_a_job_is_submitted_again_also_after_it_has_left(service: LiveServ
     assert (again.snapshot, again.spec.env, again.spec.script) == (
         before.snapshot, SECRET, "train.py",
     )  # fmt: skip
-    assert service.loop.reactor.state.jobs[again.summary.job].attempts.next_start_at == 0.0
+    assert service.loop.reactor.state.jobs[again.summary.job].starts_at == 0.0
 
 
 @pytest.mark.parametrize("who", [ADMIN, MATE], ids=["admin", "mate"])
@@ -238,3 +239,41 @@ async def test_only_the_cluster_makes_elements(service: LiveService, tmp_path: P
         await submit(service, tmp_path, "b", element=ArrayElement(array=A, index=3))
     with pytest.raises(BadFieldError, match="an array's name has 39 characters, at most 38"):
         await submit(service, tmp_path, "b" * 39, array="0-9")
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        ({"team": "a\x1b[31m"}, "the value of team is too long or has control characters"),
+        ({"team": "a\n"}, "control characters"),
+        ({"team": "a" * 101}, "too long"),
+        ({"": "a"}, "labels: '' is not a name"),
+        ({"a b": "c"}, "labels: 'a b' is not a name"),
+        ({f"k{n}": "" for n in range(33)}, "labels: 33 labels, at most 32"),
+    ],
+)
+async def test_an_invalid_label_is_refused(
+    service: LiveService, tmp_path: Path, labels: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(BadFieldError, match=problem) as refused:
+        await submit(service, tmp_path, "b", labels=labels)
+
+    assert refused.value.field == "labels"
+
+
+async def test_the_history_has_labels_exit_codes_and_slot_time(
+    service: LiveService, tmp_path: Path
+) -> None:
+    await submit(service, tmp_path, "b", labels={"team": "vision"})
+    for job in ("a-1", "b-2"):
+        await service.ask(CancelJob(job=JobId(job)))
+
+    asked = ListJobs(states=("cancelled",), labels={"team": "vision"}, newest_first=True, limit=9)
+    (row,) = (await service.ask(asked)).jobs
+
+    assert (row.job, row.labels, row.exit_code, row.slot_s) == (
+        "b-2",
+        {"team": "vision"},
+        None,
+        0.0,
+    )

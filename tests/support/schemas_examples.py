@@ -61,7 +61,7 @@ SPEC: Final = JobSpec(
     progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
-    after=("ok:prepare-3",), array="0-9%3", element=ArrayElement(array=JobId("grid-3"), index=4),
+    after=("ok:prepare-3",), array="0-9%3", labels={"team": "vision"}, element=ArrayElement(array=JobId("grid-3"), index=4),
 )  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,
@@ -127,7 +127,7 @@ _SUMMARY: Final = client.JobSummary(
     metrics={"accuracy": 0.875}, submitted_at=Seconds(1_760_000_000.5), queued_s=Seconds(3.5),
     running_s=Seconds(61.25), rescales=2, batch_changes=1, ended_at=Seconds(1_760_000_065.25),
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
-    predicted_loss=0.125, project="vision",
+    predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),
@@ -297,6 +297,7 @@ _OF_CLIENTS: Final = (
     client.RerunJob(job=JOB, key="again"),
     client.ListJobs(
         ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
+        labels={"team": "vision"}, older_s=7200.0, newest_first=True, limit=50,
     ),
     client.GetUsage(since=Seconds(1.5e9), until=Seconds(1.6e9), cursor="jobs.9"),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),

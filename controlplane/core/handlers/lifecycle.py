@@ -307,6 +307,7 @@ def end(
     ctx.state.limited_runs.pop(job.job, None)
     ctx.state.rigid.pop(job.job, None)
     ctx.state.arrays.pop(job.job, None)
+    ctx.state.early.pop(job.job, None)
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)

@@ -302,9 +302,8 @@ def _before_training(job: Job) -> str:
 
 
 def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
-    if (gate := job.gate_reason(ctx.now)) is not None:
+    if (gate := job.gate_reason) is not None:
         job.override_wait_reason = gate.text
-        job.attempts.next_change_at = job.attempts.next_start_at
         return
     if job.attempts.next_start_at > ctx.now:
         job.attempts.next_change_at, job.override_wait_reason = (

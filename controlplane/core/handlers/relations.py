@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import accept, end
-from controlplane.core.inputs import HoldRequested, ReleaseRequested
+from controlplane.core.inputs import HoldRequested, Input, ReleaseRequested, StartDue
 from controlplane.core.model.array import JobArray
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase
-from schemas.ids import JobId
+from controlplane.core.state import State
+from schemas.ids import JobId, Seconds
 from schemas.relations import WAITS_TO, ArrayElement, is_met
 
 ELEMENTS_PER_SLOT: Final = 2  # of an array, so that a policy always has some to start
@@ -32,7 +33,10 @@ def bind(ctx: HandlerContext, job: Job, outcomes: Mapping[JobId, str]) -> None:
     `outcomes` are the final states of parents that have ended, and may have left the state.
     """
     state = ctx.state
-    job.attempts.next_start_at = job.spec.earliest_start(ctx.now)
+    starts_at = job.spec.earliest_start(ctx.now)
+    if starts_at > ctx.now:
+        job.starts_at = starts_at
+        state.early[job.job] = None
     if (indices := job.spec.indices) is not None:
         first, last, most = indices
         job.array = JobArray(first=first, last=last, following=first, most=most)
@@ -73,7 +77,7 @@ def reconcile(ctx: HandlerContext) -> None:
 def _add_elements(ctx: HandlerContext, job: Job) -> None:
     """Turn as many indices of an array into jobs as its limit and the cluster's size allow."""
     array = job.array
-    if array is None or job.held_by or job.waits_for:
+    if array is None or job.held_by or job.waits_for or job.starts_at:
         return
     most = ELEMENTS_PER_SLOT * len(ctx.state.slot_index.slots())
     most = min(most, array.most or most)
@@ -85,7 +89,6 @@ def _add_elements(ctx: HandlerContext, job: Job) -> None:
             element=ArrayElement(array=job.job, index=index),
         )  # fmt: skip
         element = accept(ctx, spec, job.snapshot, job.user, job.project)
-        element.attempts.next_start_at = job.attempts.next_start_at
         array.live[element.job] = index
     if array.following > array.last:
         del ctx.state.arrays[job.job]
@@ -132,6 +135,20 @@ def _cancel(
     if outcome is not None:
         ended = f"which {PASSIVE.get(outcome, outcome)}"
     end(ctx, job, JobTrigger.CANCELLED, f"waited for {parent} {WAITS_TO[condition]}, {ended}")
+
+
+def due_starts(state: State, now: Seconds) -> list[Input]:
+    """Return the jobs whose earliest start has come, as inputs."""
+    return [StartDue(job=name) for name in state.early if state.jobs[name].starts_at <= now]
+
+
+def on_start_due(ctx: HandlerContext, event: StartDue) -> None:
+    """Let a job start whose earliest start has come."""
+    if event.job in ctx.state.early:
+        del ctx.state.early[event.job]
+        job = ctx.state.jobs[event.job]
+        job.starts_at = Seconds(0.0)
+        _gate_changed(ctx, job)
 
 
 def on_hold_requested(ctx: HandlerContext, event: HoldRequested) -> None:

@@ -163,6 +163,7 @@ class Job(msgspec.Struct, kw_only=True):
     project: str = ""  # project as submitted; empty: the user's own project
     held_by: str = ""  # user who holds the job; empty: it is not held
     waits_for: dict[JobId, str] = {}  # parents that have not ended, with conditions on their ends
+    starts_at: Seconds = Seconds(0.0)  # earliest start; 0: it has come, or there is none
     array: JobArray | None = None  # None: not an array
 
     @property
@@ -171,26 +172,27 @@ class Job(msgspec.Struct, kw_only=True):
 
         An array is never started, only its elements are.
         """
-        return bool(self.held_by or self.waits_for) or self.array is not None
+        stated = bool(self.held_by or self.waits_for or self.starts_at)
+        return stated or self.array is not None
 
     @property
     def withheld(self) -> bool:
         """True if the job has no slots and must not get any. Policies do not see such a job."""
         return self.gated and self.status.group is None
 
-    def gate_reason(self, now: Seconds) -> Reason | None:
-        """Return why the job must not be started now, or None if it may."""
+    @property
+    def gate_reason(self) -> Reason | None:
+        """Why the job must not be started, or None if it may."""
         if self.held_by:
             return Reason("held", f"held by {self.held_by}")
         if self.waits_for:
             return Reason("after", f"waits for {_parents_text(self.waits_for)}")
-        if self.array is not None:
-            return Reason("array", self.array.text)
-        early = self.attempts.next_start_at > now and self.phase is Phase.QUEUED
-        if early and self.spec.not_before is not msgspec.UNSET:
-            when = datetime.fromtimestamp(self.attempts.next_start_at, UTC)
+        if self.starts_at:
+            when = datetime.fromtimestamp(self.starts_at, UTC)
             text = f"starts at {when:%Y-%m-%dT%H:%M:%SZ} or later (not_before)"
             return Reason("not_before", text)
+        if self.array is not None:
+            return Reason("array", self.array.text)
         return None
 
     @property

@@ -33,7 +33,6 @@ from controlplane.core.inputs import (
     UndrainRequested,
 )
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
@@ -507,9 +506,10 @@ class ChangeRequests:
 
     def _accepted(self, name: JobId) -> JobAccepted:
         job = self.commit_loop.job(name)
-        cancelled = job.status.phase is Phase.CANCELLED  # at once, if it waits in vain
-        first = (job.reason,) if cancelled else size_notes(self._state, job.spec)
-        notes = (*first, *self.reads.notes.of(job))
+        size = () if job.ended else size_notes(self._state, job.spec)
+        notes = (*size, *self.reads.notes.of(job))
+        if job.ended and job.spec.parents and not job.nodes:  # it waited in vain
+            notes = (job.reason,)
         return JobAccepted(job=name, state=shown_state(job), notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:

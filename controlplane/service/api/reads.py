@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,8 @@ from schemas.wire.client import (
 )
 
 MAX_PATTERN: Final = 200  # characters; matching millions of characters would take minutes
-FoundRow = tuple[int, int, Callable[[], JobSummary]]  # job number, order if equal, row
+NEWEST: Final = 10**15  # above any number of a job
+FoundRow = tuple[int, int, Callable[[], JobSummary]]  # position, order if equal, row
 DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
@@ -71,8 +73,10 @@ def job_rows(
     request: ListJobs,
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool] = lambda _: True,
+    *,
+    now: Seconds,
 ) -> Rows:
-    """Return the rows of `ones ps`, oldest first. The position of a row is the number of its job.
+    """Return the rows of `ones ps`, in the order of the jobs' numbers or in the reverse order.
 
     Raises:
         BadFieldError: if a requested state is unknown, or the pattern is too long.
@@ -87,35 +91,44 @@ def job_rows(
             )
     include_ended = request.ended or not ENDED.isdisjoint(request.states)
     unfiltered = not (request.states or request.user or request.name)
+    unsubmitted = not (request.labels or request.older_s)
+    newest, before = request.newest_first, now - request.older_s
+
+    def was_submitted_so(at: Seconds, labels: Mapping[str, str]) -> bool:
+        old = not request.older_s or at <= before
+        return old and request.labels.items() <= labels.items()
 
     def present_rows(after: int) -> Iterator[FoundRow]:
-        jobs = state.jobs.values() if include_ended else map(state.jobs.__getitem__, state.active)
-        for job in jobs:
-            if (number := number_of(job.job)) <= after or not sees(job.owner):
+        names = state.jobs if include_ended else state.active
+        for name in reversed(names) if newest else names:
+            job = state.jobs[name]
+            if (at := _position(name, newest=newest)) <= after or not sees(job.owner):
                 continue
-            names = job.job, job.spec.name, job.user
-            if unfiltered or _matches(request, *names, replies.shown_state(job)):
-                yield number, 0, partial(summary, job)
+            if not was_submitted_so(job.submitted_at, job.spec.stated_labels):
+                continue
+            texts = job.job, job.spec.name, job.user
+            if unfiltered or _matches(request, *texts, replies.shown_state(job)):
+                yield at, 0, partial(summary, job)
+
+    def departed_rows(after: int) -> Iterator[FoundRow]:
+        for job in ended.before(NEWEST - after) if newest else ended.after(after):
+            asked_for = _matches(request, job.job, job.name, job.user, job.state)
+            if not asked_for or not sees(job.owner()):
+                continue
+            if unsubmitted or was_submitted_so(*job.submission()):
+                yield _position(job.job, newest=newest), 1, partial(_summary_of, job, summary)
 
     def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
-        left = _departed_rows(ended, request, after, summary, sees) if include_ended else ()
-        for number, _, read in merge(present_rows(after), left):
-            yield number, read()
+        rows = merge(present_rows(after), departed_rows(after) if include_ended else ())
+        for at, _, read in islice(rows, request.limit if request.limit > 0 else None):
+            yield at, read()
 
-    return Rows(rows_after, state.jobs_accepted)
+    return Rows(rows_after, NEWEST if newest else state.jobs_accepted)
 
 
-def _departed_rows(
-    ended: EndedJobs,
-    request: ListJobs,
-    after: int,
-    summary: Callable[[Job], JobSummary],
-    sees: Callable[[JobOwner], bool],
-) -> Iterator[FoundRow]:
-    for job in ended.after(after):
-        asked_for = _matches(request, job.job, job.name, job.user, job.state)
-        if asked_for and sees(job.owner()):
-            yield job.number, 1, partial(_summary_of, job, summary)
+def _position(job: JobId, *, newest: bool) -> int:
+    """Return the position of a job's row, which does not change when jobs are accepted."""
+    return NEWEST - number_of(job) if newest else number_of(job)
 
 
 def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
@@ -267,8 +280,9 @@ class ReadRequests:
         """Return a page of `ones ps`."""
         state, ended, view = self._state, self.commit_loop.reader.ended, self.view(who)
         rows = job_rows(
-            state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
-        )
+            state, ended, request, lambda job: view.summary(self._summary(job)), view.sees,
+            now=self.commit_loop.now(),
+        )  # fmt: skip
         lists, following = page_of({"jobs": rows}, request.cursor)
         return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
 
@@ -315,7 +329,7 @@ class ReadRequests:
         )
 
     def _waiting_reason(self, job: Job) -> Reason | None:
-        return job.gate_reason(self.commit_loop.now()) or self.plans.reason(job.job)
+        return job.gate_reason or self.plans.reason(job.job)
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
         """Return one page of everything that the reader may know about a job.

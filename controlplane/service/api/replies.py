@@ -102,6 +102,10 @@ def job_summary(
         expected_end=job.promised_end.latest if job.promised_end else None,
         predicted_loss=predicted_loss if job.group else None,
         project=job.owner.project,
+        labels=job.spec.stated_labels,
+        exit_code=job.attempts.exit_code,
+        slot_s=job.accounting.slot_s
+        + (running_s - job.accounting.running_s) * (len(job.group.members) if job.group else 0),
     )
 
 

@@ -35,8 +35,9 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
     assert groups == {
         "Start here": ["local", "init", "submit", "ps", "logs", "run", "top"],
         "Jobs": [
-            "attach", "cancel", "explain", "export", "fetch", "forward", "hold", "pause", "release",
-            "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline", "wait",
+            "attach", "cancel", "explain", "export", "fetch", "forward", "history", "hold", "pause",
+            "release", "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline",
+            "wait",
         ],
         "Cluster": ["admin", "config", "events", "key", "node", "project", "quota", "scheduling", "usage"],
         "Simulate": ["sim"],

@@ -223,8 +223,10 @@ def test_colour_goes_around_the_state_alone() -> None:
 
 def test_without_jobs_a_remark_replaces_the_table() -> None:
     assert job_list.table(Jobs(jobs=()), 80) == []
-    choices = ((), (True,), (False, "", "ann"), (True, "", "a"))
-    assert [job_list.none_found(job_list.Choice(*choice)) for choice in choices] == [
+    choices: list[dict[str, Any]] = [
+        {}, {"all_": True}, {"user": "ann"}, {"all_": True, "label": ["team=a"]},
+    ]  # fmt: skip
+    assert [job_list.none_found(job_list.Choice(**choice)) for choice in choices] == [
         "no job waits or runs; -a includes ended jobs",
         "no job yet",
         "no such job; -a includes ended jobs",

@@ -58,6 +58,10 @@ def test_a_batch_script_of_a_public_cluster_is_a_command() -> None:
         ("--requeue", {"on_loss": "restart"}),
         ("--no-requeue", {"on_loss": "fail"}),
         ("-D sub/dir", {"workdir": "sub/dir"}),
+        ("-a 0-9%3", {"array": "0-9%3"}),
+        ("--begin=now+2hours", {"not_before": "+2h"}),
+        ("-d afterok:a-1:b-2,afterany:c-3", {"after": ["ok:a-1", "ok:b-2", "any:c-3"]}),
+        ("--comment=nightly", {"labels": {"comment": "nightly"}}),
     ],
 )
 def test_an_option_becomes_a_field(options: str, expected: dict[str, Any]) -> None:
@@ -81,6 +85,7 @@ def test_exported_variables_are_those_with_values() -> None:
             "sbatch: options without a counterpart: --switches, --licenses",
         ),
         ("-t soon", "sbatch: argument -t/--time: 'soon' is not a time"),
+        ("-d singleton", "'singleton' is not afterok, afterany or afternotok with names of jobs"),
         ("-n 0", "sbatch: argument -n/--ntasks: '0' is not a number of 1 or more"),
         ("--export=HOME", "HOME: variables of your shell do not travel; write NAME=VALUE"),
     ],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from signal import SIGTERM
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
 
-from controlplane.core.inputs import NodeHeard, OverrideDue, PlanProposed
+from controlplane.core.inputs import NodeHeard, PlanProposed, StartDue
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
 from controlplane.policy.api import Plan, Reason
-from schemas.ids import JobId, Seconds
+from schemas.ids import JobId
 from schemas.relations import WAITS_TO
 from tests.support import builders
 from tests.support.builders import (
@@ -38,8 +38,6 @@ from tests.support.controller import Controller, cluster_of
 COMMAND: dict[str, Any] = {
     "kind": "command", "command": ("make",), "slots": 1, "script": "", "batch_size": 1,
 }  # fmt: skip
-
-NOW: Final = Seconds(1000.0)
 
 
 def shown(controller: Controller) -> list[str]:
@@ -132,17 +130,23 @@ STARTS = [
 @pytest.mark.parametrize(("text", "at"), STARTS)
 def test_a_job_starts_at_its_earliest_start_or_later(text: str, at: float) -> None:
     controller = cluster_of(n1=1)
-    controller.submit("a", not_before=text)
+    controller.submit("a", **COMMAND, not_before=text)
 
-    assert controller.view().jobs[A].ready_at == at
-    controller.place({A: {S0: 8}})
     past = at <= controller.now
+    assert shown(controller) == [A] * past
+    controller.place({A: {S0: 1}})
     assert controller.job(A).phase is (Phase.STARTING if past else Phase.QUEUED)
-    reason = controller.job(A).gate_reason(Seconds(controller.now))
-    assert (reason is None) is past
-    controller.now = max(controller.now, at)
-    controller.place({A: {S0: 8}})
+    assert (controller.job(A).gate_reason is None) is past
+    if not past:
+        controller.now = at - 0.5
+        assert controller.due() == []
+        controller.now = at
+        assert controller.due() == [StartDue(job=A)]
+        controller.take(StartDue(job=A))
+        assert (shown(controller), controller.due()) == ([A], [])
+        controller.place({A: {S0: 1}})
     assert controller.job(A).phase is Phase.STARTING
+    assert controller.replayed() == controller.state
 
 
 def test_an_order_of_an_operator_waits_for_the_earliest_start() -> None:
@@ -154,10 +158,18 @@ def test_an_order_of_an_operator_waits_for_the_earliest_start() -> None:
     )
 
     controller.now += 3600.0
-    assert controller.due() == [OverrideDue(job=A)]
-    controller.take(OverrideDue(job=A))
+    controller.take(StartDue(job=A))
 
     assert controller.job(A).phase is Phase.STARTING
+
+
+def test_an_early_job_that_is_cancelled_is_not_due() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", not_before="+1h")
+    controller.take(cancelled(A))
+    assert controller.due(3600.0) == []
+    controller.take(StartDue(job=A))
+    assert controller.job(A).phase is Phase.CANCELLED
 
 
 def test_the_same_job_can_be_held_twice_and_released_once() -> None:
@@ -228,7 +240,7 @@ def test_the_end_of_the_parent_decides(how: str, condition: str, when: str) -> N
         controller.submit("b", **COMMAND, after=after)
         waiting = controller.job(B)
         assert (waiting.phase, shown(controller)) == (Phase.QUEUED, [A])
-        assert waiting.gate_reason(NOW) == Reason("after", f"waits for {A} {WAITS_TO[condition]}")
+        assert waiting.gate_reason == Reason("after", f"waits for {A} {WAITS_TO[condition]}")
         end(controller)
     else:
         end(controller)
@@ -262,12 +274,10 @@ def test_a_job_waits_for_all_of_its_parents() -> None:
     for name in ("a", "b"):
         controller.submit(name)
     controller.submit("c", after=(A, "any:b-2"))
-    assert controller.job(C).gate_reason(NOW) == Reason(
-        "after", "waits for a-1 to succeed, b-2 to end"
-    )
+    assert controller.job(C).gate_reason == Reason("after", "waits for a-1 to succeed, b-2 to end")
 
     controller.take(cancelled(B))
-    assert controller.job(C).gate_reason(NOW) == Reason("after", "waits for a-1 to succeed")
+    assert controller.job(C).gate_reason == Reason("after", "waits for a-1 to succeed")
     controller.take(held(C, "bob"))
     controller.take(cancelled(A))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -11,7 +12,7 @@ from controlplane.core.model.job import Job
 from controlplane.journal.database import open_for_writing
 from controlplane.journal.ended import EndedJobs
 from controlplane.journal.records import append_rows, rows_of
-from controlplane.service.api.reads import job_rows
+from controlplane.service.api.reads import NEWEST, job_rows
 from controlplane.service.api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
@@ -25,9 +26,10 @@ from tests.support.controller import Controller, cluster_of
 def a_cluster(*, leaves: bool = False) -> Controller:
     """A runs, B was cancelled, C waits; perhaps B left the state."""
     controller = cluster_of(n1=1)
-    controller.submit("a")
-    controller.submit("b")
-    controller.submit("c")
+    controller.submit("a", labels={"team": "vision", "run": "1"})
+    controller.submit("b", labels={"team": "vision"})
+    controller.now += 50.0
+    controller.submit("c", labels={"team": "nlp"})
     controller.place({A: S0})
     controller.take(cancelled(B))
     if leaves:
@@ -36,10 +38,13 @@ def a_cluster(*, leaves: bool = False) -> Controller:
     return controller
 
 
+LATER: Final = Seconds(1100.0)
+
+
 def listed(controller: Controller, request_: ListJobs, after: int = 0) -> list[str]:
     with contextlib.closing(open_for_writing(Path(":memory:"))) as database:
         append_rows(database, [(1, row) for row in rows_of(controller.left)])
-        rows = job_rows(controller.state, EndedJobs(database), request_, summary)
+        rows = job_rows(controller.state, EndedJobs(database), request_, summary, now=LATER)
         return [line.job for _, line in rows.after(after)]
 
 
@@ -59,6 +64,15 @@ def summary(job: Job) -> JobSummary:
         (ListJobs(name="b"), []),
         (ListJobs(ended=True, name="B"), []),
         (ListJobs(user="nobody"), []),
+        (ListJobs(labels={"team": "vision"}), [A]),
+        (ListJobs(labels={"team": "vision"}, ended=True), [A, B]),
+        (ListJobs(labels={"team": "vision", "run": "2"}, ended=True), []),
+        (ListJobs(older_s=100.0), [A]),
+        (ListJobs(older_s=100.0, ended=True), [A, B]),
+        (ListJobs(older_s=50.0, states=("queued",)), [C]),
+        (ListJobs(ended=True, newest_first=True), [C, B, A]),
+        (ListJobs(ended=True, newest_first=True, limit=2), [C, B]),
+        (ListJobs(states=("cancelled", "failed"), newest_first=True), [B]),
     ],
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["all are here", "the ended one left"])
@@ -80,6 +94,15 @@ def test_a_list_continues_after_a_job_that_may_have_left() -> None:
         assert [listed(controller, ListJobs(ended=True), after) for after in (1, 2, 3)] == [
             [B, C], [C], []
         ]  # fmt: skip
+
+
+def test_a_reversed_list_continues_although_jobs_were_accepted_meanwhile() -> None:
+    for leaves in (False, True):
+        controller = a_cluster(leaves=leaves)
+        request_ = ListJobs(ended=True, newest_first=True)
+        before = listed(controller, request_, NEWEST - 3)
+        controller.submit("d")
+        assert listed(controller, request_, NEWEST - 3) == before == [B, A]
 
 
 def test_an_oversized_pattern_is_refused() -> None:
