@@ -19,6 +19,7 @@ from controlplane.cli.output import (
     say,
     say_table,
     second,
+    seconds_of,
 )
 from controlplane.client import BlockingClient
 from controlplane.client.connection import CLIENT_FILE, Home, find_home
@@ -190,15 +191,27 @@ def drain(
     /,
     *,
     deadline: Annotated[
-        float | None,
-        Parameter(help="seconds after which remaining workers are stopped (default: never)"),
+        str | None,
+        Parameter(
+            name=["--deadline", "--notice"],
+            help="10m, 90s or seconds, after which remaining workers are stopped (default: never)",
+        ),
     ] = None,
     reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
     common: Common = COMMON,
 ) -> None:
     """Drain NODE: its jobs move or wait without losing state, and no job starts on it."""
     with BlockingClient(common.home) as client:
-        _say(client.drain(node, deadline, reason), common)
+        within_s = None if deadline is None else _span_of(deadline)
+        _say(client.drain(node, within_s, reason), common)
+
+
+def _span_of(text: str) -> float:
+    """Return the seconds of a duration, which is a number of seconds or has a unit."""
+    try:
+        return float(text)
+    except ValueError:
+        return seconds_of(text, "deadline")
 
 
 def cordon(
