@@ -202,16 +202,8 @@ def drain(
 ) -> None:
     """Drain NODE: its jobs move or wait without losing state, and no job starts on it."""
     with BlockingClient(common.home) as client:
-        within_s = None if deadline is None else _span_of(deadline)
+        within_s = None if deadline is None else seconds_of(deadline, "deadline")
         _say(client.drain(node, within_s, reason), common)
-
-
-def _span_of(text: str) -> float:
-    """Return the seconds of a duration, which is a number of seconds or has a unit."""
-    try:
-        return float(text)
-    except ValueError:
-        return seconds_of(text, "deadline")
 
 
 def cordon(
