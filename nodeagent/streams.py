@@ -17,7 +17,7 @@ import structlog
 from nodeagent import job_ports, terminals
 from nodeagent.errors import StartError, log_errors
 from nodeagent.folders import FRAME
-from nodeagent.owned_files import acting_as, owner_of
+from nodeagent.owned_files import acting_as, owner_of, remove_tree
 from schemas.codec import FROM_TERMINAL, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
@@ -172,7 +172,10 @@ class JobStreams:
                     return f"the shell could not be started: {error}"
         elif not place.interactive:
             return "the job has no terminal: `ones shell` opens one beside it"
-        return await self._serve_terminal(stream, folder)
+        reason = await self._serve_terminal(stream, folder)
+        if asked.what == SHELL and not reason:  # it has ended
+            await asyncio.to_thread(remove_tree, folder)
+        return reason
 
     def _refuse(self, stream: str, reason: str, *, again: bool = False) -> bool:
         closed = StreamClosed(stream=stream, reason=reason[:MAX_REASON], again=again)

@@ -107,12 +107,17 @@ def _hold(terminal: Terminal, listener: socket.socket) -> NoReturn:
     setproctitle(f"ones: terminal of {terminal.folder.name}")
     for name in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
-    try:
-        asyncio.run(terminal.run(listener))
-    finally:
-        with contextlib.suppress(OSError):
-            (terminal.folder / SOCKET).unlink()
-        os._exit(0)
+
+    async def run() -> NoReturn:
+        try:
+            await terminal.run(listener)
+        finally:
+            with contextlib.suppress(OSError):
+                (terminal.folder / SOCKET).unlink()
+            os._exit(0)  # at once: the end of a loop reports the tasks of connections
+
+    asyncio.run(run())
+    os._exit(0)
 
 
 def listen(folder: Path) -> socket.socket:
@@ -428,6 +433,7 @@ class Terminal:
             self._send(client, StreamClosed(stream=client.end.stream, reason="ended", code=code))
         for client in list(self._clients.values()):
             if client.writer is not None:
+                client.writer.transport.set_write_buffer_limits(0)
                 with contextlib.suppress(OSError, TimeoutError):
                     await asyncio.wait_for(client.writer.drain(), 1.0)
                     client.writer.close()

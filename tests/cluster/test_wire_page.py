@@ -14,7 +14,7 @@ import msgspec
 
 from controlplane.core.model.job_phases import NEXT
 from controlplane.journal.database import feed_from
-from schemas.codec import LOG_REPLY, READ_LOG, REPLY, REQUEST
+from schemas.codec import LOG_REPLY, READ_LOG, REPLY, REQUEST, TO_STREAM_CLIENT
 from schemas.errors import BY_CODE
 from schemas.wire.feed import FeedEvent
 from tests.support.recorded_history import GOLDEN
@@ -86,7 +86,7 @@ def value(page: dict[str, list[Row]], kind: str, *, least: bool, depth: int) -> 
 def test_every_request_and_every_reply_is_in_the_table_of_requests() -> None:
     _, _, table = text().partition("| request | reply |")
     named = set(QUOTED.findall(table.partition("\n\n")[0]))
-    spoken = {*REQUEST.tags, *READ_LOG.tags, *REPLY.tags, *LOG_REPLY.tags}
+    spoken = {*REQUEST.tags, *READ_LOG.tags, *REPLY.tags, *LOG_REPLY.tags, *TO_STREAM_CLIENT.tags}
 
     assert spoken <= named
     assert {word for word in named if re.fullmatch(r"\w+\.\w+\.\d", word)} == spoken
