@@ -168,6 +168,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "progress_deadline_s": "600",
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
+        "project": '"vision"',
         "env": '{ OMP_NUM_THREADS = "1" }',
         "labels": '{ team = "vision" }',
         "array": '"0-9%3"',
@@ -198,6 +199,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     progress_deadline_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds; default: 1800
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
+    project: str | msgspec.UnsetType = msgspec.UNSET  # default: the first one of the user's key
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial

@@ -25,10 +25,13 @@ Limit = Annotated[str | None, Parameter(help="most slots at once, or none")]
 
 T = TypeVar("T", Project, UserShare)
 
+quota = App(name="quota", help="Show shares of users and projects, or set them.")
 project = App(name="project", help="Set shares of projects and their users (admins).")
 
 
-def quota(*, common: Common = COMMON) -> None:
+@quota.default
+@quota.command(name="list")
+def list_(*, common: Common = COMMON) -> None:
     """Show what projects and users have, may have and have used, and the rules for it.
 
     "may have" is the present budget: with spare slots, everybody may have more than a share.
@@ -37,6 +40,7 @@ def quota(*, common: Common = COMMON) -> None:
         _show(client.sharing(), common)
 
 
+@quota.command(name="set")
 @project.command(name="set")
 def set_(
     name: str,

@@ -253,7 +253,23 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return checked(sweep_from(table, path), base)
     if overrides:
         table = with_overrides(table, overrides)
-    return checked(convert(JobSpec, table, path), base)
+    return checked(convert(JobSpec, _with_parents(table), path), base)
+
+
+WHEN: Final = "when"
+
+
+def _with_parents(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table whose `after` has texts only: { job = "a-1", when = "any" } is any:a-1."""
+    after = table.get("after")
+    entries = after if isinstance(after, list) else [after]
+    if not any(isinstance(entry, Mapping) for entry in entries):
+        return table
+    texts = [
+        f"{entry.get(WHEN, 'ok')}:{entry.get('job', '')}" if isinstance(entry, Mapping) else entry
+        for entry in entries
+    ]
+    return {**table, "after": texts}
 
 
 def checked(spec: JobSpec, base: Path) -> JobSpec:

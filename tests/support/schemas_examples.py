@@ -54,7 +54,7 @@ TRIAL: Final = TrialSpec(
 )  # fmt: skip
 SPEC: Final = JobSpec(
     name="digits", kind="elastic", script="train.py", command=("python", "train.py"),
-    batch_size=64, args=("--width", "64"), grace_s=60.0,
+    batch_size=64, args=("--width", "64"), grace_s=60.0, project="vision",
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
     record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,

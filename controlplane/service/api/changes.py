@@ -417,7 +417,8 @@ class ChangeRequests:
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
-        project = _project(request.project, who)
+        stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
+        project = _project(request.project or stated, who)
         return await self._submit(request.spec, request.snapshot, request.key, project, who)
 
     async def rerun(self, request: RerunJob, who: Identity) -> JobAccepted:

@@ -299,3 +299,17 @@ def test_an_option_of_the_script_is_replaced_in_place_or_added(
     args: list[str], name: str, text: str, after: list[str]
 ) -> None:
     assert with_option(args, name, text) == after
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ('["a-1"]', ("a-1",)),
+        ('{ job = "a-1", when = "any" }', ("any:a-1",)),
+        ('[{ job = "a-1", when = "failed" }, "ok:b-2", { job = "c-3" }]', ("failed:a-1", "ok:b-2", "ok:c-3")),
+    ],
+)  # fmt: skip
+def test_parents_are_texts_or_tables(file: Path, stated: str, expected: tuple[str, ...]) -> None:
+    file.write_text(f"after = {stated}\n{JOB}")
+
+    assert load_job(file).after == expected
