@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -18,9 +19,10 @@ import pexpect
 import psutil
 import pytest
 
-from controlplane.client import Client
+from controlplane.client import BlockingClient, Client, JobSpec
 from controlplane.client.attachments import Attachment
-from schemas.errors import UnavailableError
+from schemas.errors import UnavailableError, UnknownJobError
+from schemas.transport.keys import write_keys
 from schemas.transport.stream_ends import LOST_S
 from tests.support.cluster import LIMIT_S, Cluster, kill, looked, running, training_job
 
@@ -281,31 +283,71 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_user_has_a_limited_number_of_streams_and_idle_ones_stay(
+def test_a_node_that_is_gone_ends_the_attachment_with_a_sentence(
+    begin: Any, cluster: Cluster
+) -> None:
+    typist = begin(*on_terminal())
+    job = job_of(cluster)
+    (agent,) = cluster.up()["agents"]
+    kill(agent)
+
+    typist.see(r"the node did not reply for 2\d s")
+    assert typist.end() == 125
+
+    cluster.up()
+    again = begin("attach", job)
+    again.type("exit 2")
+    assert again.end() == 2
+
+
+def person(cluster: Cluster, folder: Path, name: str) -> Path:
+    """Return the folder of a client of another user."""
+    keys = write_keys(folder / "keys", name)
+    with BlockingClient(cluster.home) as admin:
+        admin.add_key(keys.public.decode(), name, "user")
+    shutil.copy(cluster.home / "keys" / "server.key", folder / "keys")
+    text = (cluster.home / "client.toml").read_text()
+    (folder / "client.toml").write_text(f'{text}key = "keys/{name}.key_secret"\n')
+    return folder
+
+
+def test_a_hundred_idle_streams_of_four_users_stay_and_more_of_one_are_refused(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = ("run", "--pty", "--detach", "--", "cat")
-    job = cluster.ones(*run, cwd=tmp_path).out.strip()
-    cluster.until(job, lambda shown: shown["state"] == "running")
+    names = ("ann", "bob", "cat", "dan")
+    homes = [person(cluster, tmp_path / name, name) for name in names]
+    spec = JobSpec(name="cat", kind="interactive", command=("cat",), workdir=str(tmp_path / "w"))
+    (tmp_path / "w").mkdir()
+    jobs = []
+    for home in homes:
+        with BlockingClient(home) as client:
+            jobs.append(client.submit(spec))
+    for job in jobs:
+        cluster.until(job, lambda shown: shown["state"] == "running")
 
-    async def idle() -> list[str]:
-        async with contextlib.AsyncExitStack() as stack, Client(cluster.home) as client:
-            streams: list[Attachment] = []
+    async def idle() -> list[bytes]:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(home)) for home in homes]
+            owned = list(zip(clients, jobs, strict=True))
 
-            async def attach_all() -> None:
-                while True:
-                    streams.append(await stack.enter_async_context(client.attach(job)))
+            async def attached(client: Client, job: str) -> Attachment:
+                return await stack.enter_async_context(client.attach(job))
 
+            with pytest.raises(UnknownJobError):
+                await attached(clients[0], jobs[1])
+            streams = [await attached(*one) for one in owned for _ in range(25)]
+            streams += [await attached(*owned[0]) for _ in range(7)]
             with pytest.raises(UnavailableError, match="32 of your streams are open, the limit"):
-                await attach_all()
+                await attached(*owned[0])
             await asyncio.sleep(LOST_S + 2.0)
-            await streams[0].write(b"hello\r")
+            for at in range(0, 100, 25):
+                await streams[at].write(b"hello\r")
             heard = []
             for stream in streams:
                 said = b""
-                while b"hello\r\nhello\r\n" not in said:
+                while not said.endswith(b"hello\r\nhello\r\n"):
                     said += await stream.read()
-                heard.append(said.decode())
+                heard.append(said)
             return heard
 
-    assert len(asyncio.run(idle())) > 20  # some streams of killed clients are not forgotten yet
+    assert len(asyncio.run(idle())) == 107
