@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from controlplane.cli.job_list import NO_FILTERS, Filters
-from controlplane.cli.output import COMMON, Common, moment, print_table, say
+from controlplane.cli.output import COMMON, Common, moment, print_table, say, second
 from controlplane.cli.usage import HOUR_S, grouped
 from controlplane.client import BlockingClient
 from schemas.wire.client import JobSummary
@@ -30,7 +30,9 @@ def history(
     if common.output != "table":
         say(common, {"jobs": rows, "sums": sums}, quiet=(job.job for job in jobs), rows=rows)
         return
-    print_table(COLUMNS, [[_text(value) for value in row.values()] for row in rows])
+    times = [[second(job.submitted_at), _end(job)] for job in jobs]
+    cells = [[*map(_text, row.values())][:-2] for row in rows]
+    print_table(COLUMNS, [[*row, *at] for row, at in zip(cells, times, strict=True)])
     for key, of_key in sums.items() if rows else ():
         print_table([key, "jobs", "slot hours"], [[*map(_text, row.values())] for row in of_key])
 
@@ -46,6 +48,10 @@ def _row(job: JobSummary) -> dict[str, Any]:
         "submitted_at": moment(job.submitted_at),
         "ended_at": None if job.ended_at is None else moment(job.ended_at),
     }
+
+
+def _end(job: JobSummary) -> str:
+    return "" if job.ended_at is None else second(job.ended_at)
 
 
 def _text(value: Any) -> str:

@@ -152,7 +152,8 @@ def _default_configurations(least: int, most: int, eta: int) -> int:
 
 
 JOB_FIELDS: Final = (
-    "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
+    "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env",
+    "after", "not_before", "labels",
 )  # fmt: skip
 SWEEP_FIELDS: Final = tuple(name for name in SweepSpec.__struct_fields__ if name != "search")
 
@@ -174,7 +175,19 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         "metric": '"accuracy": what eval_fn returns and is to be large (or small: mode = "min")',
         "partitions": "8: in how many parts the data is trained",
         "graduate_batch": "64",
-        **{key: JobSpec.EXAMPLES[key] for key in ("name", "slots", "python", "family", "env")},
+        **{
+            key: JobSpec.EXAMPLES[key]
+            for key in (
+                "name",
+                "slots",
+                "python",
+                "family",
+                "env",
+                "after",
+                "not_before",
+                "labels",
+            )
+        },
     }
 
     input_fn: str  # returns the data of one partition
@@ -202,6 +215,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 1.0
     retries: int = 0  # number of retries of failed worker starts
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # jobs that end before
+    not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start
+    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     def sweep_spec(self) -> SweepSpec:
         """Return the checked search and training spec.

@@ -57,6 +57,7 @@ from schemas.ids import (
     slot_id,
     worker_id,
 )
+from schemas.relations import WAITS_TO
 from schemas.wire.agent import GroupDelta
 from schemas.wire.client import ResizeJob
 from tests.support.builders import (
@@ -68,8 +69,10 @@ from tests.support.builders import (
     T0,
     T1,
     cancelled,
+    held,
     paused,
     proposal,
+    released,
     resized,
     resumed,
     submission,
@@ -121,6 +124,7 @@ class Cluster(RuleBasedStateMachine):
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
         self.orders: dict[NodeId, list[GroupDelta]] = {N1: [], N2: []}  # under way
         self.heard: list[NodeReported] = []
+        self.closed: dict[JobId, int] = {}  # versions of jobs that must not start
         self.views: list[ClusterView] = [self.controller.view()]
         self.wake_at: Seconds | None = None
         self.passed_over: set[WorkerId] = set()  # by a greeting that came late
@@ -143,6 +147,30 @@ class Cluster(RuleBasedStateMachine):
     )
     def a_user_submits(self, name: str, key: str, retries: int, wanted: int) -> None:
         self.submit(name, key=key, retries=retries, wanted=wanted)
+
+    @precondition(lambda self: self.controller.state.active)
+    @precondition(lambda self: len(self.controller.names) < MAX_JOBS)
+    @rule(which=ANY, condition=st.sampled_from([*WAITS_TO]), wanted=st.integers(1, 3))
+    def a_user_submits_a_job_that_waits(self, which: int, condition: str, wanted: int) -> None:
+        after = (f"{condition}:{self.one_job(which)}",)
+        self.submit("w", retries=0, wanted=wanted, after=after)
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(which=ANY, hold=st.booleans(), rounds=st.integers(0, 4))
+    def a_user_holds_or_releases(self, which: int, rounds: int, *, hold: bool) -> None:
+        job = self.one_job(which)
+        self.take(held(job) if hold else released(job))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @invariant()
+    def no_job_starts_behind_a_gate(self) -> None:
+        for job in self.controller.state.jobs.values():
+            if not job.gated or job.ended:
+                self.closed.pop(job.job, None)
+            elif job.withheld:
+                assert self.closed.setdefault(job.job, job.version) == job.version
+            else:
+                assert job.job not in self.closed  # it had its slots before
 
     @precondition(lambda self: self.controller.names)
     @rule(which=ANY)
@@ -489,6 +517,8 @@ class Cluster(RuleBasedStateMachine):
                 assert decision.to.batch <= job.spec.batch_limit or decision.by == "operator"
 
     def teardown(self) -> None:
+        for job in list(self.controller.state.active):
+            self.take(released(job))
         self.everything_gets_well(epochs=None)
         for job in self.controller.state.active:
             self.is_where_it_should_be(self.controller.job(job))
@@ -615,11 +645,14 @@ class Cluster(RuleBasedStateMachine):
         training[taker][slot] = batch
         return training
 
-    def submit(self, name: str, *, key: str = "", retries: int, wanted: int) -> None:
+    def submit(
+        self, name: str, *, key: str = "", retries: int, wanted: int, after: tuple[str, ...] = ()
+    ) -> None:
         spec: dict[str, Any] = {
             "slots": (1, 3),
             "slots_wanted": wanted,
             "max_batch_size": 4 * BATCH,
+            **({"after": after} if after else {}),
         }
         self.take(submission(name, key=key, retries=retries, **spec))
 
