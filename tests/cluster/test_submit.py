@@ -25,7 +25,7 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
     travels, note, *said = done.err.splitlines()
     assert done.code == 1
     assert " in 2 files of " in travels
-    assert note.startswith(f"{job}: train.py does not use elastic.ScalingAgent: ")
+    assert note.startswith(f"{job}: train.py does not use elastic.ScalingAgent, ")
     assert said[0].startswith(f"ones: {job} failed: ")
     assert said[0].endswith("(exit code 1)")
     assert said[1] == "last output of rank 0:"
