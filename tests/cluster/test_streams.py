@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow  # a cluster of its own
 
 PROMPT = "ready> "
 BASH = ("bash", "--norc", "--noprofile")
-COLD = {"TERM": "dumb", "PS1": PROMPT, "LANG": "C.UTF-8"}
+VARIABLES = {"TERM": "dumb", "PS1": PROMPT, "LANG": "C.UTF-8"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ class Typist:
         self.process = pexpect.spawn(
             sys.executable, ["-P", "-m", "controlplane.cli.main", *words],
             cwd=str(folder), encoding="utf-8", timeout=LIMIT_S, dimensions=(33, 101),
-            env={**os.environ, **COLD, "ONES_HOME": str(cluster.home)},
+            env={**os.environ, **VARIABLES, "ONES_HOME": str(cluster.home)},
         )  # fmt: skip
         self.process.delaybeforesend = None
         if prompt:

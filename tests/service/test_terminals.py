@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import termios
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, Self
@@ -14,7 +15,7 @@ from typing import Any, Final, Self
 import pytest
 
 from nodeagent import terminals
-from nodeagent.terminals import LATEST, SIZE, Bounds, Terminal, connect, listen
+from nodeagent.terminals import KEEP_S, LATEST, SIZE, Bounds, Terminal, connect, listen
 from schemas.codec import FROM_TERMINAL, encode
 from schemas.host.fork_server import FRAME
 from schemas.ids import JobId
@@ -202,6 +203,27 @@ async def test_only_the_latest_output_is_kept_without_a_client(
 
     assert opened.offset >= size - LATEST - 8192  # the rest was still in the kernel
     assert opened.offset + len(seat.output) == size + 5
+
+
+async def test_a_terminal_hangs_up_without_a_client_or_at_its_time_limit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung_up: list[float] = []
+    monkeypatch.setattr(stage.terminal, "_hang_up", hung_up.append)
+    now = time.monotonic()
+    stage.terminal._tick(now + KEEP_S - 5.0)
+    assert hung_up == []
+    stage.terminal._tick(now + KEEP_S + 5.0)
+    assert hung_up == [now + KEEP_S + 5.0]
+
+    stage.terminal._bounds = Bounds(limit_s=10.0)
+    seat = await Seat.at(stage)
+    await seat.next(StreamOpened)
+    hung_up.clear()
+    stage.terminal._tick(now + 9.0)
+    assert hung_up == []
+    stage.terminal._tick(now + 15.0)
+    assert hung_up == [now + 15.0]
 
 
 def test_a_socket_of_another_user_gets_no_bytes(tmp_path: Path) -> None:
