@@ -102,7 +102,8 @@ def _run(one: Submission, common: Common) -> int:
             _await_start(client, job)
             if one.spec.kind == "interactive" and client.state(job).state not in ENDED:
                 return asyncio.run(attached(job, common))
-            pages = with_ranks(client.output_pages(job, None, follow=True), prefix=None)
+            several = one.spec.kind == "torchrun" and one.spec.slots[0] > 1
+            pages = with_ranks(client.output_pages(job, None, follow=True), prefix=several)
             out = drawn(sys.stdout)
             (draw_lines if out.isatty() else write_lines)(pages, out)
             return code_of(job, client.wait_state(job))
