@@ -16,10 +16,13 @@ from controlplane.cli.output import Common, byte_count, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
-from controlplane.client.job_file import load_job
+from controlplane.client.command_line import job_of_command, shell_command
+from controlplane.client.job_file import checked, load_job
 from controlplane.client.sbatch import BASH, command_line, job_of_batch_script
+from controlplane.client.spec_overrides import with_overrides
 from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
+from schemas.host.settings import convert
 from schemas.sweeps import SweepSpec
 
 NAMED_FILES: Final = 3  # number of largest files that are named
@@ -50,6 +53,16 @@ def prepare(file: Path, overrides: Sequence[str], options: JobOptions = NO_OPTIO
     """Read and check a job file, and list the files to upload."""
     spec = options.applied(load_job(file, overrides))
     return Submission(file, spec, survey(Path(spec.workdir)))
+
+
+def prepare_wrapped(
+    text: str, overrides: Sequence[str], options: JobOptions = NO_OPTIONS
+) -> Submission:
+    """Return the `command` job that lets a shell run a text in the current folder."""
+    fields, _ = job_of_command(shell_command(text))
+    table = with_overrides(fields, overrides) if overrides else fields
+    spec = options.applied(checked(convert(JobSpec, table, Path("--wrap")), Path.cwd()))
+    return Submission(Path("command"), spec, survey(Path(spec.workdir)))
 
 
 def snapshot_line(one: Submission) -> str:
@@ -170,7 +183,7 @@ def _stated_fields(spec: JobSpec) -> dict[str, str]:
     found = {}
     sweep = spec.stated_sweep
     for field in msgspec.structs.fields(spec):
-        if sweep is not None and field.name in SCRIPT_FIELDS:
+        if (sweep is not None or spec.rigid) and field.name in SCRIPT_FIELDS:
             continue
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:

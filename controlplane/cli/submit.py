@@ -35,6 +35,7 @@ from controlplane.cli.submission import (
     fit_terminal,
     library_note,
     prepare,
+    prepare_wrapped,
     print_dry_run,
     snapshot_line,
 )
@@ -286,9 +287,10 @@ Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="do not ask before la
 
 
 def submit(
-    file: Path,
-    /,
-    *more: Path,
+    *files: Path,
+    wrap: Annotated[
+        str, Parameter(help="shell command that is the job, instead of FILE: 'python prepare.py'")
+    ] = "",
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
     wait: Annotated[
         bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
@@ -306,11 +308,16 @@ def submit(
 
     `after` in a file may name jobs of the other files, which are submitted first.
     """
-    files = (file, *more)
-    if key is not None and more:
+    if bool(files) == bool(wrap):
+        problem = "FILE and --wrap are both given" if files else "`ones submit` needs FILE"
+        raise BadFieldError(problem, "give one of: FILE, --wrap 'COMMAND'", "file")
+    if key is not None and len(files) > 1:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
-    ready = [prepare(path, set_ or (), options)._replace(project=project) for path in files]
+    ready = [prepare(path, set_ or (), options) for path in files]
+    if wrap:
+        ready = [prepare_wrapped(wrap, set_ or (), options)]
+    ready = [one._replace(project=project) for one in ready]
     ready = [ready[place] for place in submission_order([one.spec for one in ready])]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 

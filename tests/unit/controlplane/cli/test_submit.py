@@ -104,6 +104,28 @@ def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
     assert row["snapshot"] == {"bytes": 2008 + size, "files": 3, "largest": largest}
 
 
+def test_a_shell_command_is_submitted_without_a_file(tmp_path: Path) -> None:
+    line = ("submit", "--wrap", "sort words | uniq -c", "--set", "slots=2", "--dry-run")
+
+    said = ones(*line, cwd=tmp_path)
+    both = ones(*line, "job.toml", cwd=tmp_path)
+    neither = ones("submit", "--dry-run", cwd=tmp_path)
+
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "command can be submitted",
+        "  name            sort",
+        "  kind            command",
+        "  command         /bin/sh -c 'sort words | uniq -c'",
+        f"  workdir         {tmp_path}",
+        "  slots           2 to 2",
+        f"  snapshot        0 B in 0 files of {tmp_path}",
+    ]
+    remedy = "give one of: FILE, --wrap 'COMMAND'"
+    assert (both.code, both.err) == (2, f"ones: FILE and --wrap are both given; {remedy}\n")
+    assert (neither.code, neither.err) == (2, f"ones: `ones submit` needs FILE; {remedy}\n")
+
+
 def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     job_folder(good)
