@@ -526,8 +526,9 @@ class WorkerManager:
             log.warning("worker wrote too many reports, the last are not read", worker=worker)
         code = status.code if status else None
         by = status.signal if status else None
-        if watched.folder.stopped and code != 0:
-            code, by = None, int(signal.SIGTERM)  # stopped by the node, not a fault of the script
+        # A program that the node stops may save its work and exit with 0, which is no result.
+        if watched.folder.stopped and (code != 0 or watched.grace_s is not None):
+            code, by = None, int(signal.SIGTERM)
             exceeded = None
         self._shipper.worker_ended(worker)
         memory, disk = (exceeded, watched.disk_limit) if code != 0 else (None, None)

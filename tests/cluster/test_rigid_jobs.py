@@ -165,6 +165,24 @@ def test_a_paused_program_saves_its_work_and_goes_on_from_there(
     assert again.split()[-1] == saved.split()[-1]
 
 
+def test_a_program_that_saves_its_work_when_its_node_stops_goes_on_later(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "saves.py").write_text(SAVES)
+    options = ("--detach", "--env", f"COUNT={tmp_path / 'count'}")
+    job = run(cluster, tmp_path, "torchrun", "saves.py", options=options).out.strip()
+    cluster.until(job, lambda shown: shown["state"] == "running" and cluster.output(job))
+
+    cluster.down()
+    cluster.up()
+
+    assert cluster.wait(job).code == 0
+    first, saved, again, done = cluster.output(job)
+    assert (first, done) == ("begins at 0", "done 60")
+    assert again.split()[-1] == saved.split()[-1]
+    assert cluster.show(job)["failures"] == 0
+
+
 def test_a_program_that_ignores_term_and_its_children_are_killed_after_the_grace(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.cluster.preemptions import preemptions
 from tests.training.groups import Slots
 from tests.training.matrix import CHANGES, cells, wrong
 from tests.training.mixed_trainings import MODELS
@@ -101,16 +102,19 @@ def matrix(device: str, part: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/soak", description=__doc__)
-    parser.add_argument("what", choices=("changes", "matrix"))
+    parser.add_argument("what", choices=("changes", "matrix", "preemptions"))
     parser.add_argument("--device", choices=("cpu", "ordinary", "worst"), default="cpu")
     parser.add_argument("--changes", type=int, default=1000, help="at random, 25 a job")
-    parser.add_argument("--seed", type=int, default=1, help="of the changes")
+    parser.add_argument("--seed", type=int, default=1, help="of the changes or pre-emptions")
+    parser.add_argument("--preemptions", type=int, default=200)
     parser.add_argument("--job", type=int, help="of the changes: only this one")
     parser.add_argument("--model", default="", choices=MODELS, help="of the changes; default: any")
     parser.add_argument("--part", default="0/1", help="of the matrix: every N-th job, as K/N")
     words = parser.parse_args()
     if words.what == "changes":
         return int(changes(words.seed, words.changes, words.device, words.job, words.model) > 0)
+    if words.what == "preemptions":
+        return preemptions(words.preemptions, words.seed)
     return int(matrix(words.device, words.part) > 0)
 
 
