@@ -26,6 +26,7 @@ from elastic.worker import zygote as zygote_module
 from nodeagent.errors import NodeStartError
 from nodeagent.folders import NodeFolders, WorkerFolder
 from nodeagent.zygotes import ZygoteConnection, peer_of
+from schemas.host import fork_server
 from schemas.ids import WorkerId
 from schemas.wire.agent import ScriptFailed
 from schemas.wire.worker import ExitStatus
@@ -60,12 +61,12 @@ class Node:
 def serve(path: Path, full: str) -> None:
     sys.argv = ["zygote", "--socket", str(path)]
     if full:
-        zygote_module._write = disk_without_room(full)
+        zygote_module.write_message = fork_server.write_message = disk_without_room(full)
     zygote_module.main()
 
 
 def disk_without_room(name: str) -> Callable[[Path, Any], None]:
-    write = zygote_module._write
+    write = fork_server.write_message
 
     def written(path: Path, message: Any) -> None:
         if path.name == name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -120,7 +121,8 @@ def job_rows(
 
     def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
         rows = merge(present_rows(after), departed_rows(after) if include_ended else ())
-        for at, _, read in islice(rows, request.limit if request.limit > 0 else None):
+        most = min(request.limit, sys.maxsize) if request.limit > 0 else None
+        for at, _, read in islice(rows, most):
             yield at, read()
 
     return Rows(rows_after, NEWEST if newest else state.jobs_accepted)
