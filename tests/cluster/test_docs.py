@@ -133,7 +133,9 @@ def test_the_page_about_jobs_works_in_its_order(cluster: Cluster, tmp_path: Path
         script.write('\nopen("curve.png", "w").write("a picture")\n')
     page = "docs/jobs.md"
     lines = [
-        line for start in ("ones init", "ones submit job.toml --dry-run") for line in commands_of_block(page, start)
+        line
+        for start in ("ones init", "ones submit job.toml --dry-run")
+        for line in commands_of_block(page, start)
     ]
     fetching = commands_of_block(page, "ones fetch digits-1")
     said: dict[str, str] = {}
