@@ -57,7 +57,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 print("begins at", done, flush=True)
-while done < 60:
+while done < 60 or not count.exists():  # it ends only after it has saved
     time.sleep(0.05)
     done += 1
 print("done", done, flush=True)
@@ -161,7 +161,7 @@ def test_a_paused_program_saves_its_work_and_goes_on_from_there(
 
     assert cluster.wait(job).code == 0
     first, saved, again, done = cluster.output(job)
-    assert (first, done) == ("begins at 0", "done 60")
+    assert (first, done.split()[0]) == ("begins at 0", "done")
     assert again.split()[-1] == saved.split()[-1]
 
 
@@ -178,7 +178,7 @@ def test_a_program_that_saves_its_work_when_its_node_stops_goes_on_later(
 
     assert cluster.wait(job).code == 0
     first, saved, again, done = cluster.output(job)
-    assert (first, done) == ("begins at 0", "done 60")
+    assert (first, done.split()[0]) == ("begins at 0", "done")
     assert again.split()[-1] == saved.split()[-1]
     assert cluster.show(job)["failures"] == 0
 
