@@ -1,4 +1,4 @@
-"""Handler of exits of rigid jobs, whose programs know nothing of the cluster.
+"""Handler of exits of rigid jobs, whose programs do not use the library.
 
 All workers of such a job start together, run until they exit, and are stopped with TERM. One lost
 worker ends the whole group. An exit that follows TERM belongs to whoever sent TERM, whatever its

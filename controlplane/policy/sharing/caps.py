@@ -12,7 +12,7 @@ from schemas.ids import JobId, Seconds
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core knows of accounts and does not show in views of jobs."""
+    """Usage and slots of accounts that views of jobs do not show."""
 
     usage: Mapping[str, float] = {}  # of each account, decayed slot seconds
     outside: Mapping[str, int] = {}  # slots of each account's jobs that the view omits
