@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import psutil
 import uvloop
@@ -21,7 +22,7 @@ from nodeagent import app
 from nodeagent.cgroups import find
 from nodeagent.folders import NodeFolders, lock_run
 from nodeagent.job_cgroups import JobGroups
-from nodeagent.process_identity import open_process, signal_group
+from nodeagent.process_identity import open_process, session_members, signal_group
 from nodeagent.settings import AgentSettings
 from nodeagent.settings_check import NAMELESS
 from nodeagent.zygotes import is_zygote
@@ -29,23 +30,37 @@ from schemas.errors import OnesError, one_line_error
 from schemas.host.checks import check_file
 from schemas.host.logging import configure_logging
 
+POLL_S: Final = 0.05
+
+
+class _Living(NamedTuple):
+    pid: int
+    uid: int | None  # None: the agent's
+    rigid: bool
+
 
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
-    """Send TERM to all worker groups, KILL the rest after `grace_s`, then end the zygotes.
+    """Send TERM to all worker groups, KILL the rest, then end the zygotes.
 
-    Also remove the control groups, and sockets outside of the run folder. Return how many workers
-    were alive.
+    KILL follows after `grace_s`, or after the longest grace of a program among the workers. Also
+    remove the control groups, and sockets outside of the run folder. Return how many workers were
+    alive.
     """
-    living: dict[int, tuple[int, int | None]] = {}  # pidfd -> pid and uid (None: the agent's uid)
+    living: dict[int, _Living] = {}  # by pidfd
+    limit_s = grace_s
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
         if mark is not None and pidfd is not None:
             folder.mark_stopped()
-            living[pidfd] = mark.pid, folder.uid
+            assignment = folder.assignment()
+            rigid = assignment is not None and assignment.spec.rigid
+            if assignment is not None and rigid:
+                limit_s = max(limit_s, assignment.spec.grace_limit_s)
+            living[pidfd] = _Living(mark.pid, folder.uid, rigid)
     _signal(living, signal.SIGTERM)
     count = len(living)
-    _wait(living, grace_s)
+    _wait(living, limit_s)
     _signal(living, signal.SIGKILL)
     _wait(living, grace_s)
     for process in list(psutil.process_iter(["cmdline"])):
@@ -59,20 +74,21 @@ def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None =
     return count
 
 
-def _signal(living: dict[int, tuple[int, int | None]], what: signal.Signals) -> None:
-    for pid, uid in living.values():
-        signal_group(pid, what, uid)
+def _signal(living: dict[int, _Living], what: signal.Signals) -> None:
+    for one in living.values():
+        signal_group(one.pid, what, one.uid)
 
 
-def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
+def _wait(living: dict[int, _Living], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while living and (left := deadline - time.monotonic()) > 0:
         ready, _, _ = select.select(list(living), [], [], left)
         for pidfd in ready:
-            pid, uid = living[pidfd]
-            signal_group(pid, signal.SIGKILL, uid)  # its remaining children
+            one = living.pop(pidfd)
             os.close(pidfd)
-            del living[pidfd]
+            while one.rigid and time.monotonic() < deadline and session_members(one.pid):
+                time.sleep(POLL_S)  # a shell dies of TERM before its program has saved
+            signal_group(one.pid, signal.SIGKILL, one.uid)  # its remaining children
 
 
 def main() -> None:

@@ -339,7 +339,7 @@ def _fit_compute(samples: Sequence[Sample]) -> tuple[float, float]:
     return float(found[0, 0]), float(found[1, 0])
 
 
-MIN_MEASURED, MAX_MEASURED = 1e-12, 1e12  # seconds, samples; values outside are errors
+MIN_MEASURED, MAX_MEASURED = 1e-12, 1e12  # seconds, samples, weights; others are errors
 MIN_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
@@ -372,7 +372,7 @@ def _is_plausible(sample: Sample) -> bool:
     return (
         MIN_MEASURED <= sample.step_s <= MAX_MEASURED
         and MIN_MEASURED <= sample.local_batch <= MAX_MEASURED
-        and 0.0 <= sample.weight < math.inf
+        and 0.0 <= sample.weight <= MAX_MEASURED
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.prediction.step_times import (
@@ -240,6 +240,7 @@ NODES, SLOTS, BATCHES = map(np.array, zip(*SIZES, strict=True))
     former=st.lists(any_sample, max_size=4),
     first=st.integers(0, 4096),
 )
+@example(samples=[Sample(1, 2249, 1.0, 1.0, weight=1e308)], former=[], first=0)
 def test_steps_are_positive_and_finite_and_no_coefficient_is_negative(
     samples: list[Sample], former: list[Sample], first: int
 ) -> None:
