@@ -81,6 +81,7 @@ class ArrayElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {
             "ONES_ARRAY_JOB": self.array,
             "ONES_ARRAY_INDEX": index,
+            "SLURM_ARRAY_JOB_ID": self.array.rpartition("-")[2],
             "SLURM_ARRAY_TASK_ID": index,
         }
 

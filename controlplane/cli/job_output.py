@@ -93,6 +93,9 @@ def logs(
         if not (waits or grep or since or tail == 0):
             source = job if rank is None else f"rank {rank} of {job}"
             silent = f"{source} has no output; `ones show {job}` prints its state"
+            if client.job(job).spec.array:
+                elements = f"{job.rpartition('-')[0]}_*"
+                silent = f"{job} is an array; `ones ps -a --name '{elements}'` lists its elements"
             pages = warn_if_empty(pages, silent)
         if common.in_json:
             print_data(

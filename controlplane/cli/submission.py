@@ -191,7 +191,7 @@ def _stated_fields(spec: JobSpec) -> dict[str, str]:
     if spec.rigid:
         found["command"] = command_line(spec.argv)
     least, most = spec.slots
-    found["slots"] = f"{least} to {most}"
+    found["slots"] = str(least) if least == most else f"{least} to {most}"
     if sweep is not None:
         found |= _stated_search(sweep)
     return {name: text for name, text in found.items() if text}

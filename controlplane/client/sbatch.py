@@ -30,7 +30,6 @@ TIME: Final = re.compile(
 NUMBER: Final = re.compile(r"gpu(?::[A-Za-z0-9_.-]+)?:(\d+)|gpu|(?:[A-Za-z0-9_.-]+:)?(\d+)")
 PRELUDE: Final = r"""
 export SLURM_JOB_ID="${ONES_JOB##*-}" SLURM_JOBID="${ONES_JOB##*-}" SLURM_SUBMIT_DIR="$PWD"
-export SLURM_ARRAY_TASK_ID="${ONES_ARRAY_INDEX:-$SLURM_ARRAY_TASK_ID}"
 srun() {
   local tasks="$SLURM_NTASKS" code=0 rank pids=()
   while [[ "$1" == -* ]]; do

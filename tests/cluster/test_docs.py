@@ -6,6 +6,7 @@ import argparse
 import importlib
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import cyclopts
 import pytest
 
 from controlplane.cli.main import build
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, running
 from tests.support.documented import PAGES, ROOT, Shown, commands_of_block, shown
 
 PLAIN = ROOT / "tests" / "unit" / "controlplane" / "cli" / "scripts" / "plain.py"
@@ -157,6 +158,56 @@ def test_the_page_about_jobs_works_in_its_order(cluster: Cluster, tmp_path: Path
     assert "curve.png" in said["ones fetch digits-1 --list"]
     assert (desk / "model.pt").read_bytes() == (desk / job / "model.pt").read_bytes()
     assert len(said) == 9
+
+
+PREPARE = """#!/bin/bash
+#SBATCH --job-name=prepare
+#SBATCH --time=10 --mem=1G
+
+while [ ! -e {flag} ]; do sleep 0.05; done
+"""
+TRAIN = """#!/bin/bash
+#SBATCH --ntasks=2
+#SBATCH --time=0:10:00
+#SBATCH --output=%x-%j.out
+
+srun python train.py
+"""
+TASK = """import os
+rank = os.environ.get("SLURM_PROCID", os.environ.get("RANK", "alone"))
+print("task", rank, "index", os.environ.get("SLURM_ARRAY_TASK_ID"))
+"""
+
+
+@pytest.mark.slow
+def test_the_day_of_a_user_of_slurm_works_in_its_order(tmp_path: Path) -> None:
+    desk, flag = tmp_path / "desk", tmp_path / "flag"
+    desk.mkdir()
+    (desk / "prepare.sh").write_text(PREPARE.format(flag=flag))
+    (desk / "train.sh").write_text(TRAIN)
+    (desk / "train.py").write_text(TASK)
+    said: dict[str, str] = {}
+
+    with running(tmp_path / "cluster") as cluster:
+        for line in commands_of_block("docs/from-slurm.md", "ones rerun train-2"):
+            said[line] = follow(cluster, desk, line)
+            if line == "ones release train-2":
+                flag.touch()
+        elements = cluster.ones("ps", "-a", "--name", "train_*", "-o", "json").json
+        last = elements[-1]["job"]
+        output = cluster.output(last)
+
+    assert "train-2" in said["ones ps --state queued"]
+    assert sorted(said["ones logs train-2"].splitlines()) == [
+        "task 0 index None",
+        "task 1 index None",
+    ]
+    assert said["ones run -- python train.py"] == "task alone index None\n"
+    assert said["ones shell long-6 -- hostname"] == f"{socket.gethostname()}\n"
+    assert said["ones rerun train-2"] == "train-7\n"
+    assert len(elements) == 10
+    assert sorted(output) == ["task 0 index 9", "task 1 index 9"]
+    assert "long-6" in said["ones history"]
 
 
 def follow(cluster: Cluster, desk: Path, line: str) -> str:

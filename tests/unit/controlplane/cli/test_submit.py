@@ -93,7 +93,7 @@ def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
         "  args            --width 8",
         f"  workdir         {tmp_path}",
         "  lr              0.1",
-        "  slots           1 to 1",
+        "  slots           1",
         "  utility         value=7.0, deadline_s=60.0, decay=0.1",
         "  env             A=b",
         f"  snapshot        2.1 kB in 3 files of {tmp_path} (largest: data.bin 2.0 kB, job.toml {size} B, train.py 8 B)",
@@ -118,7 +118,7 @@ def test_a_shell_command_is_submitted_without_a_file(tmp_path: Path) -> None:
         "  kind            command",
         "  command         /bin/sh -c 'sort words | uniq -c'",
         f"  workdir         {tmp_path}",
-        "  slots           2 to 2",
+        "  slots           2",
         f"  snapshot        0 B in 0 files of {tmp_path}",
     ]
     remedy = "give one of: FILE, --wrap 'COMMAND'"
