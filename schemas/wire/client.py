@@ -6,7 +6,7 @@ Admins also manage the list of keys with these messages. A secret key is never s
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -237,6 +237,17 @@ class PauseScheduling(Message, tag="client.pause_scheduling.1"):
     reason: str = ""
 
 
+class GetPolicy(Message, tag="client.get_policy.1"):
+    """Request which policy plans. Reply: `PolicyInfo`."""
+
+
+class ChoosePolicy(Message, tag="client.choose_policy.1"):
+    """Let another policy plan, or the same one with other options. Reply: `PolicyInfo`."""
+
+    name: Annotated[str, msgspec.Meta(max_length=200)]
+    options: dict[str, Any] = msgspec.field(default_factory=dict)  # that differ from the defaults
+
+
 class UndrainNode(Message, tag="client.undrain_node.1"):
     """Return a drained node to service. Reply: `Nodes`."""
 
@@ -376,6 +387,16 @@ class SharingInfo(Message, tag="client.sharing_info.1"):
     slots: int  # of the cluster
     accounts: tuple[AccountShare, ...]
     paused: str = ""  # who paused scheduling, and why; empty: it runs
+
+
+class PolicyInfo(Message, tag="client.policy_info.1"):
+    """The policy that plans."""
+
+    name: str
+    options: dict[str, Any]  # that differ from the policy's defaults
+    by: str = ""  # who chose it; empty: the settings file
+    since: Seconds = Seconds(0.0)
+    in_file: str = ""  # policy in the settings file
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -692,6 +713,8 @@ Request = (
     | GetSharing
     | ChangeSharing
     | PauseScheduling
+    | GetPolicy
+    | ChoosePolicy
     | DrainNode
     | UndrainNode
     | ForgetNode
@@ -711,6 +734,7 @@ Reply = (
     | JobChecked
     | Jobs
     | SharingInfo
+    | PolicyInfo
     | Usage
     | JobDetail
     | JobState

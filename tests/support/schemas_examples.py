@@ -308,6 +308,8 @@ _OF_CLIENTS: Final = (
     client.GetSharing(),
     client.ChangeSharing(sharing=SHARING, based_on=3),
     client.PauseScheduling(paused=True, reason="new switch"),
+    client.GetPolicy(),
+    client.ChoosePolicy(name="tiresias", options={"limits": [60.0], "placer": "tetris"}),
     client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
@@ -336,6 +338,9 @@ _OF_CLIENTS: Final = (
     _SHARE,
     client.SharingInfo(
         sharing=SHARING, slots=64, accounts=(_SHARE,), paused="paused by olga: new switch"
+    ),
+    client.PolicyInfo(
+        name="tiresias", options={"limits": [60.0]}, by="root", since=Seconds(1.5e9), in_file="ones"
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),

@@ -412,6 +412,10 @@ class PolicyNotes:
     """Notes that warn if the policy lacks something that a job needs."""
 
     def __init__(self, policy: str, needs: tuple[Need, ...]) -> None:
+        self.use(policy, needs)
+
+    def use(self, policy: str, needs: tuple[Need, ...]) -> None:
+        """Note from now on what this policy lacks."""
         self._policy = policy
         self._needs = needs
 
