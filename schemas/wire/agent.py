@@ -210,6 +210,16 @@ class NodeHealth(Message, tag="node.health.1"):
     problems: tuple[str, ...]  # with their remedies; empty if the node can start workers
 
 
+MAX_NOTICE_S: Final = 86_400.0
+
+
+class NodeNoticed(Message, tag="node.noticed.1"):
+    """The node will go away, so its jobs must have left it within so many seconds."""
+
+    within_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_NOTICE_S)]
+    reason: str
+
+
 class StepsReported(WorkerEvent, tag="worker.steps.3"):
     """Telemetry from rank 0 of a group, about once a second. It has no number and may be lost."""
 
@@ -271,6 +281,7 @@ AgentEvent = (
     | StateCopied
     | StateNotCopied
     | NodeHealth
+    | NodeNoticed
 )
 
 

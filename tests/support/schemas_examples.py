@@ -242,6 +242,7 @@ _OF_WORKERS: Final = (
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True,
     ),
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
+    agent.NodeNoticed(within_s=30.0, reason="/run/ones/notice appeared"),
     agent.JobCleared(job=JOB, version=VERSION),
     sweeps.StateCopied(job=JOB, trial=4, version=11),
     sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),

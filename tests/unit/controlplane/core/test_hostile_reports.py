@@ -35,6 +35,7 @@ from schemas.wire.agent import (
     JobCleared,
     JoinFailed,
     NodeHealth,
+    NodeNoticed,
     Quiesced,
     ScriptReport,
     StoreOpened,
@@ -202,6 +203,8 @@ class Hostile(RuleBasedStateMachine):
             fields["index"] = worker.reports + 1
         if kind is NodeHealth:
             fields = {"problems": (text,) if flag else ()}
+        elif kind is NodeNoticed:
+            fields = {"within_s": abs(fraction), "reason": text}
         node = node_of(worker.slot) if worker is not None else N1
         if strange == "elsewhere":
             node = N2 if node == N1 else N1
