@@ -29,6 +29,7 @@ from controlplane.cli.output import (
     print_data,
     readings,
 )
+from controlplane.cli.quota import By, show_by
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import UnknownJobError
@@ -176,13 +177,18 @@ def top(
     *,
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
+    by: Annotated[
+        By | None, Parameter(help="print the slots, jobs and usage of each one instead")
+    ] = None,
     common: Common = COMMON,
 ) -> None:
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
         with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
-            if common.in_json:
+            if by is not None:
+                show_by(client, by, common)
+            elif common.in_json:
                 status = StatusReader(client, ended=all_).read()
                 row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
                 print_data(row, common.output)
