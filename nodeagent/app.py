@@ -50,6 +50,7 @@ from nodeagent.reconciler import (
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.streams import JobStreams, StreamPlace
+from nodeagent.usage import UsageWatch, nvml_of
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -74,6 +75,7 @@ from schemas.wire.agent import (
     StallTelemetry,
     StepsReported,
     Telemetry,
+    UsageTelemetry,
     Welcome,
     WorkerStalled,
 )
@@ -180,6 +182,15 @@ class Agent:
             start_shell=self._manager.start_shell,
             pids=self._manager.processes,
         )
+        self._usage = UsageWatch(
+            workers=lambda: [w for w in self._reconciler.workers.values() if w.phase in LISTENING],
+            processes=self._manager.processes,
+            uuids={slot.index: slot.uuid for slot in self._spec.slots if slot.kind == "gpu"},
+            nvml=nvml_of(self._spec.slots),
+            report=lambda used: self._ports.publish(
+                encode(UsageTelemetry(node=self._node, used=used))
+            ),
+        )
         self._disk_limits = DiskLimits(
             self._folders,
             most=lambda: self._settings.jobs.disk_bytes,
@@ -248,6 +259,7 @@ class Agent:
                 "streams": self._streams.run,
                 "zygotes": self._warm_up,
                 "disk use": self._disk_limits.run,
+                "usage": self._usage.run,
                 "metrics": lambda: metrics.keep(self._figures, folders),
                 "watchdog": watchdog,
             }

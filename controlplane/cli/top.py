@@ -44,11 +44,11 @@ GAP: Final = 2  # blanks between two columns
 RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
-    "promised", "re-scales", "why",
+    "promised", "re-scales", "uses", "why",
 )  # fmt: skip
 AS_LISTED: Final = ("slots", "batch", "samples/s", "loss", "predicted")  # as in `ones ps`
-OMIT_ORDER: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")
-OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
+OMIT_ORDER: Final = ("progress", "re-scales", "uses", "why", "lr", "batch", "samples/s", "slots")
+OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised", "uses"})  # not always known
 
 
 def job_table(
@@ -107,6 +107,7 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
         **{name: job_list.COLUMNS[name](job) for name in AS_LISTED},
         "promised": _promised(job),
         "re-scales": str(job.rescales),
+        "uses": job_list.use_in_words(job),
         "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
     }
 

@@ -212,6 +212,7 @@ class Controller:
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
             on_stall=self._observer.stall_reported,
+            on_usage=self._observer.usage_reported,
             audit=self._audit,
             next_key=self._next_key(),
         )

@@ -366,6 +366,10 @@ class JobSummary(Message, tag="client.job_summary.1"):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     exit_code: int | None = None  # exit code of the worker that decided the job's state
     slot_s: float = 0.0  # slots times seconds so far
+    cpu_cores: float | None = None  # that its processes use now; None: no recent measurement
+    memory_bytes: int | None = None  # resident memory of its processes
+    gpu_share: float | None = None  # time in which its GPUs work, 0 to 1, mean; None: no GPU
+    gpu_memory_bytes: int | None = None  # sum of its GPUs
 
 
 class AccountShare(Message, tag="client.account_share.1"):

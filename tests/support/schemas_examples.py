@@ -113,6 +113,9 @@ _STEPS: Final = agent.StepsReported(
     train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
     sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
 )  # fmt: skip
+_USED: Final = agent.WorkerUsed(
+    **_WORKER, cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.87, gpu_memory_bytes=30 << 30
+)
 _STALL: Final = agent.WorkerStalled(
     **_WORKER, group=VERSION, step=340, idle_s=42.5, waits_s=41.25, at="train.py:17 in evaluate"
 )
@@ -253,6 +256,8 @@ _OF_AGENTS: Final = (
     _NUMBERED,
     agent.Telemetry(node=NODE, steps=_STEPS),
     agent.StallTelemetry(node=NODE, stall=_STALL),
+    _USED,
+    agent.UsageTelemetry(node=NODE, used=_USED),
     _SEEN,
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,

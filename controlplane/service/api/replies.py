@@ -104,6 +104,7 @@ def job_summary(
         project=job.owner.project,
         labels=job.spec.stated_labels,
         exit_code=job.attempts.exit_code,
+        **telemetry.use_of(job.job, now)._asdict(),
         slot_s=job.accounting.slot_s
         + (running_s - job.accounting.running_s) * (len(job.group.members) if job.group else 0),
     )

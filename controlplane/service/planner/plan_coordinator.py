@@ -42,7 +42,7 @@ from controlplane.service.planner.policy_check import CheckedPolicy
 from controlplane.service.planner.search_planner import SearchPlanner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds
-from schemas.wire.agent import StepsReported, WorkerStalled
+from schemas.wire.agent import StepsReported, WorkerStalled, WorkerUsed
 
 log = structlog.get_logger("policy_event_delivery")
 
@@ -91,6 +91,12 @@ class PolicyObserver:
         job = self.commit_loop.committed.state.jobs.get(report.job)
         if job is not None and not job.ended:
             self.telemetry.take_stall(report, self.commit_loop.now())
+
+    def usage_reported(self, used: WorkerUsed) -> None:
+        """Record what a worker uses. Ignore a report that arrives after its job's end."""
+        job = self.commit_loop.committed.state.jobs.get(used.job)
+        if job is not None and not job.ended:
+            self.telemetry.take_usage(used, self.commit_loop.now())
 
 
 def make_planner(
