@@ -57,9 +57,7 @@ def policy_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _say(info: PolicyInfo, common: Common) -> None:
-    options = "".join(
-        f", {name} = {msgspec.json.encode(value).decode()}" for name, value in info.options.items()
-    )
+    options = "" if info.options == "{}" else f" {info.options}"
     chosen = f"set by {info.by}" if info.by else "of the settings file"
     lines = [f"{info.name}{options}", f"{chosen}, since {second(info.since)}"]
     if info.by:

@@ -358,7 +358,8 @@ class Client(Attachments):
         Raises:
             OnesError: if there is no such policy, or an option is unknown or out of its range.
         """
-        return await self._call(ChoosePolicy(name=name, options=dict(options or {})), PolicyInfo)
+        text = msgspec.json.encode(options or {}).decode()
+        return await self._call(ChoosePolicy(name=name, options=text), PolicyInfo)
 
     async def pause_scheduling(self, paused: bool, reason: str = "") -> SharingInfo:
         """Pause all starts and growths, or resume them. Only operators and admins may call this."""

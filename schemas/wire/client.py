@@ -6,7 +6,7 @@ Admins also manage the list of keys with these messages. A secret key is never s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -245,7 +245,7 @@ class ChoosePolicy(Message, tag="client.choose_policy.1"):
     """Let another policy plan, or the same one with other options. Reply: `PolicyInfo`."""
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
-    options: dict[str, Any] = msgspec.field(default_factory=dict)  # that differ from the defaults
+    options: str = "{}"  # JSON object of the options that differ from the defaults
 
 
 class UndrainNode(Message, tag="client.undrain_node.1"):
@@ -397,7 +397,7 @@ class PolicyInfo(Message, tag="client.policy_info.1"):
     """The policy that plans."""
 
     name: str
-    options: dict[str, Any]  # that differ from the policy's defaults
+    options: str  # JSON object of the options that differ from the policy's defaults
     by: str = ""  # who chose it; empty: the settings file
     since: Seconds = Seconds(0.0)
     in_file: str = ""  # policy in the settings file

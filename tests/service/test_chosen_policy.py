@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from controlplane.core.inputs import PolicyChosen
@@ -28,6 +29,10 @@ from tests.support.service import NONE, House, LiveService, Person
 LIMITS = {"limits": [60.0]}
 
 
+def text_of(options: dict[str, Any]) -> str:
+    return msgspec.json.encode(options).decode()
+
+
 @pytest.fixture
 async def root(house: House) -> AsyncIterator[Person]:
     made = Person(house, house.keys["root"])
@@ -41,9 +46,10 @@ async def test_an_admin_sets_a_policy_that_plans_at_once_and_the_feed_tells_it(
 ) -> None:
     first = house.controller._planner
 
-    told: PolicyInfo = await root.ask(ChoosePolicy(name="tiresias", options=LIMITS))
+    told: PolicyInfo = await root.ask(ChoosePolicy(name="tiresias", options=text_of(LIMITS)))
 
-    assert (told.name, told.options, told.by, told.in_file) == ("tiresias", LIMITS, "root", "fifo")
+    assert (told.name, told.options, told.by) == ("tiresias", text_of(LIMITS), "root")
+    assert told.in_file == "fifo"
     assert await root.ask(GetPolicy()) == told
     assert house.controller._planner is not first
     assert house.controller._plans.planner is house.controller._planner
@@ -88,7 +94,7 @@ async def test_a_policy_that_cannot_be_used_is_refused_before_it_is_stored(
 ) -> None:
     before = await root.ask(GetPolicy())
 
-    refused: Failed = await root.ask(ChoosePolicy(name=name, options=options))
+    refused: Failed = await root.ask(ChoosePolicy(name=name, options=text_of(options)))
 
     assert says in refused.message
     assert helps in refused.hint

@@ -131,6 +131,7 @@ _SUMMARY: Final = client.JobSummary(
     running_s=Seconds(61.25), rescales=2, batch_changes=1, ended_at=Seconds(1_760_000_065.25),
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
+    cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30,
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),
@@ -315,7 +316,7 @@ _OF_CLIENTS: Final = (
     client.ChangeSharing(sharing=SHARING, based_on=3),
     client.PauseScheduling(paused=True, reason="new switch"),
     client.GetPolicy(),
-    client.ChoosePolicy(name="tiresias", options={"limits": [60.0], "placer": "tetris"}),
+    client.ChoosePolicy(name="tiresias", options='{"limits":[60.0]}'),
     client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
@@ -346,7 +347,7 @@ _OF_CLIENTS: Final = (
         sharing=SHARING, slots=64, accounts=(_SHARE,), paused="paused by olga: new switch"
     ),
     client.PolicyInfo(
-        name="tiresias", options={"limits": [60.0]}, by="root", since=Seconds(1.5e9), in_file="ones"
+        name="tiresias", options='{"limits":[60.0]}', by="root", since=Seconds(1.5e9), in_file="ones"
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -596,7 +596,12 @@ class ChangeRequests:
 
     async def choose_policy(self, request: ChoosePolicy, who: Identity) -> PolicyInfo:
         """Exchange the policy once the choice is durable. A check may import code for a minute."""
-        chosen = PolicyChosen(name=request.name, options=request.options, user=who.name)
+        try:
+            options = msgspec.json.decode(request.options, type=dict[str, Any])
+        except (msgspec.DecodeError, ValueError) as error:
+            what = f"options: not a JSON object: {error}"
+            raise BadFieldError(what, "write {} for the defaults", "options") from None
+        chosen = PolicyChosen(name=request.name, options=options, user=who.name)
         exchange = await asyncio.to_thread(self.prepare_policy, chosen)
         await self._durable(chosen, exchange)
         return self.reads.policy(GetPolicy(), who)

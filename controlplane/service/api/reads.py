@@ -219,7 +219,7 @@ class ReadRequests:
         chosen = state.policy or PolicyChosen(name="")
         return PolicyInfo(
             name=chosen.name,
-            options=chosen.options,
+            options=msgspec.json.encode(chosen.options).decode(),
             by=chosen.user,
             since=state.policy_since,
             in_file="" if state.policy_file is None else state.policy_file.name,
