@@ -28,6 +28,7 @@ from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
 from nodeagent.metrics import NodeFigures, NodeMetrics
+from nodeagent.notices import NoticeWatch
 from nodeagent.reconciler import (
     LISTENING,
     Action,
@@ -49,6 +50,7 @@ from nodeagent.reconciler import (
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.streams import JobStreams, StreamPlace
+from nodeagent.usage import UsageWatch, nvml_of
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -68,10 +70,12 @@ from schemas.wire.agent import (
     Hello,
     NextServerKey,
     NodeHealth,
+    NodeNoticed,
     Refused,
     StallTelemetry,
     StepsReported,
     Telemetry,
+    UsageTelemetry,
     Welcome,
     WorkerStalled,
 )
@@ -83,11 +87,13 @@ from schemas.wire.worker import FromWorker, SlotGranted, WorkerHello
 log = structlog.get_logger("agent")
 TICK_INTERVAL_S: Final = 0.25
 CHECK_INTERVAL_S: Final = 1.0
+TERM_MARGIN_S: Final = 5.0  # from the deadline of a notice to the last report
 OTHER_KEY_S: Final = 5.0  # without a message; in a rotation the controller may have its next key
 RELOADABLE: Final = (
     "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
     "keep_checkpoints_bytes", "disk_reserve_bytes", "log_bytes", "python", "workdir.size",
     "workdir.files", "workdir.depth", "jobs.memory_bytes", "jobs.pids", "jobs.disk_bytes",
+    "notice.on_term_s", "notice.file", "notice.seconds",
 )  # fmt: skip
 
 
@@ -147,6 +153,8 @@ class Agent:
             listen=self._workers.listen,
             changed=self._health_changed,
         )
+        self._notices = NoticeWatch(lambda: self._settings.notice, home, self._record_event)
+        self._leaving: asyncio.Task[None] | None = None
         self._shipper = LogShipper(
             self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
         )
@@ -174,6 +182,15 @@ class Agent:
             start_shell=self._manager.start_shell,
             pids=self._manager.processes,
         )
+        self._usage = UsageWatch(
+            workers=lambda: [w for w in self._reconciler.workers.values() if w.phase in LISTENING],
+            processes=self._manager.processes,
+            uuids={slot.index: slot.uuid for slot in self._spec.slots if slot.kind == "gpu"},
+            nvml=nvml_of(self._spec.slots),
+            report=lambda used: self._ports.publish(
+                encode(UsageTelemetry(node=self._node, used=used))
+            ),
+        )
         self._disk_limits = DiskLimits(
             self._folders,
             most=lambda: self._settings.jobs.disk_bytes,
@@ -199,6 +216,24 @@ class Agent:
         self._health.reserve(settings.disk_reserve_bytes)
         self._shipper.max_bytes = settings.log_bytes
 
+    def terminate(self, stop: asyncio.Event) -> None:
+        """Set `stop`, at the first TERM after a notice if the settings say so."""
+        within_s = self._settings.notice.on_term_s
+        if not within_s or self._leaving is not None:
+            stop.set()
+            return
+        self._record_event(NodeNoticed(within_s=within_s, reason="its agent was told to stop"))
+        self._leaving = asyncio.create_task(self._leave(within_s, stop))
+
+    async def _leave(self, within_s: float, stop: asyncio.Event) -> None:
+        """Set `stop` when no worker is left and all is reported, or when the notice is over."""
+        wait_s = within_s + self._settings.kill_grace_s + TERM_MARGIN_S
+        notify(f"EXTEND_TIMEOUT_USEC={wait_s * 1e6:.0f}")
+        end = self._now() + wait_s
+        while self._now() < end and (self._reconciler.workers or self._session.spool):
+            await asyncio.sleep(TICK_INTERVAL_S)
+        stop.set()
+
     async def run(self, stop: asyncio.Event) -> None:
         """Run the agent until `stop` is set. Its workers continue afterwards."""
         self._heard_at = self._now()
@@ -219,10 +254,12 @@ class Agent:
                 "session": self._keep_session,
                 "reports": self._read_reports,
                 "health": self._health.run,
+                "notices": self._notices.run,
                 "output": self._shipper.ship,
                 "streams": self._streams.run,
                 "zygotes": self._warm_up,
                 "disk use": self._disk_limits.run,
+                "usage": self._usage.run,
                 "metrics": lambda: metrics.keep(self._figures, folders),
                 "watchdog": watchdog,
             }
@@ -449,4 +486,5 @@ async def run(path: Path) -> None:
         os.setgroups([])  # acting as a job, have the job's group only
     agent = Agent(settings, path.parent, job_umask=os.umask(0o077))
     agent.settings_of(path).listen()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.terminate, stop)
     await agent.run(stop)

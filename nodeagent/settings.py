@@ -11,6 +11,7 @@ import msgspec
 
 from schemas.host import settings
 from schemas.host.archives import ArchiveBounds
+from schemas.wire.agent import MAX_NOTICE_S
 
 DAY_S: Final = 86_400.0
 MAX_FENCE_S: Final = 3600.0
@@ -45,6 +46,14 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     variables: tuple[str, ...] = ()  # of the agent, which jobs get too; patterns such as "HF_*"
 
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Notices that the node will go away, at which its jobs move to other nodes."""
+
+    on_term_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_NOTICE_S)] = 0.0  # 0: TERM is no notice
+    file: str = ""  # file whose appearance is a notice; it may contain the seconds that are left
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_NOTICE_S)] = 30.0  # if it contains none
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an agent's TOML file. Relative paths start at the file's folder."""
 
@@ -72,6 +81,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     jobs: Jobs = Jobs()
+    notice: Notice = Notice()
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
     pid_file: str = ""

@@ -65,6 +65,25 @@ def _distance(job: JobSummary, came: float) -> str:
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
 
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+
+def use_in_words(job: JobSummary) -> str:
+    """Return what a job's processes and GPUs use now, or "" if it is not known."""
+    parts = []
+    if job.cpu_cores is not None and job.memory_bytes is not None:
+        parts.append(f"{job.cpu_cores:.1f} cores {_size(job.memory_bytes)}")
+    if job.gpu_memory_bytes is not None:
+        share = "" if job.gpu_share is None else f" {job.gpu_share:.0%}"
+        parts.append(f"GPU{share} {_size(job.gpu_memory_bytes)}")
+    return ", ".join(parts)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.job_list import describe_promise
+from controlplane.cli.job_list import describe_promise, use_in_words
 from controlplane.cli.output import (
     COMMON,
     Common,
@@ -153,6 +153,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
         **({} if detail.spec.rigid else {"samples": detail.samples_done, "metrics": metrics}),
+        **({"uses": use} if (use := use_in_words(job)) else {}),
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := describe_promise(job)) else {}),

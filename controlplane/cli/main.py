@@ -47,6 +47,7 @@ KEY = "Manage keys and their rights (admins)."
 QUOTA = "Show what projects and users have, may have and have used."
 PROJECT = "Set shares of projects and their users (admins)."
 SCHEDULING = "Pause all starts and growths of jobs, or resume them (operators)."
+POLICY = "Show which policy plans, or choose another one (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
 ADMIN = "Back up, restore, check and read the controller's journal, on its host."
@@ -130,6 +131,7 @@ def build() -> App:
     app.command(
         "controlplane.cli.quota:scheduling", name="scheduling", help=SCHEDULING, group=cluster
     )
+    app.command("controlplane.cli.policy:policy", name="policy", help=POLICY, group=cluster)
     settings = App(name="config", help="Check settings files.", group=cluster)
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
     for part in (node, settings):

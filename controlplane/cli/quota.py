@@ -154,5 +154,23 @@ def _rows(info: SharingInfo) -> Iterable[Sequence[str]]:
             )  # fmt: skip
 
 
+By = Literal["user", "project"]
+SUMS: Final = ("slots", "running", "waiting", "used, h")
+
+
+def show_by(client: BlockingClient, by: By, common: Common) -> None:
+    """Print the slots, jobs and usage of each user or project, those with most slots first."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(SUMS))
+    for one in client.sharing().accounts:
+        numbers = (one.slots, one.running, one.waiting, one.usage_s / HOUR_S)
+        name = one.user if by == "user" else one.project
+        sums[name] = [sum(pair) for pair in zip(sums[name], numbers, strict=True)]
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][0], -item[1][3], item[0]))
+    rows = [(name, *(f"{n:.0f}" for n in found[:3]), f"{found[3]:.1f}") for name, found in ordered]
+    columns = ("slots", "running", "waiting", "used_h")
+    data = [{by: name, **dict(zip(columns, found, strict=True))} for name, found in ordered]
+    say_table(common, data, sums, (by, *SUMS), rows)
+
+
 def _text(number: int | None) -> str:
     return "" if number is None else str(number)

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import print_data, print_table
+from controlplane.cli.policy import policy_options
 from controlplane.cli.scenario_options import Setup
 from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
@@ -104,20 +104,6 @@ def numbers(text: str, field: str) -> list[int]:
             raise BadFieldError(f"{field} {text!r} is not a list of numbers", hint, field)
         found += numbers
     return list(dict.fromkeys(found))
-
-
-def policy_options(given: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE settings; a value that is not valid JSON is text."""
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise BadFieldError(f"option {text!r} has no value", "give NAME=VALUE", "option")
-        try:
-            found[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            found[name] = value
-    return found
 
 
 def options_by_policy(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -29,6 +29,7 @@ from controlplane.cli.output import (
     print_data,
     readings,
 )
+from controlplane.cli.quota import By, show_by
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import UnknownJobError
@@ -43,11 +44,11 @@ GAP: Final = 2  # blanks between two columns
 RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
-    "promised", "re-scales", "why",
+    "promised", "re-scales", "uses", "why",
 )  # fmt: skip
 AS_LISTED: Final = ("slots", "batch", "samples/s", "loss", "predicted")  # as in `ones ps`
-OMIT_ORDER: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")
-OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
+OMIT_ORDER: Final = ("progress", "re-scales", "uses", "why", "lr", "batch", "samples/s", "slots")
+OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised", "uses"})  # not always known
 
 
 def job_table(
@@ -106,6 +107,7 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
         **{name: job_list.COLUMNS[name](job) for name in AS_LISTED},
         "promised": _promised(job),
         "re-scales": str(job.rescales),
+        "uses": job_list.use_in_words(job),
         "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
     }
 
@@ -176,13 +178,18 @@ def top(
     *,
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended jobs")] = False,
+    by: Annotated[
+        By | None, Parameter(help="print the slots, jobs and usage of each one instead")
+    ] = None,
     common: Common = COMMON,
 ) -> None:
     """Show jobs and slots, every second until Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
         with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
-            if common.in_json:
+            if by is not None:
+                show_by(client, by, common)
+            elif common.in_json:
                 status = StatusReader(client, ended=all_).read()
                 row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
                 print_data(row, common.output)

@@ -170,6 +170,8 @@ class BlockingClient(Blocking[Client]):
     sharing = _blocking(Client.sharing)
     change_sharing = _blocking(Client.change_sharing)
     pause_scheduling = _blocking(Client.pause_scheduling)
+    policy = _blocking(Client.policy)
+    choose_policy = _blocking(Client.choose_policy)
 
     keys = _blocking(Client.keys)
     add_key = _blocking(Client.add_key)

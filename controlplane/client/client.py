@@ -27,11 +27,13 @@ from schemas.wire.client import (
     ChangeSharing,
     ChangeSweep,
     CheckJob,
+    ChoosePolicy,
     DrainNode,
     ExplainJob,
     Explanation,
     ForgetNode,
     GetLedger,
+    GetPolicy,
     GetSearch,
     GetSharing,
     GetSweep,
@@ -53,6 +55,7 @@ from schemas.wire.client import (
     Nodes,
     PauseJob,
     PauseScheduling,
+    PolicyInfo,
     ReleaseJob,
     RerunJob,
     ResizeJob,
@@ -342,6 +345,21 @@ class Client(Attachments):
                 have changed since then.
         """
         return await self._call(ChangeSharing(sharing=sharing, based_on=based_on), SharingInfo)
+
+    async def policy(self) -> PolicyInfo:
+        """Return the policy that plans, and who chose it."""
+        return await self._call(GetPolicy(), PolicyInfo)
+
+    async def choose_policy(
+        self, name: str, options: Mapping[str, Any] | None = None
+    ) -> PolicyInfo:
+        """Let another policy plan (admins). Jobs go on.
+
+        Raises:
+            OnesError: if there is no such policy, or an option is unknown or out of its range.
+        """
+        text = msgspec.json.encode(options or {}).decode()
+        return await self._call(ChoosePolicy(name=name, options=text), PolicyInfo)
 
     async def pause_scheduling(self, paused: bool, reason: str = "") -> SharingInfo:
         """Pause all starts and growths, or resume them. Only operators and admins may call this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -268,6 +268,14 @@ class SchedulingPaused(Message, tag="core.scheduling_paused.1"):
     reason: str = ""
 
 
+class PolicyChosen(Message, tag="core.policy_chosen.1"):
+    """A policy plans from now on. The planner is exchanged outside of the core."""
+
+    name: str
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    user: str = ""  # who chose it; empty: the settings file
+
+
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """The journal accepts inputs again after a period in which writes failed."""
 
@@ -318,4 +326,5 @@ Input = (
     | CommitsResumed
     | SharingChanged
     | SchedulingPaused
+    | PolicyChosen
 )

@@ -32,6 +32,10 @@ class PlanCycle:
     def __init__(self, reactor: Callable[[], Reactor], *, gangs: bool = False) -> None:
         self._reactor = reactor
         self._claims = NO_CLAIMS  # latest decision about rigid jobs
+        self.use(gangs=gangs)
+
+    def use(self, *, gangs: bool) -> None:
+        """Divide the cluster for another policy from the next view on."""
         self._division = Division(gangs=gangs)
         self._divided: Divided | None = None  # for the latest view
 

@@ -43,6 +43,7 @@ from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
     PlanProposed,
+    PolicyChosen,
     ReleaseRequested,
     RescaleExpired,
     ResizeRequested,
@@ -94,6 +95,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     RunExpired: lifecycle.on_run_expired,
     SweepChangeRequested: submission.on_sweep_change_requested,
     SharingChanged: submission.on_sharing_changed,
+    PolicyChosen: submission.on_policy_chosen,
     SchedulingPaused: submission.on_scheduling_paused,
 }
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core.history import SweepHistory
-from controlplane.core.inputs import Input, RescaleExpired, StartExpired
+from controlplane.core.inputs import Input, PolicyChosen, RescaleExpired, StartExpired
 from controlplane.core.model.job import Job, SpeedPromise
 from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.node import Node
@@ -166,6 +166,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     swaps: list[Swap] = []  # swaps in progress
     sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
     sharing_file: Sharing | None = None  # rules of the settings file that were applied last
+    policy: PolicyChosen | None = None  # that plans; None: older journal
+    policy_file: PolicyChosen | None = None  # of the settings file, as it was applied last
+    policy_since: Seconds = Seconds(0.0)
     scheduling_paused: str = ""  # who paused all starts and growths, and why; empty: nobody
     usage: dict[str, Usage] = {}  # by account, since `sharing` is known
     children: dict[JobId, dict[JobId, None]] = {}  # jobs that wait for the end of a live job

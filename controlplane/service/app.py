@@ -16,7 +16,7 @@ import structlog
 from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta, SendSweepDelta
 from controlplane.core.history import PhaseChanged, Record
-from controlplane.core.inputs import SharingChanged
+from controlplane.core.inputs import PolicyChosen, SharingChanged
 from controlplane.core.model.job import number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.state import State
@@ -42,7 +42,7 @@ from controlplane.service.planner.plan_coordinator import (
     PolicyObserver,
     make_planner,
 )
-from controlplane.service.planner.policy_check import check_policy
+from controlplane.service.planner.policy_check import CheckedPolicy, check_policy
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
 from controlplane.service.settings import (
     ControllerSettings,
@@ -57,7 +57,7 @@ from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
-from schemas.errors import AddressInUseError, SettingsError
+from schemas.errors import AddressInUseError, BadFieldError, SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, extended_start, notify, watchdog
@@ -158,23 +158,19 @@ class Controller:
         )
         journal = self._folder / "journal.sqlite"
         code = _own_code(journal)
-        policy = settings.policy
-        self._policy = check_policy(policy.name, policy.options, code=code)
+        stated = PolicyChosen(name=settings.policy.name, options=settings.policy.options)
+        checked = check_policy(stated.name, stated.options, code=code)
+        self._stated_policy = stated
+        self._code = code
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal, code)
         self._owners = JobOwners(self._commit_loop)
-        self._plans = PlanCoordinator(self._commit_loop, gangs=self._policy.gangs)
-        self._planner = self._plans.planner = make_planner(
-            policy,
-            self._policy,
-            history=self._history,
-            view_now=self._plans.view_now,
-            propose=self._plans.propose,
-            code=code,
-        )
+        self._plans = PlanCoordinator(self._commit_loop)
         self._telemetry = TelemetryTable()
         self._metrics = Metrics()
-        self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
+        self._observer = PolicyObserver(self._commit_loop, self._plans, self._telemetry)
+        self._notes = PolicyNotes(stated.name, checked.needs)
+        self._use_policy(*self._policy_at_start(checked))
         store = settings.store
         self._snapshots = SnapshotStore(
             self._folder / "snapshots",
@@ -205,6 +201,7 @@ class Controller:
         )
         self.term = self._commit_loop.begin(own_release())
         self._apply_sharing(self._settings)
+        self._apply_policy()
         delete_old_code(self._commit_loop.reader.path)
         self._node_sessions = NodeSessions(
             commit_loop=self._commit_loop,
@@ -215,6 +212,7 @@ class Controller:
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
             on_stall=self._observer.stall_reported,
+            on_usage=self._observer.usage_reported,
             audit=self._audit,
             next_key=self._next_key(),
         )
@@ -261,13 +259,65 @@ class Controller:
             snapshots=self._snapshots,
             telemetry=self._telemetry,
             audit=self._audit,
-            notes=PolicyNotes(self._settings.policy.name, self._policy.needs),
+            notes=self._notes,
             cluster_info=self._cluster_info,
             search_info=self._search_info,
             owners=self._owners,
             limits=self._settings.limits,
             keys=self._keys,
+            prepare_policy=self._prepare_policy,
         )
+
+    # --- the policy
+
+    def _policy_at_start(self, stated: CheckedPolicy) -> tuple[PolicyChosen, CheckedPolicy]:
+        """Return the policy that an admin set, unless the settings file names another one since."""
+        state = self._commit_loop.reactor.state
+        if state.policy is not None and state.policy_file == self._stated_policy:
+            chosen = state.policy
+            try:
+                return chosen, check_policy(chosen.name, chosen.options, code=self._code)
+            except SettingsError as error:  # such as a module that was removed since
+                log.error(  # noqa: TRY400
+                    "the policy that was set cannot be used, using that of the settings file",
+                    policy=chosen.name, by=chosen.user, why=str(error),
+                )  # fmt: skip
+        return self._stated_policy, stated
+
+    def _apply_policy(self) -> None:
+        """Make the policy of the settings file an input of the core if it plans and is new."""
+        stated, planning = self._stated_policy, self._commit_loop.reactor.state.policy
+        if self._policy is stated and stated != planning:
+            self._commit_loop.handle(stated)
+
+    def _prepare_policy(self, chosen: PolicyChosen) -> Callable[[], None]:
+        """Check a policy, and return the function that exchanges the planner for it.
+
+        Raises:
+            BadFieldError: if it may not be set while the controller runs.
+            SettingsError: if there is no such policy, or if it or its options cannot be used.
+        """
+        settings = self._settings.policy
+        if ":" in chosen.name and chosen.name != settings.name and settings.outside is not True:
+            what = f"policy: {chosen.name[:64]!r} is code from outside"
+            remedy = "name it in [policy] of the settings file, or set `outside = true` there"
+            raise BadFieldError(what, remedy, "policy")
+        checked = check_policy(chosen.name, chosen.options, code=self._code)
+        return partial(self._use_policy, chosen, checked)
+
+    def _use_policy(self, chosen: PolicyChosen, checked: CheckedPolicy) -> None:
+        planner = make_planner(
+            chosen,
+            checked,
+            history=self._history,
+            view_now=self._plans.view_now,
+            propose=self._plans.propose,
+            code=self._code,
+        )
+        self._policy = chosen
+        self._planner = planner
+        self._notes.use(chosen.name, checked.needs)
+        self._plans.use(planner, gangs=checked.gangs)
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
         """Return an object that reloads and applies settings that can change at run time."""
@@ -405,7 +455,7 @@ class Controller:
             "deadlines": lambda: self._commit_loop.keep_deadlines(self._telemetry.due),
             "journal": self._journal_keeper.run,
             "files": self._file_keeper.run,
-            "planner": self._planner.run,
+            "planner": self._plans.run,
             "metrics": lambda: self._metrics.keep(core, search, self._figures),
             "subscribers": self._feed.admit_subscribers,
             "shippers": self._log_relay.serve_shippers,
@@ -481,7 +531,7 @@ class Controller:
             release=__version__,
             next_key=self._node_sessions.next_key,
             term=self.term,
-            policy=self._settings.policy.name,
+            policy=self._policy.name,
             user=who.name,
             role=who.role,
             feed_port=self._settings.listen.feed,
@@ -511,8 +561,8 @@ class Controller:
         )
 
     def _search_info(self) -> SearchInfo:
-        policy = self._settings.policy.name
-        return replies.search_info(self._commit_loop.committed.totals, policy, self._planner)
+        totals, policy = self._commit_loop.committed.totals, self._policy.name
+        return replies.search_info(totals, policy, self._planner)
 
 
 def _timings(settings: ControllerSettings) -> SessionTimings:

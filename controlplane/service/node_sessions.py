@@ -60,7 +60,9 @@ from schemas.wire.agent import (
     StepsReported,
     Telemetry,
     ToSession,
+    UsageTelemetry,
     WorkerStalled,
+    WorkerUsed,
     bounded_report,
 )
 from schemas.wire.streams import OpenStream
@@ -161,6 +163,7 @@ class NodeSessions:
     ports: tuple[int, int]
     on_steps: Callable[[StepsReported], None]
     on_stall: Callable[[WorkerStalled], None]
+    on_usage: Callable[[WorkerUsed], None]
     audit: Audit
     next_key: str = ""  # public key after the rotation of the server's key; empty: none
 
@@ -251,22 +254,28 @@ class NodeSessions:
                 if self._accepts(incoming, stall):
                     at = printable(stall.at[:MAX_PLACE])
                     self.on_stall(msgspec.structs.replace(clamp_numbers(stall), at=at))
+            case UsageTelemetry(used=used):
+                if self._accepts(incoming, used):
+                    self.on_usage(clamp_numbers(used))
             case Numbered():
                 self._receive_event(message)
 
-    def _accepts(self, incoming: Incoming, report: StepsReported | WorkerStalled) -> bool:
+    def _accepts(
+        self, incoming: Incoming, report: StepsReported | WorkerStalled | WorkerUsed
+    ) -> bool:
         """Return whether telemetry is of a running job, and from the node of its worker."""
         job = self._state.jobs.get(report.job)
         if job is None or job.ended:
             return False
         worker = worker_id(report.job, report.version, report.rank)
+        group = report.version if isinstance(report, WorkerUsed) else report.group
         why = ""
         if job.journal != report.journal:
             why = f"{worker} belongs to an earlier job of this name"
-        elif report.group > job.version or not speaks_for(
+        elif group > job.version or not speaks_for(
             incoming.identity, job, report.version, report.rank
         ):
-            why = f"{worker} of group {report.group} is not on this node"
+            why = f"{worker} of group {group} is not on this node"
         if why:
             self.audit.refused("telemetry", why, peer=str(incoming.identity))
         return not why

@@ -23,7 +23,7 @@ from schemas.wire import Message
 READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests
 WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have jobs of their own
 OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes, pause scheduling
-ADMINS: Final = frozenset({"admin"})  # may manage keys, quotas
+ADMINS: Final = frozenset({"admin"})  # may manage keys, quotas, the policy
 NODE: Final = "node"  # an agent that reports for the node named in its key
 REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
 VIEWER_OF_ALL: Final = "viewer of all"  # a viewer without a project
@@ -103,7 +103,10 @@ def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) 
     if isinstance(right, Action):
         _permit_on_job(who, right, JobId(getattr(request, "job", "")), job)
     elif who.role not in right:
-        of_few = {OPERATORS: "may not manage nodes", ADMINS: "may not manage keys and quotas"}
+        of_few = {
+            OPERATORS: "may not manage nodes",
+            ADMINS: "may not manage keys, quotas and the policy",
+        }
         what = of_few.get(right, "may only read")
         hint = f"ask for a key of {' or '.join(sorted(right))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)

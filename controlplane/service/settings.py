@@ -45,6 +45,7 @@ class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "ones"
     options: dict[str, Any] = {}  # see the policy's page
+    outside: bool = False  # True: `ones policy set` may name module:Class
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,9 +23,11 @@ from schemas.wire.agent import (
     STALL_S,
     StepsReported,
     WorkerStalled,
+    WorkerUsed,
 )
 
 FRESH_S: Final = 2.5 * STALL_INTERVAL_S  # age up to which a report without a later one is valid
+RECENT_S: Final = 15.0  # age up to which a report of use counts
 SETTLE_S: Final = 1.5  # after a wait of `STALL_S`, time for the reports of all other workers
 GONE: Final = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
@@ -61,6 +63,15 @@ class Standstill(NamedTuple):
     stragglers: tuple[Straggler, ...]  # empty: all ranks wait for each other
 
 
+class JobUse(NamedTuple):
+    """What the processes of a job use now."""
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+    gpu_share: float | None = None  # 0 to 1, mean of its GPUs
+    gpu_memory_bytes: int | None = None
+
+
 class TelemetryTable:
     """Latest reports of running jobs. They are lost when the controller restarts."""
 
@@ -68,6 +79,7 @@ class TelemetryTable:
         self._latest: dict[JobId, StepsReported] = {}
         self._last_step_at: dict[JobId, Seconds] = {}  # when the latest step was first reported
         self._stalls: dict[JobId, dict[WorkerId, tuple[WorkerStalled, Seconds]]] = {}
+        self._used: dict[JobId, dict[WorkerId, tuple[WorkerUsed, Seconds]]] = {}
 
     def take(self, steps: StepsReported, now: Seconds) -> None:
         """Store a report in place of the last one. Ignore a late report of an older group.
@@ -105,6 +117,29 @@ class TelemetryTable:
         self._latest.pop(job, None)
         self._last_step_at.pop(job, None)
         self._stalls.pop(job, None)
+        self._used.pop(job, None)
+
+    # --- use of processors, memory and GPUs
+
+    def take_usage(self, used: WorkerUsed, now: Seconds) -> None:
+        """Store what the processes of a worker use."""
+        name = worker_id(used.job, used.version, used.rank)
+        known = {w: at for w, at in self._used.get(used.job, {}).items() if now - at[1] <= RECENT_S}
+        self._used[used.job] = {**known, name: (used, now)}
+
+    def use_of(self, job: JobId, now: Seconds) -> JobUse:
+        """Return what all workers of a job use, by reports of the last `RECENT_S`."""
+        recent = [used for used, at in self._used.get(job, {}).values() if now - at <= RECENT_S]
+        if not recent:
+            return JobUse()
+        shares = [used.gpu_share for used in recent if used.gpu_share is not None]
+        held = [used.gpu_memory_bytes for used in recent if used.gpu_memory_bytes is not None]
+        return JobUse(
+            cpu_cores=sum(used.cpu_cores for used in recent),
+            memory_bytes=sum(used.memory_bytes for used in recent),
+            gpu_share=sum(shares) / len(shares) if shares else None,
+            gpu_memory_bytes=sum(held) if held else None,
+        )
 
     # --- stalls
 

@@ -210,6 +210,16 @@ class NodeHealth(Message, tag="node.health.1"):
     problems: tuple[str, ...]  # with their remedies; empty if the node can start workers
 
 
+MAX_NOTICE_S: Final = 86_400.0
+
+
+class NodeNoticed(Message, tag="node.noticed.1"):
+    """The node will go away, so its jobs must have left it within so many seconds."""
+
+    within_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_NOTICE_S)]
+    reason: str
+
+
 class StepsReported(WorkerEvent, tag="worker.steps.3"):
     """Telemetry from rank 0 of a group, about once a second. It has no number and may be lost."""
 
@@ -248,6 +258,18 @@ class WorkerStalled(WorkerEvent, tag="worker.stalled.1"):
     at: str  # line of the script at which the training thread is: FILE:LINE in FUNCTION
 
 
+class WorkerUsed(WorkerEvent, tag="worker.used.1"):
+    """Telemetry of a worker's processes, measured by its node every few seconds.
+
+    It has no number and may be lost.
+    """
+
+    cpu_cores: float  # mean since the last report
+    memory_bytes: int  # resident memory; shared memory counts once
+    gpu_share: float | None = None  # share of time in which its GPU worked, 0 to 1
+    gpu_memory_bytes: int | None = None
+
+
 AgentEvent = (
     WorkerStarted
     | WorkerReady
@@ -271,6 +293,7 @@ AgentEvent = (
     | StateCopied
     | StateNotCopied
     | NodeHealth
+    | NodeNoticed
 )
 
 
@@ -326,6 +349,13 @@ class StallTelemetry(Message, tag="agent.stall.1"):
 
     node: NodeId
     stall: WorkerStalled
+
+
+class UsageTelemetry(Message, tag="agent.usage.1"):
+    """Telemetry of the processes of a worker, like `Telemetry`."""
+
+    node: NodeId
+    used: WorkerUsed
 
 
 # --- the session
@@ -486,4 +516,4 @@ class NextServerKey(Message, tag="agent.next_server_key.1"):
 
 
 ToAgent = ToSession | files.ToNode | streams.OpenStream | NextServerKey
-Published = Numbered | Telemetry | StallTelemetry
+Published = Numbered | Telemetry | StallTelemetry | UsageTelemetry

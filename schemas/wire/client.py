@@ -237,6 +237,17 @@ class PauseScheduling(Message, tag="client.pause_scheduling.1"):
     reason: str = ""
 
 
+class GetPolicy(Message, tag="client.get_policy.1"):
+    """Request which policy plans. Reply: `PolicyInfo`."""
+
+
+class ChoosePolicy(Message, tag="client.choose_policy.1"):
+    """Let another policy plan, or the same one with other options. Reply: `PolicyInfo`."""
+
+    name: Annotated[str, msgspec.Meta(max_length=200)]
+    options: str = "{}"  # JSON object of the options that differ from the defaults
+
+
 class UndrainNode(Message, tag="client.undrain_node.1"):
     """Return a drained node to service. Reply: `Nodes`."""
 
@@ -355,6 +366,10 @@ class JobSummary(Message, tag="client.job_summary.1"):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     exit_code: int | None = None  # exit code of the worker that decided the job's state
     slot_s: float = 0.0  # slots times seconds so far
+    cpu_cores: float | None = None  # that its processes use now; None: no recent measurement
+    memory_bytes: int | None = None  # resident memory of its processes
+    gpu_share: float | None = None  # time in which its GPUs work, 0 to 1, mean; None: no GPU
+    gpu_memory_bytes: int | None = None  # sum of its GPUs
 
 
 class AccountShare(Message, tag="client.account_share.1"):
@@ -376,6 +391,16 @@ class SharingInfo(Message, tag="client.sharing_info.1"):
     slots: int  # of the cluster
     accounts: tuple[AccountShare, ...]
     paused: str = ""  # who paused scheduling, and why; empty: it runs
+
+
+class PolicyInfo(Message, tag="client.policy_info.1"):
+    """The policy that plans."""
+
+    name: str
+    options: str  # JSON object of the options that differ from the policy's defaults
+    by: str = ""  # who chose it; empty: the settings file
+    since: Seconds = Seconds(0.0)
+    in_file: str = ""  # policy in the settings file
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -692,6 +717,8 @@ Request = (
     | GetSharing
     | ChangeSharing
     | PauseScheduling
+    | GetPolicy
+    | ChoosePolicy
     | DrainNode
     | UndrainNode
     | ForgetNode
@@ -711,6 +738,7 @@ Reply = (
     | JobChecked
     | Jobs
     | SharingInfo
+    | PolicyInfo
     | Usage
     | JobDetail
     | JobState

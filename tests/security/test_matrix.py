@@ -51,6 +51,7 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
             "GetUsage",
             "ReadEvents",
             "GetSharing",
+            "GetPolicy",
         ],
         PEOPLE,
     ),
@@ -67,12 +68,12 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
     **dict.fromkeys(
         ["DrainNode", "UndrainNode", "ForgetNode", "PauseScheduling"], (OPERATOR, ADMIN)
     ),
-    **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey", "ChangeSharing"], (ADMIN,)),
+    **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey", "ChangeSharing", "ChoosePolicy"], (ADMIN,)),
 }
 ON_A_JOB: Final = set(MAY) - {
     "GetCluster", "GetSearch", "CheckJob", "ListJobs", "ListNodes", "GetUsage", "ReadEvents",
     "PutSnapshot", "SubmitJob", "DrainNode", "UndrainNode", "ForgetNode", "AddKey", "ListKeys",
-    "RevokeKey", "GetSharing", "ChangeSharing", "PauseScheduling",
+    "RevokeKey", "GetSharing", "ChangeSharing", "PauseScheduling", "GetPolicy", "ChoosePolicy",
 }  # fmt: skip
 REQUESTS: Final = {
     kind.__name__: kind for kind in dict.fromkeys([*REQUEST.kinds, *FOLLOWER_RIGHTS])

@@ -212,7 +212,7 @@ async def test_only_an_admin_changes_shares_and_only_the_rules_that_were_read(
 ) -> None:
     rules = Sharing(projects={"ann": Project(limit=1)})
 
-    with pytest.raises(DeniedError, match="may not manage keys and quotas"):
+    with pytest.raises(DeniedError, match="may not manage keys, quotas and the policy"):
         await service.ask(client.ChangeSharing(sharing=rules, based_on=0), OPERATOR)
     changed: Any = await service.ask(client.ChangeSharing(sharing=rules, based_on=0), ADMIN)
     assert changed.sharing == msgspec.structs.replace(rules, revision=1)

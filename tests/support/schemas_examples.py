@@ -113,6 +113,9 @@ _STEPS: Final = agent.StepsReported(
     train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
     sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
 )  # fmt: skip
+_USED: Final = agent.WorkerUsed(
+    **_WORKER, cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.87, gpu_memory_bytes=30 << 30
+)
 _STALL: Final = agent.WorkerStalled(
     **_WORKER, group=VERSION, step=340, idle_s=42.5, waits_s=41.25, at="train.py:17 in evaluate"
 )
@@ -128,6 +131,7 @@ _SUMMARY: Final = client.JobSummary(
     running_s=Seconds(61.25), rescales=2, batch_changes=1, ended_at=Seconds(1_760_000_065.25),
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
+    cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30,
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),
@@ -242,6 +246,7 @@ _OF_WORKERS: Final = (
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True,
     ),
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
+    agent.NodeNoticed(within_s=30.0, reason="/run/ones/notice appeared"),
     agent.JobCleared(job=JOB, version=VERSION),
     sweeps.StateCopied(job=JOB, trial=4, version=11),
     sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
@@ -252,6 +257,8 @@ _OF_AGENTS: Final = (
     _NUMBERED,
     agent.Telemetry(node=NODE, steps=_STEPS),
     agent.StallTelemetry(node=NODE, stall=_STALL),
+    _USED,
+    agent.UsageTelemetry(node=NODE, used=_USED),
     _SEEN,
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,
@@ -308,6 +315,8 @@ _OF_CLIENTS: Final = (
     client.GetSharing(),
     client.ChangeSharing(sharing=SHARING, based_on=3),
     client.PauseScheduling(paused=True, reason="new switch"),
+    client.GetPolicy(),
+    client.ChoosePolicy(name="tiresias", options='{"limits":[60.0]}'),
     client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
@@ -336,6 +345,9 @@ _OF_CLIENTS: Final = (
     _SHARE,
     client.SharingInfo(
         sharing=SHARING, slots=64, accounts=(_SHARE,), paused="paused by olga: new switch"
+    ),
+    client.PolicyInfo(
+        name="tiresias", options='{"limits":[60.0]}', by="root", since=Seconds(1.5e9), in_file="ones"
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),

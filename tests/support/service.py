@@ -84,6 +84,7 @@ class LiveService:
             audit=Audit(), notes=PolicyNotes("fifo", ()), cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
             owners=owners, limits=Limits(), keys=KeyTable(KeyFile(folder / "keys.json"), {}),
+            prepare_policy=NONE,
         )  # fmt: skip
 
     def _perform(self, command: Command) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import recovery
-from controlplane.core.handlers.lifecycle import clear_strikes, withdraw
+from controlplane.core.handlers.lifecycle import clear_strikes, end_drain, start_drain, withdraw
 from controlplane.core.handlers.rescale import order_change
 from controlplane.core.handlers.start import OPERATOR
 from controlplane.core.inputs import (
@@ -23,14 +23,13 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
-from controlplane.core.model.node import Drain, Node
+from controlplane.core.model.node import Drain
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Group, Member
-from schemas.wire.feed import Detail
 
 # --- requests of operators
 
@@ -41,19 +40,14 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
     if node is None:
         return
     deadline = None if event.within_s is None else Seconds(ctx.now + event.within_s)
-    node.drain = Drain(
+    drain = Drain(
         user=event.user,
         reason=event.reason,
         since=ctx.now,
         deadline=deadline,
         cordon=event.cordon,
     )
-    if event.cordon:
-        ctx.state.draining.pop(node.node, None)
-    else:
-        ctx.state.draining[node.node] = None
-    detail: Detail = {"user": event.user, "reason": event.reason, "within_s": event.within_s}
-    _announce(ctx, node, "node.cordoned" if event.cordon else "node.draining", detail)
+    start_drain(ctx, node, drain, event.within_s)
 
 
 def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
@@ -62,15 +56,7 @@ def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
     if node is None or not (node.drain or node.is_suspected):
         return
     clear_strikes(ctx, [node.node])
-    node.drain = None
-    ctx.state.draining.pop(node.node, None)
-    _announce(ctx, node, "node.undrained", {"user": event.user})
-
-
-def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
-    ctx.state.slot_index.touch_node(node.node)
-    ctx.announce(event, node=node, detail=detail)
-    ctx.plan_needed = True
+    end_drain(ctx, node, event.user)
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:

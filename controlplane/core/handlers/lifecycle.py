@@ -28,14 +28,14 @@ from controlplane.core.model.job_phases import (
     Starting,
     WithGroup,
 )
-from controlplane.core.model.node import MAX_STRIKES, Node
+from controlplane.core.model.node import MAX_STRIKES, Drain, Node
 from controlplane.core.model.rescale import RescaleTrigger
 from controlplane.core.model.sweep import JobSweep, LeftSweep
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from controlplane.core.state import LeftJob, State, pause_before
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.jobs import JobSpec
-from schemas.wire.agent import SETTLED, GroupDelta
+from schemas.wire.agent import MAX_NOTICE_S, SETTLED, GroupDelta, NodeNoticed
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
@@ -420,6 +420,47 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     ctx.announce("job.submitted", job, {"name": spec.name, "user": user})
     ctx.plan_needed = True
     return job
+
+
+def start_drain(ctx: HandlerContext, node: Node, drain: Drain, within_s: float | None) -> None:
+    """Drain or cordon a node. An earlier drain is replaced."""
+    node.drain = drain
+    if drain.cordon:
+        ctx.state.draining.pop(node.node, None)
+    else:
+        ctx.state.draining[node.node] = None
+    detail: Detail = {"user": drain.user, "reason": drain.reason, "within_s": within_s}
+    _announce_drain(ctx, node, "node.cordoned" if drain.cordon else "node.draining", detail)
+
+
+def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
+    """Return a drained node to service."""
+    node.drain = None
+    ctx.state.draining.pop(node.node, None)
+    _announce_drain(ctx, node, "node.undrained", {"user": user})
+
+
+def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
+    """Drain a node that said that it will go away. An earlier deadline of a drain stays."""
+    if not 0.0 <= notice.within_s <= MAX_NOTICE_S:  # also NaN, which the wire lets pass
+        return
+    deadline, before = Seconds(ctx.now + notice.within_s), node.drain
+    if before is not None and before.deadline is not None and before.deadline <= deadline:
+        return
+    drain = Drain(
+        user=f"notice of {node.node}",
+        reason=notice.reason,
+        since=ctx.now,
+        deadline=deadline,
+        noticed=before is None or before.noticed,
+    )
+    start_drain(ctx, node, drain, notice.within_s)
+
+
+def _announce_drain(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
+    ctx.state.slot_index.touch_node(node.node)
+    ctx.announce(event, node=node, detail=detail)
+    ctx.plan_needed = True
 
 
 def record_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:

@@ -69,6 +69,8 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
             former = {**node.former_boots, node.boot: node.committed}
             node.boot, node.committed = event.boot, former.pop(event.boot, 0)
             node.strikes, node.is_suspected = {}, False
+            if node.drain is not None and node.drain.noticed:
+                lifecycle.end_drain(ctx, node, "restart of its agent")
             node.former_boots = dict(list(former.items())[-FORMER_BOOTS:])
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")

@@ -33,6 +33,7 @@ from schemas.wire.agent import (
     JobCleared,
     JoinFailed,
     NodeHealth,
+    NodeNoticed,
     Quiesced,
     ScriptFailed,
     ScriptReport,
@@ -86,6 +87,9 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     report = event.event
     if isinstance(report, NodeHealth):
         lifecycle.record_problems(ctx, node, report.problems)
+        return
+    if isinstance(report, NodeNoticed):
+        lifecycle.take_notice(ctx, node, report)
         return
     job = ctx.state.jobs.get(report.job)
     if isinstance(report, WorkerEvent) and job is not None and report.journal != job.journal:

@@ -1,4 +1,4 @@
-"""Handlers of requests to submit or cancel a job or change a trial, and of rules of sharing."""
+"""Handlers of requests about jobs and trials, of rules of sharing, and of chosen policies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from controlplane.core.handlers.sweep_orders import carry_out
 from controlplane.core.inputs import (
     CancelRequested,
     JobSubmitted,
+    PolicyChosen,
     SchedulingPaused,
     SharingChanged,
     SweepChangeRequested,
@@ -79,6 +80,17 @@ def on_scheduling_paused(ctx: HandlerContext, event: SchedulingPaused) -> None:
     ctx.state.scheduling_paused = f"paused by {event.user}{why}" if event.paused else ""
     name = "policy.paused" if event.paused else "policy.resumed"
     ctx.announce(name, detail={"by": event.user, "reason": event.reason})
+    ctx.plan_needed = True
+
+
+def on_policy_chosen(ctx: HandlerContext, event: PolicyChosen) -> None:
+    """Record the policy that plans from now on. Its first plan changes only what differs."""
+    former = ctx.state.policy
+    ctx.state.policy, ctx.state.policy_since = event, ctx.now
+    if not event.user:
+        ctx.state.policy_file = event
+    detail: Detail = {"policy": event.name, "by": event.user or "the settings file"}
+    ctx.announce("policy.chosen", detail={**detail, "former": former.name if former else ""})
     ctx.plan_needed = True
 
 

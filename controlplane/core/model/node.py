@@ -23,6 +23,7 @@ class Drain(msgspec.Struct, kw_only=True):
     deadline_passed: bool = False  # the deadline has passed
     cordon: bool = False  # jobs stay, and only new ones do not come
     announced_empty: bool = False  # the node has no jobs, and this was announced
+    noticed: bool = False  # by the node itself; ends when the node's agent was started again
     moved: dict[JobId, Version] = {}  # jobs that grew to other nodes, with their versions before
 
     @property

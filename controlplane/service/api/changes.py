@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from controlplane.core.inputs import (
     JobSubmitted,
     NodeForgotten,
     PauseRequested,
+    PolicyChosen,
     ReleaseRequested,
     ResizeRequested,
     ResumeRequested,
@@ -61,8 +62,10 @@ from schemas.wire.client import (
     ChangeSharing,
     ChangeSweep,
     CheckJob,
+    ChoosePolicy,
     DrainNode,
     ForgetNode,
+    GetPolicy,
     GetSharing,
     HoldJob,
     JobAccepted,
@@ -71,6 +74,7 @@ from schemas.wire.client import (
     Nodes,
     PauseJob,
     PauseScheduling,
+    PolicyInfo,
     PutSnapshot,
     ReleaseJob,
     RerunJob,
@@ -358,7 +362,8 @@ Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 NodeInput = DrainInput | NodeForgotten
 HoldInput = HoldRequested | ReleaseRequested
-SharingInput = SharingChanged | SchedulingPaused
+SharingInput = SharingChanged | SchedulingPaused | PolicyChosen
+PreparePolicy = Callable[[PolicyChosen], Callable[[], None]]
 ChangeInput = (
     JobSubmitted
     | CancelRequested
@@ -382,6 +387,7 @@ class ChangeRequests:
     snapshots: SnapshotStore
     quota: JobQuota
     limits: Callable[[], Limits]
+    prepare_policy: PreparePolicy  # raises if it cannot be used, else returns the exchange
 
     @property
     def _state(self) -> State:
@@ -588,6 +594,18 @@ class ChangeRequests:
         await self._apply(lambda: event)
         return self.reads.sharing(GetSharing(), who)
 
+    async def choose_policy(self, request: ChoosePolicy, who: Identity) -> PolicyInfo:
+        """Exchange the policy once the choice is durable. A check may import code for a minute."""
+        try:
+            options = msgspec.json.decode(request.options, type=dict[str, Any])
+        except (msgspec.DecodeError, ValueError) as error:
+            what = f"options: not a JSON object: {error}"
+            raise BadFieldError(what, "write {} for the defaults", "options") from None
+        chosen = PolicyChosen(name=request.name, options=options, user=who.name)
+        exchange = await asyncio.to_thread(self.prepare_policy, chosen)
+        await self._durable(chosen, exchange)
+        return self.reads.policy(GetPolicy(), who)
+
     async def forget_node(self, request: ForgetNode, who: Identity) -> Nodes:
         """Remove a lost node; the reply shows the node as it was before."""
         event = forget_input(self._newest, request.node, who)
@@ -635,7 +653,9 @@ class ChangeRequests:
             )
             raise UnavailableError(outdated, remedy)
 
-    async def _durable(self, event: ChangeInput) -> list[Command]:
+    async def _durable(
+        self, event: ChangeInput, before_effects: Callable[[], None] | None = None
+    ) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
         def committed(commands: list[Command]) -> None:
@@ -643,7 +663,7 @@ class ChangeRequests:
                 done.set_result(commands)
 
         self.commit_loop.refuse_while_stalled()
-        self.commit_loop.handle(event, after_effects=committed)
+        self.commit_loop.handle(event, before_effects, committed)
         return await done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core.history import slots_used
+from controlplane.core.inputs import PolicyChosen
 from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.core.state import State, Totals
 from controlplane.journal.database import JournalError, open_for_reading
@@ -43,6 +45,7 @@ from schemas.wire.client import (
     Explanation,
     GetJob,
     GetLedger,
+    GetPolicy,
     GetSharing,
     GetSweep,
     GetUsage,
@@ -55,6 +58,7 @@ from schemas.wire.client import (
     ListJobs,
     ListNodes,
     Nodes,
+    PolicyInfo,
     ReadEvents,
     SharingInfo,
     SweepDetail,
@@ -209,6 +213,18 @@ class ReadRequests:
             paused=state.scheduling_paused,
         )
 
+    def policy(self, _: GetPolicy, _who: Identity) -> PolicyInfo:
+        """Return the policy that plans, and who chose it."""
+        state = self._state
+        chosen = state.policy or PolicyChosen(name="")
+        return PolicyInfo(
+            name=chosen.name,
+            options=msgspec.json.encode(chosen.options).decode(),
+            by=chosen.user,
+            since=state.policy_since,
+            in_file="" if state.policy_file is None else state.policy_file.name,
+        )
+
     def view(self, who: Identity) -> View:
         """Return the view of the state that `who` may read."""
         return View(who, self.owners.of)
@@ -344,13 +360,19 @@ class ReadRequests:
         notes = (*self.notes.of(job, detail.summary.train_loss), *_missing_notes(records, job.job))
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
+    def _policy_notes(self) -> tuple[str, ...]:
+        """Return a note if an admin chose another policy than the settings file."""
+        info = self.policy(GetPolicy(), Identity("", ""))
+        when = dt.datetime.fromtimestamp(info.since, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return (f"policy {info.name} plans since {when}, chosen by {info.by}",) if info.by else ()
+
     def explain(self, request: ExplainJob, who: Identity) -> Explanation:
         """Return a page of the decisions about a job."""
         job = self.commit_loop.job(request.job)
         reason = self._waiting_reason(job)
         records, now = self.commit_loop.records, self.commit_loop.now()
         explanation = replies.job_explanation(job, records, reason, now, request.cursor)
-        notes = () if request.cursor else _missing_notes(records, job.job)
+        notes = () if request.cursor else (*self._policy_notes(), *_missing_notes(records, job.job))
         return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
 
 

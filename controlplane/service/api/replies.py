@@ -104,6 +104,7 @@ def job_summary(
         project=job.owner.project,
         labels=job.spec.stated_labels,
         exit_code=job.attempts.exit_code,
+        **telemetry.use_of(job.job, now)._asdict(),
         slot_s=job.accounting.slot_s
         + (running_s - job.accounting.running_s) * (len(job.group.members) if job.group else 0),
     )
@@ -412,6 +413,10 @@ class PolicyNotes:
     """Notes that warn if the policy lacks something that a job needs."""
 
     def __init__(self, policy: str, needs: tuple[Need, ...]) -> None:
+        self.use(policy, needs)
+
+    def use(self, policy: str, needs: tuple[Need, ...]) -> None:
+        """Note from now on what this policy lacks."""
         self._policy = policy
         self._needs = needs
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 from msgspec.structs import asdict
 
-from controlplane.service.api.changes import ChangeRequests, JobQuota
+from controlplane.service.api.changes import ChangeRequests, JobQuota, PreparePolicy
 from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
@@ -52,6 +52,7 @@ from schemas.wire.client import (
     ChangeSharing,
     ChangeSweep,
     CheckJob,
+    ChoosePolicy,
     Cluster,
     DrainNode,
     ExplainJob,
@@ -59,6 +60,7 @@ from schemas.wire.client import (
     GetCluster,
     GetJob,
     GetLedger,
+    GetPolicy,
     GetSearch,
     GetSharing,
     GetSweep,
@@ -144,6 +146,7 @@ class RequestServer:
         owners: JobOwners,
         limits: Limits,
         keys: KeyTable,
+        prepare_policy: PreparePolicy,
     ) -> None:
         self.limits = limits
         self._commit_loop = commit_loop
@@ -159,7 +162,7 @@ class RequestServer:
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits)
         self._changes = ChangeRequests(
-            commit_loop, self._reads, snapshots, quota, lambda: self.limits
+            commit_loop, self._reads, snapshots, quota, lambda: self.limits, prepare_policy
         )
         reads, changes = self._reads, self._changes
         self.routes: Mapping[type[Message], Route] = {
@@ -172,6 +175,7 @@ class RequestServer:
             GetUsage: Route(READERS, reads.usage, measured=True),
             ReadEvents: Route(READERS, reads.events, measured=True),
             GetSharing: Route(READERS, reads.sharing, measured=True),
+            GetPolicy: Route(READERS, reads.policy),
             # about one job
             GetJob: Route(Action.STATE, reads.job, measured=True),
             WaitJob: Route(Action.STATE, reads.job_state, measured=True),
@@ -193,6 +197,7 @@ class RequestServer:
             UndrainNode: Route(OPERATORS, changes.drain, audited=True),
             PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
             ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
+            ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
             ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
             AddKey: Route(
                 ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True

@@ -20,7 +20,7 @@ import structlog
 
 from controlplane.core import policy_events
 from controlplane.core.history import Record
-from controlplane.core.inputs import PlanProposed
+from controlplane.core.inputs import PlanProposed, PolicyChosen
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.model.report_bounds import times_problem, usage_problem
 from controlplane.core.plan_check import difference
@@ -40,10 +40,9 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
 from controlplane.service.planner.policy_check import CheckedPolicy
 from controlplane.service.planner.search_planner import SearchPlanner
-from controlplane.service.settings import PolicyChoice
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds
-from schemas.wire.agent import StepsReported, WorkerStalled
+from schemas.wire.agent import StepsReported, WorkerStalled, WorkerUsed
 
 log = structlog.get_logger("policy_event_delivery")
 
@@ -53,7 +52,7 @@ class PolicyObserver:
     """Passes events to the planner, and worker reports to the telemetry table."""
 
     commit_loop: CommitLoop
-    planner: Planner
+    planner: Planner | PlanCoordinator
     telemetry: TelemetryTable
     _warned: set[JobId] = field(default_factory=set)  # jobs with logged implausible telemetry
 
@@ -93,9 +92,15 @@ class PolicyObserver:
         if job is not None and not job.ended:
             self.telemetry.take_stall(report, self.commit_loop.now())
 
+    def usage_reported(self, used: WorkerUsed) -> None:
+        """Record what a worker uses. Ignore a report that arrives after its job's end."""
+        job = self.commit_loop.committed.state.jobs.get(used.job)
+        if job is not None and not job.ended:
+            self.telemetry.take_usage(used, self.commit_loop.now())
+
 
 def make_planner(
-    choice: PolicyChoice,
+    choice: PolicyChosen,
     checked: CheckedPolicy,
     *,
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
@@ -105,12 +110,15 @@ def make_planner(
 ) -> Planner:
     """Return a planner of a policy that `check_policy` accepted.
 
-    A fast policy of this package runs in this process, any other one in a child process. A
-    restarted search first observes the events that `history` returns, oldest first. The child runs
-    `code`, a zip file, or the installed code if `code` is None.
+    A fast policy of this package runs in this process, any other one in a child process. A new
+    policy first observes the events that `history` returns, oldest first. The child runs `code`, a
+    zip file, or the installed code if `code` is None.
     """
     if not checked.apart:
-        return InlinePlanner(make(choice.name, choice.options), view_now, propose)
+        policy = make(choice.name, choice.options)
+        for at, event in history():
+            policy.observe(event, at)
+        return InlinePlanner(policy, view_now, propose)
     seed = choice.options.get("seed", 0)
     return SearchPlanner(
         policy=choice.name,
@@ -176,12 +184,41 @@ class PlanCoordinator:
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None  # timer of the next `wake_at`
         self.planner: Planner | None = None
+        self._exchanged = asyncio.Event()
         self.plan_requested = False  # True while a request is scheduled
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
         self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
+
+    def use(self, planner: Planner, *, gangs: bool) -> None:
+        """Exchange the planner. Its first plan changes running jobs only where it differs."""
+        self.planner = planner
+        self._cycle.use(gangs=gangs)
+        self._exchanged.set()
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Pass an event to the policy."""
+        if self.planner is not None:
+            self.planner.observe(event, now)
+
+    async def run(self) -> None:
+        """Run the planner, and each one that replaces it, until cancelled."""
+        while self.planner is not None:
+            self._exchanged.clear()
+            serving = asyncio.create_task(self.planner.run())
+            exchanged = asyncio.create_task(self._exchanged.wait())
+            try:
+                done, _ = await asyncio.wait(
+                    {serving, exchanged}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if exchanged not in done:
+                    serving.result()
+            finally:
+                serving.cancel()
+                exchanged.cancel()
+                await asyncio.wait({serving, exchanged})
 
     def request_plan(self) -> None:
         """Request a plan once all events of this moment have been handled.

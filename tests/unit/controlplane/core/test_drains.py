@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from controlplane.core.inputs import DrainDue, DrainExpired, DrainRequested, UndrainRequested
 from schemas.ids import NodeId, SlotId
+from schemas.wire.agent import NodeNoticed
 from tests.support.builders import (
     N1,
     N2,
@@ -169,3 +170,48 @@ def test_a_drain_replaces_a_cordon_and_a_cordon_a_drain() -> None:
     assert controller.job(A).phase.value == "rescaling"
     controller.take(replace(ask, cordon=True))
     assert controller.state.draining == {}
+
+
+def noticed(controller: Controller, within_s: float) -> None:
+    controller.tell(N1, NodeNoticed(within_s=within_s, reason="reclaimed"))
+
+
+def test_a_node_that_gives_notice_is_drained_with_that_deadline() -> None:
+    controller = training(cluster_of(n1=1, n2=1), S0)
+
+    noticed(controller, 30.0)
+
+    assert slots_then(controller) == [S0, T0]
+    node = controller.state.nodes[N1]
+    assert node.drain is not None
+    assert node.drain.text == "drained by notice of n1: reclaimed"
+    assert node.drain.deadline == controller.now + 30.0
+    assert controller.replayed() == controller.state
+
+
+def test_of_two_deadlines_of_a_node_the_earlier_one_counts() -> None:
+    controller = running(cluster_of(n1=1))
+    controller.take(drain(within_s=60.0))
+
+    noticed(controller, 90.0)
+    before = controller.state.nodes[N1].drain
+    assert before is not None
+    assert (before.user, before.deadline) == ("ann", controller.now + 60.0)
+    noticed(controller, 30.0)
+
+    after = controller.state.nodes[N1].drain
+    assert after is not None
+    assert after.deadline == controller.now + 30.0
+
+
+def test_a_notice_ends_with_the_next_agent_of_its_node_unless_an_operator_drains_it() -> None:
+    controller = cluster_of(n1=1)
+    noticed(controller, 30.0)
+    controller.take(greeting(N1, boot="boot-2"))
+    assert controller.state.nodes[N1].drain is None
+    assert controller.state.draining == {}
+
+    controller.take(drain())
+    noticed(controller, 30.0)
+    controller.take(greeting(N1, boot="boot-3"))
+    assert controller.state.nodes[N1].drain is not None

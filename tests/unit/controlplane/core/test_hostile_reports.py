@@ -27,6 +27,7 @@ from controlplane.journal.replay import replay
 from schemas.codec import encode
 from schemas.ids import JobId, NodeId, Rank, SlotId, Version, node_of
 from schemas.wire.agent import (
+    MAX_NOTICE_S,
     SUSPEND,
     AgentEvent,
     EpochReported,
@@ -35,6 +36,7 @@ from schemas.wire.agent import (
     JobCleared,
     JoinFailed,
     NodeHealth,
+    NodeNoticed,
     Quiesced,
     ScriptReport,
     StoreOpened,
@@ -202,6 +204,11 @@ class Hostile(RuleBasedStateMachine):
             fields["index"] = worker.reports + 1
         if kind is NodeHealth:
             fields = {"problems": (text,) if flag else ()}
+        elif kind is NodeNoticed:
+            within_s = (
+                fraction if 0.0 <= fraction <= MAX_NOTICE_S else 0.0
+            )  # the wire refuses others
+            fields = {"within_s": within_s, "reason": text}
         node = node_of(worker.slot) if worker is not None else N1
         if strange == "elsewhere":
             node = N2 if node == N1 else N1

@@ -60,6 +60,7 @@ class Service:
         self.sessions = NodeSessions(
             commit_loop=cast("Any", self), orders=cast("Any", orders), events=cast("Any", None),
             term=Term(1), timings=SessionTimings(), ports=(1, 2), on_steps=lambda _: None, on_stall=lambda _: None,
+            on_usage=lambda _: None,
             audit=Audit(),
         )  # fmt: skip
 

@@ -42,13 +42,13 @@ RERUN: Final = (client.RerunJob,)  # the new job has the values of the environme
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
-    client.ReadEvents, client.GetUsage, client.GetSharing,
+    client.ReadEvents, client.GetUsage, client.GetSharing, client.GetPolicy,
 )  # fmt: skip
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
 DRAINS: Final = (
     client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
 )  # fmt: skip
-KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing)
+KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing, client.ChoosePolicy)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
     "admin": {
@@ -113,7 +113,7 @@ NONE: Final[Any] = None
 ROUTES: Final = RequestServer(
     commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, telemetry=NONE,
     audit=NONE, notes=NONE, cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
-    keys=NONE,
+    prepare_policy=NONE, keys=NONE,
 ).routes  # fmt: skip
 RIGHT_OF: Final = {kind: route.right for kind, route in ROUTES.items()} | {**FOLLOWER_RIGHTS}
 MESSAGES: Final = {type(example): example for example in EXAMPLES.values()}

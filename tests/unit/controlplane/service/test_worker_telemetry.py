@@ -8,10 +8,10 @@ import pytest
 
 from controlplane.core.inputs import JoinStalled, RescaleExpired, Straggler
 from controlplane.service.api.replies import job_summary
-from controlplane.service.worker_telemetry import FRESH_S, SETTLE_S, TelemetryTable
+from controlplane.service.worker_telemetry import FRESH_S, SETTLE_S, JobUse, TelemetryTable
 from schemas.ids import Rank, Seconds, Version
 from schemas.jobs import PROGRESS_DEADLINE_S
-from schemas.wire.agent import STALL_S, StepsReported, WorkerStalled
+from schemas.wire.agent import STALL_S, StepsReported, WorkerStalled, WorkerUsed
 from tests.support.builders import (
     S0,
     S1,
@@ -272,3 +272,22 @@ def test_an_ended_job_leaves_no_reports() -> None:
     watched.table.forget(A)
 
     assert watched.table._stalls == {}
+
+
+def used_by(rank: int, **numbers: Any) -> WorkerUsed:
+    return WorkerUsed(job=A, version=Version(1), rank=Rank(rank), **numbers)
+
+
+def test_a_job_uses_what_its_workers_reported_lately() -> None:
+    table = TelemetryTable()
+    assert table.use_of(A, Seconds(0.0)) == JobUse()
+    table.take_usage(used_by(0, cpu_cores=9.0, memory_bytes=9), Seconds(0.0))
+    table.take_usage(used_by(1, cpu_cores=1.0, memory_bytes=4), Seconds(10.0))
+    table.take_usage(
+        used_by(2, cpu_cores=0.5, memory_bytes=3, gpu_share=0.5, gpu_memory_bytes=7), Seconds(16.0)
+    )
+
+    assert table.use_of(A, Seconds(16.0)) == JobUse(1.5, 7, 0.5, 7)
+
+    table.forget(A)
+    assert table.use_of(A, Seconds(16.0)) == JobUse()
