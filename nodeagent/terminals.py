@@ -65,7 +65,7 @@ class _Client(StreamEnd):
         super().__init__(stream, self._put, first=first, changed=changed)
         self.writer: asyncio.StreamWriter | None = writer
         self.rows = self.cols = 0
-        self.task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
 
     def _put(self, message: Message) -> None:
         if self.writer is not None:
@@ -242,18 +242,19 @@ class Terminal:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _type(self, data: bytes) -> None:
-        """Write input, as soon as the terminal takes it."""
+    async def _type(self, client: _Client) -> None:
+        """Write what a client sends, as soon as the terminal takes it."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        async with self._typing:
-            while data:
-                try:
-                    data = data[os.write(self._master, data) :]
-                except BlockingIOError:
-                    ready.clear()
-                    loop.add_writer(self._master, ready.set)
-                    await ready.wait()
-                    loop.remove_writer(self._master)
+        while data := await client.read():
+            async with self._typing:
+                while data:
+                    try:
+                        data = data[os.write(self._master, data) :]
+                    except BlockingIOError:
+                        ready.clear()
+                        loop.add_writer(self._master, ready.set)
+                        await ready.wait()
+                        loop.remove_writer(self._master)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(OSError):
@@ -299,7 +300,7 @@ class Terminal:
             first = self._end - len(self._latest)
             client = _Client(asked.stream, first, self._changed, writer)
             client.write_now(bytes(self._latest))
-            client.task = asyncio.create_task(self._attend(client))
+            client.tasks = [asyncio.create_task(one(client)) for one in (self._attend, self._type)]
             self._clients[asked.stream] = client
             self._awaits_client = False
             self._signal(signal.SIGWINCH)  # a program that fills the window draws it again
@@ -318,11 +319,8 @@ class Terminal:
                 client.close()
 
     async def _attend(self, client: _Client) -> None:
-        """Type what a client sends, and forget it when its stream is over."""
-        keeping = asyncio.create_task(client.keep_alive())
-        while data := await client.read():
-            await self._type(data)
-        await keeping
+        """Forget a client when its stream is over."""
+        await client.keep_alive()
         del self._clients[client.stream]
         self._left_at = time.monotonic()
         if client.writer is not None:

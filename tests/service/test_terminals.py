@@ -29,6 +29,7 @@ from schemas.codec import FROM_TERMINAL
 from schemas.host.fork_server import framed, read_frame
 from schemas.ids import JobId
 from schemas.wire.streams import (
+    PIECE,
     WINDOW,
     OpenStream,
     StreamClosed,
@@ -112,6 +113,15 @@ class Stage:
                     data = data[os.write(self.slave, data) :]
                 await asyncio.sleep(0.001)
 
+    async def typed(self, count: int) -> bytes:
+        found = b""
+        async with asyncio.timeout(LIMIT_S):
+            while len(found) < count:
+                with contextlib.suppress(BlockingIOError):
+                    found += os.read(self.slave, count)
+                await asyncio.sleep(0.001)
+        return found
+
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
@@ -141,13 +151,7 @@ async def test_a_client_sees_the_latest_output_and_types(stage: Stage) -> None:
     seat.send(data(0, b"ls\r"))
     seat.send(data(0, b"ls\rx"))  # repeated, with one more
 
-    async with asyncio.timeout(LIMIT_S):
-        typed = b""
-        while len(typed) < 4:
-            with contextlib.suppress(BlockingIOError):
-                typed += os.read(stage.slave, 100)
-            await asyncio.sleep(0.001)
-    assert typed == b"ls\nx"
+    assert await stage.typed(4) == b"ls\nx"
 
 
 async def test_a_terminal_has_the_size_of_its_smallest_window(stage: Stage) -> None:
@@ -161,6 +165,19 @@ async def test_a_terminal_has_the_size_of_its_smallest_window(stage: Stage) -> N
     await second.next(StreamData)
 
     assert stage.size() == (50, 90)
+
+
+async def test_a_client_that_leaves_is_forgotten_even_if_its_input_waits(stage: Stage) -> None:
+    seat = await Seat.at(stage, ONE, rows=20, cols=30)
+    await seat.opened()
+    seat.send(data(0, b"x" * PIECE))
+    seat.send(StreamClosed(stream=ONE))
+    await Seat.at(stage, TWO, rows=50, cols=100)
+
+    async with asyncio.timeout(LIMIT_S):
+        while stage.size() != (50, 100):
+            await asyncio.sleep(0.001)
+    assert await stage.typed(PIECE) == b"x" * PIECE
 
 
 async def test_a_client_that_comes_back_gets_what_it_missed(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -154,6 +155,31 @@ def test_bytes_that_the_peer_has_no_more_are_missed() -> None:
     end.receive(data(150, b"b", kept_from=150))
 
     assert (end.unread(), end.missed) == (b"ab", 49)
+
+
+async def test_two_ends_join_two_connections_to_the_end_of_both_directions() -> None:
+    loop = asyncio.get_running_loop()
+    ends: list[StreamEnd] = []
+    for other in (1, 0):
+        ends.append(StreamEnd(ID, lambda one, to=other: loop.call_soon(ends[to].receive, one)))
+    pairs = [socket.socketpair() for _ in ends]
+    joined = [
+        asyncio.create_task(end.join(*await asyncio.open_connection(sock=mine)))
+        for end, (mine, _) in zip(ends, pairs, strict=True)
+    ]
+    near, far = [await asyncio.open_connection(sock=theirs) for _, theirs in pairs]
+    asked = bytes(3 * WINDOW) + b"asked"
+
+    near[1].write(asked)
+    near[1].write_eof()
+    assert await far[0].read() == asked
+    far[1].write(asked[::-1])
+    far[1].write_eof()
+    assert await near[0].read() == asked[::-1]
+
+    await asyncio.gather(*joined)
+    for _, writer in (near, far):
+        writer.close()
 
 
 def test_a_silent_peer_ends_the_stream() -> None:
