@@ -142,7 +142,7 @@ def run_shell(folder: Path) -> NoReturn:
     environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env, **own, **order.env}
     os.chdir(assignment.workdir)
     terminals.start(folder, terminals.Bounds(terminals.KEEP_SHELL_S, order.limit_s, leader))
-    _, code = execute(terminals.program_of(order.argv), environ)
+    _, code = execute(order.argv, environ)
     os._exit(code)
 
 

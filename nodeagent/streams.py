@@ -120,6 +120,8 @@ class JobStreams:
         if asked.what == PORT:
             return await self._serve_port(stream)
         if asked.what == SHELL:
+            if not asked.argv and not asked.again:
+                return "argv: is missing; name a program"
             folder = place.folder / f"shell-{asked.stream}"
             if not asked.again and not folder.exists():
                 try:

@@ -370,8 +370,3 @@ async def _exit_code(folder: Path) -> int | None:
             return 128 + status.signal if status.signal else status.code
         await asyncio.sleep(0.01)
     return None
-
-
-def program_of(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a program and its arguments; without any, a shell."""
-    return argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")

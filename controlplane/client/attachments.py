@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
+from controlplane.client.command_line import DEFAULT_SHELL, shell_command
 from controlplane.client.files import FileTransfers
 from schemas.codec import TO_STREAM_CLIENT, encode
 from schemas.errors import OnesError, UnavailableError, UnreachableError, error_from_code
@@ -186,9 +187,10 @@ class Attachments(FileTransfers):
         Raises:
             UnavailableError: if no such worker runs.
         """
+        program = tuple(argv or shell_command(DEFAULT_SHELL))
         term, lang = os.environ.get("TERM", ""), os.environ.get("LANG", "")
         return self._opened(
-            job, what=SHELL, argv=tuple(argv), rank=Rank(rank), rows=rows, cols=cols,
+            job, what=SHELL, argv=program, rank=Rank(rank), rows=rows, cols=cols,
             term=term, lang=lang,
         )  # fmt: skip
 
