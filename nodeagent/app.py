@@ -256,7 +256,6 @@ class Agent:
                 "health": self._health.run,
                 "notices": self._notices.run,
                 "output": self._shipper.ship,
-                "streams": self._streams.run,
                 "zygotes": self._warm_up,
                 "disk use": self._disk_limits.run,
                 "usage": self._usage.run,
@@ -305,7 +304,7 @@ class Agent:
                 if isinstance(message, AskFiles | AskPiece):
                     self._bulk.answer(message)
                 elif isinstance(message, OpenStream):
-                    self._streams.open(message)
+                    self._streams.receive(message)
                 elif isinstance(message, NextServerKey):
                     self._server_keys.learn(message.public)
                 else:
@@ -389,14 +388,14 @@ class Agent:
             unconfirmed_s=self._session.unconfirmed_s(self._now()),
         )
 
-    def _place_of(self, worker: WorkerId) -> StreamPlace | None:
-        if (known := self._reconciler.workers.get(worker)) is None:
+    def _place_of(self, asked: OpenStream) -> StreamPlace | None:
+        known = self._reconciler.workers.get(asked.worker)
+        if known is None or known.phase not in LISTENING or known.journal != asked.journal:
             return None
-        folder = self._folders.worker(worker)
+        folder = self._folders.worker(asked.worker)
         assignment = folder.assignment()
         interactive = assignment is not None and assignment.spec.kind == "interactive"
-        runs = known.phase in LISTENING
-        return StreamPlace(folder.path, folder.own, known.journal, runs, interactive)
+        return StreamPlace(folder.path, folder.own, interactive)
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

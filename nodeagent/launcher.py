@@ -12,11 +12,11 @@ Run as `python -P -m nodeagent.launcher --socket PATH`, with the interpreter of 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -25,13 +25,7 @@ from setproctitle import setproctitle
 from nodeagent import terminals
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
-from schemas.host.fork_server import (
-    FRAME,
-    ForkServer,
-    await_start,
-    become_worker,
-    report_start_failure,
-)
+from schemas.host.fork_server import framed, serve_forks
 from schemas.ids import index_of, node_of
 from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import SWITCH, GroupFormed, ScriptFailed, ScriptReport, WorkerReady
@@ -107,10 +101,10 @@ class Launcher:
     def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
         """Append a report to the worker's file, from which the agent sends it."""
         self._reports += 1
-        data = encode(kind(**self._identity, index=self._reports, **fields))
+        data = framed(kind(**self._identity, index=self._reports, **fields))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(self._folder / "reports", flags, 0o600)
-        os.write(file, FRAME.pack(len(data)) + data)
+        os.write(file, data)
         os.close(file)
 
     def _execute(self, environ: Mapping[str, str]) -> NoReturn:
@@ -148,7 +142,7 @@ def run_shell(folder: Path) -> NoReturn:
     environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env, **own, **order.env}
     os.chdir(assignment.workdir)
     terminals.start(folder, terminals.Bounds(terminals.KEEP_SHELL_S, order.limit_s, leader))
-    _, code = execute(terminals.program_of(order.argv), environ)
+    _, code = execute(order.argv, environ)
     os._exit(code)
 
 
@@ -203,24 +197,16 @@ def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[st
 
 
 def main() -> None:
-    """Run the fork server. A forked child leaves the loop and becomes a launcher."""
+    """Run the fork server, whose children become launchers and shells."""
     parser = argparse.ArgumentParser(prog="nodeagent.launcher", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     arguments = parser.parse_args()
-    gc.collect()
-    gc.freeze()  # so that the children's collectors do not write to shared pages
-    worker_start = ForkServer(arguments.socket).serve()
-    try:
-        await_start(worker_start.gate)
-        become_worker(worker_start.folder)
-        shell = (worker_start.folder / "order").exists()
-        launcher = None if shell else Launcher(worker_start.folder)
-    except BaseException as error:  # noqa: BLE001 - no program has run
-        report_start_failure(worker_start.line, error)
-    os.close(worker_start.line)
-    if launcher is None:
-        run_shell(worker_start.folder)
-    launcher.run()
+    serve_forks(arguments.socket, _prepare)
+
+
+def _prepare(folder: Path) -> Callable[[], NoReturn]:
+    is_shell = (folder / "order").exists()
+    return partial(run_shell, folder) if is_shell else Launcher(folder).run
 
 
 if __name__ == "__main__":

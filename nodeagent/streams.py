@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import structlog
-
-from nodeagent import job_ports, terminals
+from nodeagent import terminals
 from nodeagent.errors import StartError, log_errors
-from nodeagent.folders import FRAME
 from nodeagent.owned_files import acting_as, owner_of, remove_tree
 from schemas.codec import FROM_TERMINAL, encode
 from schemas.errors import OnesError
+from schemas.host.fork_server import framed, read_frame
 from schemas.ids import WorkerId
-from schemas.transport.stream_ends import LOST_S, StreamEnd, StreamError, StreamGapError
+from schemas.transport.stream_ends import StreamEnd
 from schemas.wire import Message
 from schemas.wire.streams import (
     MAX_REASON,
-    PIECE,
     PORT,
     SHELL,
     OpenStream,
-    StreamAlive,
     StreamClosed,
     StreamData,
-    StreamOpened,
     ToNode,
 )
 
-log = structlog.get_logger("streams")
 MAX_STREAMS: Final = 1000
-MAX_UNREAD: Final = 1 << 20  # bytes that a terminal has not read; then its stream ends
+MAX_UNREAD: Final = 1 << 20  # bytes that a terminal has not read; then its messages get lost
 APPEARS_S: Final = 5.0  # until a started program has its terminal
 LOOK_S: Final = 0.02
-TICK_S: Final = 1.0
+LISTENER: Final = r"^ *\d+: ([0-9A-F]+):{:04X} \S+ 0A(?: +\S+){{5}} +(\d+)"  # of /proc/net/tcp
+LOCAL: Final = {  # addresses that accept connections from this host, and where to connect to them
+    "00000000": "127.0.0.1",
+    "0100007F": "127.0.0.1",
+    "0" * 32: "127.0.0.1",
+    "0000000000000000FFFF00000100007F": "127.0.0.1",
+    "00000000000000000000000001000000": "::1",
+}
 
 
 class StreamPlace(NamedTuple):
-    """Worker of a stream, as this node knows it."""
+    """Running worker of a stream."""
 
     folder: Path  # the agent's folder of the worker
     own: Path  # folder of the worker's files
-    journal: str
-    runs: bool
     interactive: bool
 
 
@@ -58,26 +58,21 @@ class StreamPlace(NamedTuple):
 class _Stream:
     asked: OpenStream
     task: asyncio.Task[None] | None = None
-    writer: asyncio.StreamWriter | None = None
-    end: StreamEnd | None = None  # of a port
-    room: asyncio.Event | None = None  # of a port: the peer gave credit
-    heard_at: float = 0.0
-    is_lossy: bool = False  # a message could not be sent
+    take: Callable[[Message], None] = lambda _: None  # passes a message on; at first it is lost
 
 
 class JobStreams:
-    """Streams of a node. A stream is forgotten when its client is silent, or its end is closed.
+    """Streams of a node.
 
-    `send` sends to the relay and returns False if it is not connected. `place` returns what is
-    known of a worker. `start_shell` starts the program of a shell, and returns its folder. `pids`
-    returns the processes of a worker.
+    `send` sends to the relay, or loses the message. `place` returns a running worker. `start_shell`
+    starts the program of a shell in a folder. `pids` returns the processes of a worker.
     """
 
     def __init__(
         self,
         *,
-        send: Callable[[bytes], bool],
-        place: Callable[[WorkerId], StreamPlace | None],
+        send: Callable[[bytes], object],
+        place: Callable[[OpenStream], StreamPlace | None],
         start_shell: Callable[[OpenStream, Path], Awaitable[None]],
         pids: Callable[[WorkerId], list[int]],
     ) -> None:
@@ -87,232 +82,132 @@ class JobStreams:
         self._pids = pids
         self._streams: dict[str, _Stream] = {}
 
-    def open(self, asked: OpenStream) -> None:
-        """Open a stream, or open it again."""
-        stream = self._streams.get(asked.stream)
-        if stream is not None and stream.asked.worker == asked.worker:
-            stream.heard_at, stream.is_lossy = time.monotonic(), False
-            if stream.writer is not None and stream.end is None:
-                self._pass_on(stream, asked)
-            elif stream.end is not None:
-                self._reopen_port(stream, stream.end, asked)
-            return
-        if stream is not None or len(self._streams) >= MAX_STREAMS:
-            self._refuse(asked.stream, "too many streams are open on this node")
-            return
-        stream = self._streams[asked.stream] = _Stream(asked, heard_at=time.monotonic())
-        stream.task = asyncio.create_task(self._run(stream))
-
-    def receive(self, message: ToNode) -> None:
-        """Process a message of the client of a stream."""
+    def receive(self, message: OpenStream | ToNode) -> None:
+        """Process a message of the client of a stream. The first one opens it."""
         stream = self._streams.get(message.stream)
-        if stream is None:
-            if not isinstance(message, StreamClosed):
-                self._refuse(message.stream, "the stream is not known here", again=True)
-            return
-        stream.heard_at = time.monotonic()
-        if stream.end is not None:
-            self._to_port(stream, stream.end, message)
-        else:
-            self._pass_on(stream, message)
-        if isinstance(message, StreamClosed):
-            self._drop(stream)
-
-    async def run(self) -> None:
-        """Keep streams alive and forget silent ones, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            for stream in list(self._streams.values()):
-                if now - stream.heard_at > LOST_S:
-                    self._drop(stream)
-                    continue
-                if stream.is_lossy:
-                    why = "messages were lost"
-                    stream.is_lossy = not self._refuse(stream.asked.stream, why, again=True)
-                if stream.end is not None:
-                    self._send(stream, *stream.end.due(now))
+        if stream is not None:
+            stream.take(message)
+            if isinstance(message, StreamClosed) and stream.task is not None:
+                stream.task.cancel()
+        elif isinstance(message, OpenStream):
+            if len(self._streams) >= MAX_STREAMS:
+                self._refuse(message.stream, "too many streams are open on this node")
+                return
+            stream = self._streams[message.stream] = _Stream(message)
+            stream.task = asyncio.create_task(self._run(stream))
 
     def close(self) -> None:
-        """Drop all streams. Terminals stay."""
-        for stream in list(self._streams.values()):
-            self._drop(stream)
-
-    # --- both kinds
+        """End all streams. Terminals stay."""
+        for stream in self._streams.values():
+            if stream.task is not None:
+                stream.task.cancel()
 
     async def _run(self, stream: _Stream) -> None:
-        asked = stream.asked
-        reason = "the stream failed; see the log of the agent"
+        reason: str | None = "the stream failed; see the log of the agent"
         try:
-            with log_errors("stream", worker=asked.worker[:200]):
+            with log_errors("stream", worker=stream.asked.worker[:200]):
                 reason = await self._serve(stream)
-        except asyncio.CancelledError:
-            return
-        if self._streams.get(asked.stream) is stream:
-            if reason:
-                self._refuse(asked.stream, reason)
-            stream.task = None
-            self._drop(stream)
+            if reason is not None:
+                self._refuse(stream.asked.stream, reason)
+        finally:
+            del self._streams[stream.asked.stream]
 
-    async def _serve(self, stream: _Stream) -> str:
-        """Serve a stream to its end. Return a reason if the client was not told one."""
+    async def _serve(self, stream: _Stream) -> str | None:
+        """Serve a stream to its end. Return the reason for the client, unless it knows of it."""
         asked = stream.asked
-        place = self._place(asked.worker)
-        if place is None or not place.runs or place.journal != asked.journal:
+        if (place := self._place(asked)) is None:
             return "the worker does not run any more"
         if asked.what == PORT:
             return await self._serve_port(stream)
-        folder = place.own
         if asked.what == SHELL:
+            if not asked.argv and not asked.again:
+                return "argv: is missing; name a program"
             folder = place.folder / f"shell-{asked.stream}"
-            if asked.received is None and not folder.exists():
+            if not asked.again and not folder.exists():
                 try:
                     await self._start_shell(asked, folder)
                 except (StartError, OSError) as error:
                     return f"the shell could not be started: {error}"
-        elif not place.interactive:
+            return await self._serve_terminal(stream, folder)
+        if not place.interactive:
             return "the job has no terminal: `ones shell` opens one beside it"
-        reason = await self._serve_terminal(stream, folder)
-        if asked.what == SHELL and not reason:  # it has ended
-            await asyncio.to_thread(remove_tree, folder)
-        return reason
+        return await self._serve_terminal(stream, place.own)
 
-    def _refuse(self, stream: str, reason: str, *, again: bool = False) -> bool:
-        closed = StreamClosed(stream=stream, reason=reason[:MAX_REASON], again=again)
-        return self._send_bytes(encode(closed))
+    def _refuse(self, stream: str, reason: str) -> None:
+        self._send(StreamClosed(stream=stream, reason=reason[:MAX_REASON]))
 
-    def _send(self, stream: _Stream, *messages: Message) -> None:
-        for message in messages:
-            if not self._send_bytes(encode(message)):
-                stream.is_lossy = True
+    def _send(self, message: Message) -> None:
+        self._send_bytes(encode(message))
 
-    def _drop(self, stream: _Stream) -> None:
-        self._streams.pop(stream.asked.stream, None)
-        if stream.task is not None:
-            stream.task.cancel()
-        if stream.writer is not None:
-            stream.writer.close()
-
-    # --- terminals
-
-    async def _serve_terminal(self, stream: _Stream, folder: Path) -> str:
+    async def _serve_terminal(self, stream: _Stream, folder: Path) -> str | None:
         connection = await _connect(folder)
         if connection is None:
             return "the program has ended"
-        reader, stream.writer = await asyncio.open_unix_connection(sock=connection)
-        self._pass_on(stream, stream.asked)
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+
+        def take(message: Message) -> None:
+            if writer.transport.get_write_buffer_size() < MAX_UNREAD:
+                writer.write(framed(message))
+
+        stream.take = take
+        take(stream.asked)
         try:
             while True:
-                (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
-                if length > terminals.MAX_FRAME:
-                    return "its terminal sent too large a message"
-                data = await reader.readexactly(length)
+                data = await read_frame(reader, terminals.MAX_FRAME)
                 message = FROM_TERMINAL.decode(data)
                 if message.stream != stream.asked.stream:
                     return "its terminal sent a message of another stream"
-                if not self._send_bytes(data):
-                    stream.is_lossy = True
-                if isinstance(message, StreamClosed) and not message.again:
-                    return ""
+                self._send_bytes(data)
+                if isinstance(message, StreamClosed):
+                    break
         except OnesError:
             return "its terminal sent a message that is not valid"
-        except (OSError, EOFError):
-            return "the terminal is gone"
+        except (OSError, EOFError):  # a client that still wants it opens the stream again
+            return None
+        finally:
+            writer.close()
+        if stream.asked.what == SHELL:
+            await asyncio.to_thread(remove_tree, folder)
+        return None
 
-    def _pass_on(self, stream: _Stream, message: Message) -> None:
-        """Pass a message to the terminal. One that does not read loses its stream."""
-        if (writer := stream.writer) is None or writer.is_closing():
-            return
-        if writer.transport.get_write_buffer_size() > MAX_UNREAD:
-            self._refuse(stream.asked.stream, "its terminal does not read")
-            self._drop(stream)
-            return
-        data = encode(message)
-        writer.write(FRAME.pack(len(data)) + data)
-
-    # --- ports
-
-    async def _serve_port(self, stream: _Stream) -> str:
+    async def _serve_port(self, stream: _Stream) -> str | None:
         asked = stream.asked
-        if asked.received is not None:
+        if asked.again:
             return "the connection was lost"
+        foreign = f"port {asked.port} is not one at which {asked.job} listens"
         address = await self._address(asked)
         if address is None:
-            return f"port {asked.port} is not one at which {asked.job} listens"
+            return foreign
         try:
             reader, writer = await asyncio.open_connection(address, asked.port)
         except OSError as error:
             return f"port {asked.port}: {error.strerror}"
-        stream.writer = writer
         if await self._address(asked) is None:  # it closed the port, and another process has it
-            return f"port {asked.port} is not one at which {asked.job} listens"
-        now = time.monotonic()
-        stream.end, stream.room = StreamEnd(asked.stream, now), asyncio.Event()
-        self._send(stream, StreamOpened(stream=asked.stream, received=0, offset=0))
-        outgoing = stream.end.outgoing
+            writer.close()
+            return foreign
+        end = StreamEnd(asked.stream, self._send)
+
+        def take(message: Message) -> None:
+            if isinstance(message, StreamData):
+                end.receive(message)
+            elif isinstance(message, OpenStream):
+                end.tell()
+
+        stream.take = take
+        end.tell()
+        keeping = asyncio.create_task(end.keep_alive())
         try:
-            while True:
-                while outgoing.room <= 0:
-                    stream.room.clear()
-                    await stream.room.wait()
-                data = await reader.read(min(PIECE, outgoing.room))
-                if not data:
-                    break
-                self._send(stream, *outgoing.send(asked.stream, data))
+            await end.join(reader, writer)
+            while end.unreceived and not end.over:
+                await end.wait()
         except OSError as error:
             return f"port {asked.port}: {error.strerror}"
-        self._send(stream, *outgoing.end(asked.stream))
-        while not (stream.end.incoming.ended and outgoing.received == outgoing.sent):
-            stream.room.clear()
-            await stream.room.wait()
-        self._refuse(asked.stream, "")
-        return ""
+        finally:
+            keeping.cancel()
+        return None if end.over else ""
 
     async def _address(self, asked: OpenStream) -> str | None:
-        return await asyncio.to_thread(
-            lambda: job_ports.address_of(asked.port, self._pids(asked.worker))
-        )
-
-    def _reopen_port(self, stream: _Stream, end: StreamEnd, asked: OpenStream) -> None:
-        end.heard(time.monotonic())
-        with contextlib.suppress(StreamError):
-            end.outgoing.mark_received(asked.received or 0)
-        received, offset = end.incoming.consumed, end.outgoing.received
-        opened = StreamOpened(stream=asked.stream, received=received, offset=offset)
-        self._send(stream, opened, *end.outgoing.again(asked.stream))
-        if stream.room is not None:
-            stream.room.set()
-
-    def _to_port(self, stream: _Stream, end: StreamEnd, message: ToNode) -> None:
-        if not isinstance(message, StreamData | StreamAlive) or stream.writer is None:
-            return
-        try:
-            data = end.take(message, time.monotonic())
-        except StreamGapError as error:
-            self._refuse(end.stream, error.message, again=True)
-            return
-        except StreamError as error:
-            self._refuse(end.stream, error.message)
-            self._drop(stream)
-            return
-        if data:
-            stream.writer.write(data)
-        self._grant(stream)
-        if end.incoming.ended and not data and stream.writer.can_write_eof():
-            with contextlib.suppress(OSError):
-                stream.writer.write_eof()
-        if stream.room is not None:
-            stream.room.set()
-
-    def _grant(self, stream: _Stream) -> None:
-        """Grant credit for what the kernel has taken from the stream."""
-        if stream.end is None or stream.writer is None or stream.writer.is_closing():
-            return
-        incoming, unsent = stream.end.incoming, stream.writer.transport.get_write_buffer_size()
-        written = max(0, incoming.arrived - incoming.consumed - unsent)
-        self._send(stream, *stream.end.consume(written, time.monotonic()))
-        if unsent:
-            asyncio.get_running_loop().call_later(LOOK_S, self._grant, stream)
+        return await asyncio.to_thread(lambda: address_of(asked.port, self._pids(asked.worker)))
 
 
 async def _connect(folder: Path) -> socket.socket | None:
@@ -327,3 +222,34 @@ async def _connect(folder: Path) -> socket.socket | None:
             if wrong or time.monotonic() > until:
                 return None
         await asyncio.sleep(LOOK_S)
+
+
+def address_of(port: int, pids: Iterable[int]) -> str | None:
+    """Return the address of a port that belongs to these processes, or None if it does not.
+
+    All sockets that may get the connection must belong to them.
+    """
+    found = listeners(port)
+    if not found or not {f"socket:[{inode}]" for _, inode in found} <= _open_files(pids):
+        return None
+    return found[0][0]
+
+
+def listeners(port: int, net: Path = Path("/proc/net")) -> list[tuple[str, str]]:
+    """Return address and inode of the sockets that accept connections to a port from this host."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            text = (net / table).read_text(encoding="ascii")
+            found += re.findall(LISTENER.format(port), text, re.MULTILINE)
+    return [(LOCAL[where], inode) for where, inode in found if where in LOCAL]
+
+
+def _open_files(pids: Iterable[int]) -> set[str]:
+    held = set()
+    for pid in pids:
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    held.add(os.readlink(entry))  # noqa: PTH115 - a path object costs more
+    return held

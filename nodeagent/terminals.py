@@ -18,29 +18,19 @@ import socket
 import struct
 import termios
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from setproctitle import setproctitle
 
 from nodeagent.process_identity import in_session
-from schemas.codec import EXIT_STATUS, TO_TERMINAL, encode
+from schemas.codec import EXIT_STATUS, TO_TERMINAL
 from schemas.errors import OnesError
-from schemas.host.fork_server import FRAME
-from schemas.transport.stream_ends import LOST_S, StreamEnd, StreamError, StreamGapError
+from schemas.host.fork_server import framed, read_frame
+from schemas.transport.stream_ends import TICK_S, StreamEnd
 from schemas.wire import Message
-from schemas.wire.streams import (
-    MAX_REASON,
-    PIECE,
-    OpenStream,
-    StreamClosed,
-    StreamOpened,
-    StreamResized,
-    StreamSignal,
-)
+from schemas.wire.streams import PIECE, OpenStream, StreamClosed, StreamData, StreamSignal
 
 SOCKET: Final = "terminal"
 LATEST: Final = 64 << 10  # bytes of output that a new client gets
@@ -51,8 +41,6 @@ SHELL_S: Final = 8 * 3600.0  # time limit of a shell
 HANGUP_S: Final = 10.0  # from HUP to KILL
 FIRST_S: Final = 10.0  # from the start, for the first client to come before output is dropped
 DRAIN_S: Final = 4.0  # after the program's end, for clients to get its last output
-TICK_S: Final = 0.5
-LOOK_S: Final = 0.01
 GATHER_S: Final = 0.004  # after a small piece of output, so that the next one is larger
 SMALL: Final = 2048
 EXIT_FILE_S: Final = 2.0
@@ -68,12 +56,20 @@ class Bounds(NamedTuple):
     leader: int | None = None  # pidfd of a process with which the program has to end
 
 
-@dataclass(eq=False, slots=True)
-class _Client:
-    end: StreamEnd
-    rows: int
-    cols: int
-    writer: asyncio.StreamWriter | None
+class _Client(StreamEnd):
+    """Client of a terminal. Its connection may be lost and come back."""
+
+    def __init__(
+        self, stream: str, first: int, changed: asyncio.Event, writer: asyncio.StreamWriter
+    ) -> None:
+        super().__init__(stream, self._put, first=first, changed=changed)
+        self.writer: asyncio.StreamWriter | None = writer
+        self.rows = self.cols = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def _put(self, message: Message) -> None:
+        if self.writer is not None:
+            self.writer.write(framed(message))
 
 
 def start(folder: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 - a constant
@@ -92,8 +88,7 @@ def start(folder: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 - a co
     if (child := os.fork()) == 0:
         with contextlib.suppress(BaseException):
             os.setsid()
-            if os.fork() == 0:
-                os.close(slave)
+            if os.fork() == 0:  # it keeps the slave open, so that its reads never fail
                 _hold(Terminal(folder, master, program, pidfd, bounds), listener)
         os._exit(0)
     os.waitpid(child, 0)
@@ -103,12 +98,12 @@ def start(folder: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 - a co
     os.login_tty(slave)
 
 
-def _hold(terminal: Terminal, listener: socket.socket) -> NoReturn:
+def _hold(terminal: Terminal, listener: socket.socket) -> None:
     setproctitle(f"ones: terminal of {terminal.folder.name}")
     for name in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
 
-    async def run() -> NoReturn:
+    async def run() -> None:
         try:
             await terminal.run(listener)
         finally:
@@ -117,7 +112,6 @@ def _hold(terminal: Terminal, listener: socket.socket) -> NoReturn:
             os._exit(0)  # at once: the end of a loop reports the tasks of connections
 
     asyncio.run(run())
-    os._exit(0)
 
 
 def listen(folder: Path) -> socket.socket:
@@ -174,108 +168,93 @@ class Terminal:
         self._latest = bytearray()
         self._end = 0  # offset after the latest output
         self._clients: dict[str, _Client] = {}
-        self._input: deque[tuple[_Client, bytes]] = deque()
-        self._reading = False
+        self._changed = asyncio.Event()
+        self._typing = asyncio.Lock()
         self._left_at = self._began_at = time.monotonic()
         self._hung_up_at: float | None = None
-        self._over = False  # no process has the terminal open
-        self._gathers = False
-        self._connections = 0
         self._awaits_client = True  # the first one, which should miss nothing
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until the program has ended and its last output was received."""
         os.set_blocking(self._master, False)
-        loop = asyncio.get_running_loop()
         gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, gone.set)
         server = await asyncio.start_unix_server(self._serve, sock=listener)
+        showing = asyncio.create_task(self._show(gone))
         try:
-            self._read_more()
             while not gone.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(gone.wait(), TICK_S)
                 self._tick(time.monotonic())
             loop.remove_reader(self._pidfd)
-            await self._finish()
+            self._changed.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    await showing
+                    await self._received_by_all()
+            await self._say_goodbye()
         finally:
+            showing.cancel()
             server.close()  # without a wait for its connections, whose clients may stay
-
-    async def _finish(self) -> None:
-        """Send the last output, for a limited time, and the exit code."""
-        until = time.monotonic() + DRAIN_S
-        while time.monotonic() < until and not self._drained():
-            await asyncio.sleep(LOOK_S if self._over else 0)
-        await self._say_goodbye()
-
-    @property
-    def connected(self) -> int:
-        """Number of open connections of clients."""
-        return self._connections
 
     # --- the program's side
 
-    def _read_more(self) -> None:
-        """Read output exactly while every client has room for it."""
-        wanted = not self._over and not self._gathers and self._room() > 0
-        if wanted != self._reading:
-            loop = asyncio.get_running_loop()
-            if wanted:
-                loop.add_reader(self._master, self._on_output)
-            else:
+    async def _show(self, gone: asyncio.Event) -> None:
+        """Send output exactly while every client has room for it, to the end of the program."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if (room := self._room()) <= 0:
+                await self._wait()
+                continue
+            last = gone.is_set()
+            try:
+                data = os.read(self._master, min(PIECE, room))
+            except BlockingIOError:
+                if last:
+                    return
+                loop.add_reader(self._master, self._changed.set)
+                await self._wait()
                 loop.remove_reader(self._master)
-            self._reading = wanted
+                continue
+            self._latest += data
+            del self._latest[:-LATEST]
+            self._end += len(data)
+            for client in self._clients.values():
+                client.write_now(data)
+            if len(data) < SMALL:
+                await asyncio.sleep(GATHER_S)
+
+    async def _received_by_all(self) -> None:
+        for client in self._clients.values():
+            client.tell()  # a client replies at once with what it has received
+        while self._awaits_client or any(
+            one.unreceived or one.writer is None for one in self._clients.values()
+        ):
+            await self._wait()
 
     def _room(self) -> int:
         if self._awaits_client:
             return LATEST - len(self._latest)
-        return min([one.end.outgoing.room for one in self._clients.values()], default=PIECE)
+        return min([one.room for one in self._clients.values()], default=PIECE)
 
-    def _on_output(self) -> None:
-        try:
-            data = os.read(self._master, min(PIECE, self._room()))
-        except BlockingIOError:
-            return
-        except OSError:  # EIO: no process has the terminal open; one may open it again
-            data = b""
-        if not data:
-            self._over = True
-            self._read_more()
-            asyncio.get_running_loop().call_later(TICK_S, self._look_again)
-            return
-        self._latest += data
-        del self._latest[:-LATEST]
-        self._end += len(data)
-        for client in self._clients.values():
-            self._send(client, *client.end.outgoing.send(client.end.stream, data))
-        self._gathers = len(data) < SMALL
-        if self._gathers:
-            asyncio.get_running_loop().call_later(GATHER_S, self._look_again)
-        self._read_more()
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
-    def _look_again(self) -> None:
-        self._over = self._gathers = False
-        self._read_more()
-
-    def _write_more(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = time.monotonic()
-        while self._input:
-            client, data = self._input[0]
-            try:
-                count = os.write(self._master, data)
-            except BlockingIOError:
-                if not self._over:
-                    loop.add_writer(self._master, self._write_more)
-                    return
-                count = len(data)
-            except OSError:  # no process has the terminal open
-                count = len(data)
-            self._input.popleft()
-            if count < len(data):
-                self._input.appendleft((client, data[count:]))
-            self._send(client, *client.end.consume(count, now))
-        loop.remove_writer(self._master)
+    async def _type(self, client: _Client) -> None:
+        """Write what a client sends, as soon as the terminal takes it."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        while data := await client.read():
+            async with self._typing:
+                while data:
+                    try:
+                        data = data[os.write(self._master, data) :]
+                    except BlockingIOError:
+                        ready.clear()
+                        loop.add_writer(self._master, ready.set)
+                        await ready.wait()
+                        loop.remove_writer(self._master)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(OSError):
@@ -297,160 +276,82 @@ class Terminal:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = None
-        self._connections += 1
         try:
             while True:
-                (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
-                if length > MAX_FRAME:
-                    break
-                message = TO_TERMINAL.decode(await reader.readexactly(length))
+                message = TO_TERMINAL.decode(await read_frame(reader, MAX_FRAME))
                 if isinstance(message, OpenStream):
                     client = self._open(message, writer)
-                elif client is not None and message.stream == client.end.stream:
+                elif client is not None and message.stream == client.stream:
                     self._receive(client, message)
-                if client is None:
-                    break
         except (OSError, EOFError, OnesError):
             pass
         finally:
             if client is not None and client.writer is writer:
                 client.writer = None  # it may come back until it counts as lost
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            self._connections -= 1
 
     def _open(self, asked: OpenStream, writer: asyncio.StreamWriter) -> _Client | None:
-        now, start = time.monotonic(), self._end - len(self._latest)
         client = self._clients.get(asked.stream)
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 closed = StreamClosed(stream=asked.stream, reason="too many clients are attached")
-                _write(writer, closed)
+                writer.write(framed(closed))
                 return None
-            received = start if asked.received is None else asked.received
-            offset = min(max(start, received), self._end)
-            end = StreamEnd(asked.stream, now, offset, asked.kept_from)
-            client = _Client(end, asked.rows, asked.cols, writer)
+            first = self._end - len(self._latest)
+            client = _Client(asked.stream, first, self._changed, writer)
+            client.write_now(bytes(self._latest))
+            client.tasks = [asyncio.create_task(one(client)) for one in (self._attend, self._type)]
             self._clients[asked.stream] = client
-            self._send(client, self._opened(client, offset))
-            rest = bytes(self._latest[offset - start :])
-            self._send(client, *client.end.outgoing.send(asked.stream, rest))
             self._awaits_client = False
-            if asked.received is None or asked.received != offset:
-                self._signal(signal.SIGWINCH)  # a program that fills the window draws it again
-        else:
-            client.writer, client.rows, client.cols = writer, asked.rows, asked.cols
-            client.end.heard(now)
-            if asked.received is not None:
-                with contextlib.suppress(StreamError):
-                    client.end.outgoing.mark_received(asked.received)
-            self._send(client, self._opened(client, client.end.outgoing.received))
-            self._send(client, *client.end.outgoing.again(asked.stream))
-        self._resize()
-        self._read_more()
+            self._signal(signal.SIGWINCH)  # a program that fills the window draws it again
+        client.writer, client.rows, client.cols = writer, asked.rows, asked.cols
+        client.tell()
+        self._clients_changed()
         return client
-
-    @staticmethod
-    def _opened(client: _Client, offset: int) -> StreamOpened:
-        received = client.end.incoming.consumed
-        return StreamOpened(stream=client.end.stream, received=received, offset=offset)
 
     def _receive(self, client: _Client, message: Message) -> None:
         match message:
-            case StreamResized():
-                client.rows, client.cols = message.rows, message.cols
-                client.end.heard(time.monotonic())
-                self._resize()
-                return
+            case StreamData():
+                client.receive(message)
             case StreamSignal(name=name):
                 self._signal(signal.Signals[f"SIG{name}"])
-                return
             case StreamClosed():
-                self._forget(client)
-                return
-        try:
-            data = client.end.take(message, time.monotonic())
-        except StreamGapError as error:
-            self._close(client, error.message, again=True)
-            return
-        except StreamError as error:
-            self._close(client, error.message)
-            self._forget(client)
-            return
-        if data:
-            self._input.append((client, data))
-            self._write_more()
-        self._read_more()
+                client.close()
 
-    def _resize(self) -> None:
-        if not self._clients:
-            return
-        rows = min(one.rows for one in self._clients.values())
-        cols = min(one.cols for one in self._clients.values())
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(self._master, termios.TIOCSWINSZ, SIZE.pack(rows, cols, 0, 0))
-
-    def _forget(self, client: _Client) -> None:
-        if self._clients.pop(client.end.stream, None) is not None:
-            self._left_at = time.monotonic()
+    async def _attend(self, client: _Client) -> None:
+        """Forget a client when its stream is over."""
+        await client.keep_alive()
+        del self._clients[client.stream]
+        self._left_at = time.monotonic()
         if client.writer is not None:
             client.writer.close()
-        self._resize()
-        self._read_more()
+        self._clients_changed()
 
-    def _await_client(self, now: float) -> None:
-        if self._awaits_client and now - self._began_at > FIRST_S:
-            self._awaits_client = False
-            self._read_more()
+    def _clients_changed(self) -> None:
+        self._changed.set()
+        if self._clients:
+            rows = min(one.rows for one in self._clients.values())
+            cols = min(one.cols for one in self._clients.values())
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._master, termios.TIOCSWINSZ, SIZE.pack(rows, cols, 0, 0))
 
     def _tick(self, now: float) -> None:
-        self._await_client(now)
-        for client in list(self._clients.values()):
-            if client.end.silent_s(now) > LOST_S:
-                self._close(client, "the client is silent", again=True)
-                self._forget(client)
-            else:
-                self._send(client, *client.end.due(now))
+        if self._awaits_client and now - self._began_at > FIRST_S:
+            self._awaits_client = False
+            self._changed.set()
         bounds, leader = self._bounds, self._bounds.leader
         unused = not self._clients and now - self._left_at > bounds.keep_s
         if unused or now - self._began_at > bounds.limit_s or (leader and _ended(leader)):
             self._hang_up(now)
 
-    def _drained(self) -> bool:
-        """Read and send more of the last output. True if there is no more."""
-        self._await_client(time.monotonic())
-        before = self._end
-        if (room := self._room()) > 0:
-            self._on_output()
-        connected = all(one.writer is not None for one in self._clients.values())
-        all_read = room > 0 and self._end == before
-        return all_read and connected and not self._awaits_client
-
     async def _say_goodbye(self) -> None:
         code = await _exit_code(self.folder)
-        for client in self._clients.values():
-            self._send(client, StreamClosed(stream=client.end.stream, reason="ended", code=code))
         for client in list(self._clients.values()):
-            if client.writer is not None:
-                client.writer.transport.set_write_buffer_limits(0)
+            client.close("ended", code)
+            if (writer := client.writer) is not None:
                 with contextlib.suppress(OSError, TimeoutError):
-                    await asyncio.wait_for(client.writer.drain(), 1.0)
-                    client.writer.close()
-
-    def _close(self, client: _Client, reason: str, *, again: bool = False) -> None:
-        reason = reason[:MAX_REASON]
-        self._send(client, StreamClosed(stream=client.end.stream, reason=reason, again=again))
-
-    def _send(self, client: _Client, *messages: Message) -> None:
-        for message in messages:
-            if client.writer is not None and not client.writer.is_closing():
-                _write(client.writer, message)
-
-
-def _write(writer: asyncio.StreamWriter, message: Message) -> None:
-    data = encode(message)
-    writer.write(FRAME.pack(len(data)) + data)
+                    writer.close()
+                    await asyncio.wait_for(writer.wait_closed(), 1.0)
 
 
 def _ended(pidfd: int) -> bool:
@@ -469,8 +370,3 @@ async def _exit_code(folder: Path) -> int | None:
             return 128 + status.signal if status.signal else status.code
         await asyncio.sleep(0.01)
     return None
-
-
-def program_of(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a program and its arguments; without any, a shell."""
-    return argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")

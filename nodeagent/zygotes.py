@@ -30,7 +30,7 @@ import structlog
 from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.cgroups import PIDS
 from nodeagent.errors import NodeStartError, StartError
-from nodeagent.folders import FRAME, NodeFolders, zygote_outputs
+from nodeagent.folders import NodeFolders, zygote_outputs
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder, remove_tree
 from nodeagent.process_identity import (
@@ -42,9 +42,10 @@ from nodeagent.process_identity import (
     start_ticks,
 )
 from nodeagent.settings import Jobs
-from schemas.codec import FROM_ZYGOTE, encode
+from schemas.codec import FROM_ZYGOTE
 from schemas.errors import MalformedMessageError, OnesError
 from schemas.host.files import open_regular
+from schemas.host.fork_server import framed, read_frame
 from schemas.host.logging import Audit
 from schemas.jobs import is_reserved
 from schemas.wire import Message
@@ -292,8 +293,7 @@ class ZygoteConnection:
             self._starts.pop(name, None)
 
     def _send(self, message: Message) -> None:
-        data = encode(message)
-        self._writer.write(FRAME.pack(len(data)) + data)
+        self._writer.write(framed(message))
 
     async def _let_go(self, start: _Start, held: Held) -> None:
         try:
@@ -346,10 +346,8 @@ class ZygoteConnection:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             try:
                 while True:
-                    (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                    if length > MAX_ZYGOTE_MESSAGE_BYTES:
-                        raise MalformedMessageError(f"a message of {length} bytes")
-                    self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
+                    data = await read_frame(self._reader, MAX_ZYGOTE_MESSAGE_BYTES)
+                    self._take(FROM_ZYGOTE.decode(data))
             except OnesError as error:
                 gone = StartError(f"its zygote does not follow the protocol: {error}")
                 self._writer.transport.abort()  # with what was not sent

@@ -96,8 +96,8 @@ READ_LOG: Final = Codec[feed.ReadLog | files.FromFollower | streams.FromClient](
 LOG_REPLY: Final = Codec[feed.LogPage | files.FilesReply | client.Failed](
     "log page", feed.LogPage | files.FilesReply | client.Failed
 )
-TO_STREAM_CLIENT: Final = Codec[streams.FromNode | client.Failed](
-    "stream to a client", streams.FromNode | client.Failed
+TO_STREAM_CLIENT: Final = Codec[streams.ToClient | client.Failed](
+    "stream to a client", streams.ToClient | client.Failed
 )
 TO_TERMINAL: Final = Codec[streams.FromClient]("agent to terminal", streams.FromClient)
 FROM_TERMINAL: Final = Codec[streams.FromNode]("terminal to agent", streams.FromNode)

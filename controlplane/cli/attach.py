@@ -268,17 +268,9 @@ async def _forward(client: Client, job: str, remote: int, local: int, rank: int)
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with client.port(job, remote, rank=rank) as stream:
-                sending = asyncio.create_task(_send(reader, stream))
-                try:
-                    while data := await stream.read():
-                        writer.write(data)
-                        await writer.drain()
-                    if writer.can_write_eof():
-                        writer.write_eof()
-                    if not stream.over:
-                        await sending
-                finally:
-                    sending.cancel()
+                await stream.join(reader, writer)
+                while not stream.over:  # the node has yet to pass on the last bytes
+                    await stream.wait()
         except OnesError as error:
             sys.stderr.write(f"ones: {error}\n")
         except OSError:
@@ -286,40 +278,23 @@ async def _forward(client: Client, job: str, remote: int, local: int, rank: int)
         finally:
             writer.close()
 
+    async def ended() -> None:
+        while True:
+            with contextlib.suppress(UnreachableError):  # the controller restarts
+                state = await client.wait_state(job)
+                sys.stderr.write(f"ones: {job} {state.state}: {state.reason}\n")
+                return
+
     try:
         server = await asyncio.start_server(serve, "127.0.0.1", local)
     except OSError as error:
         what = f"port {local} of this host: {error.strerror}"
         raise BadFieldError(what, f"choose another: {remote}:LOCAL", "port") from None
     sys.stderr.write(f"ones: 127.0.0.1:{local} is port {remote} of {job}, until Ctrl-C\n")
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(ended())
     for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+        asyncio.get_running_loop().add_signal_handler(name, waiting.cancel)
     async with server:
-        while not stop.is_set():
-            with contextlib.suppress(UnreachableError):  # the controller restarts
-                state = await _ended(client, job, stop)
-                if state is not None:
-                    sys.stderr.write(f"ones: {job} {state.state}: {state.reason}\n")
-                    return Exit.OK
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
     return Exit.OK
-
-
-async def _send(reader: asyncio.StreamReader, stream: Attachment) -> None:
-    while data := await reader.read(READ):
-        await stream.write(data)
-    stream.write_eof()
-
-
-async def _ended(client: Client, job: str, stop: asyncio.Event) -> JobState | None:
-    """Return the state of a job when it has ended, or None at a stop or after some seconds."""
-    looking = asyncio.create_task(client.state(job, wait_s=3.0))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not looking.done():
-        looking.cancel()
-        return None
-    state = looking.result()
-    return state if state.state in ENDED else None

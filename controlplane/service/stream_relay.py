@@ -24,6 +24,7 @@ from schemas.ids import JobId, NodeId, WorkerId, node_of
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming, Socket
 from schemas.transport.stream_ends import LOST_S
+from schemas.wire import Message
 from schemas.wire.streams import (
     MAX_REASON,
     PORT,
@@ -31,7 +32,6 @@ from schemas.wire.streams import (
     FromClient,
     FromNode,
     OpenStream,
-    StreamAlive,
     StreamClosed,
     StreamData,
     StreamOpened,
@@ -39,20 +39,9 @@ from schemas.wire.streams import (
 
 MAX_STREAMS: Final = 1000
 MAX_OF_USER: Final = 32
-MAX_WAITING: Final = 2000  # messages of one stream that wait for its client
+MAX_WAITING: Final = 256  # messages of one stream that wait for its client
 RETRY_S: Final = 0.002  # between attempts to send what waits
 TICK_S: Final = 1.0
-
-
-@dataclass(eq=False, slots=True)
-class _Direction:
-    received: int = 0  # as the receiver told last
-    size: int = 0  # bytes that passed, repeated ones included
-
-    def takes(self, data: StreamData) -> bool:
-        """Count a message. Return False if it is beyond the receiver's credit."""
-        self.size += len(data.data)
-        return data.offset + len(data.data) <= self.received + WINDOW
 
 
 @dataclass(eq=False, slots=True)
@@ -63,8 +52,10 @@ class _Stream:
     node: NodeId
     heard_at: float
     route: bytes = b""  # of the agent; empty: it has not replied
-    inbound: _Direction = field(default_factory=_Direction)  # to the node
-    outbound: _Direction = field(default_factory=_Direction)
+    to_node: int = 0  # its client may send up to this byte
+    to_client: int = 0  # its node may send up to this byte
+    sent: int = 0  # bytes that passed from its client, repeated ones included
+    received: int = 0
     waiting: deque[bytes] = field(default_factory=deque)
     end: str | None = None  # reason of its end, while last messages wait for the client
 
@@ -100,6 +91,8 @@ class StreamRelay:
     def from_client(self, incoming: Incoming, who: Identity, message: FromClient) -> None:
         """Process a message of a client. Its right to open a stream was checked before.
 
+        A message of a stream that has no route to its node is lost: its client opens it again.
+
         Raises:
             OnesError: if the message is refused.
         """
@@ -109,23 +102,25 @@ class StreamRelay:
         if isinstance(message, OpenStream):
             self._open(incoming, str(who), message, stream)
             return
-        if stream is None or not stream.route:
-            if not isinstance(message, StreamClosed):
-                why = "the stream is not known here"
-                self._reply(incoming, StreamClosed(stream=message.stream, reason=why, again=True))
+        if stream is None:
             return
         stream.heard_at = self.clock()
-        if isinstance(message, StreamData) and not stream.inbound.takes(message):
-            self._end(stream, "its client sent beyond its credit")
-            raise DeniedError("data beyond the credit of the stream", "compare releases")
-        if isinstance(message, StreamAlive):
-            stream.outbound.received = max(stream.outbound.received, message.received)
-        if not self.shippers.send(stream.route, encode(message)):
-            why = "the node is not connected"
-            self._reply(incoming, StreamClosed(stream=message.stream, reason=why, again=True))
+        if stream.route:
+            if isinstance(message, StreamData):
+                self._check_client(stream, message)
+            self.shippers.send(stream.route, encode(message))
         if isinstance(message, StreamClosed):
             self._forget(stream, "its client closed it")
-            self._reply(incoming, StreamClosed(stream=message.stream, reason="closed"))
+            self._to_client(stream, StreamClosed(stream=message.stream, reason="closed"))
+
+    def _check_client(self, stream: _Stream, message: StreamData) -> None:
+        if message.offset + len(message.data) > stream.to_node:
+            self._end(stream, "its client sent beyond its credit")
+            raise DeniedError("data beyond the credit of the stream", "compare releases")
+        stream.sent += len(message.data)
+        stream.to_client = max(stream.to_client, message.limit)
+        if message.lost:
+            stream.waiting.clear()  # it is sent again
 
     def _open(
         self, incoming: Incoming, user: str, asked: OpenStream, known: _Stream | None
@@ -145,10 +140,8 @@ class StreamRelay:
         if asked.stream not in self._streams:
             self._streams[asked.stream] = known
             self.audit.done("stream opened", by=user, **known.detail)
-        known.client, known.node, known.heard_at = incoming, node, self.clock()
-        known.asked = asked
-        known.outbound.received = max(known.outbound.received, asked.received or 0)
-        known.waiting.clear()
+        known.asked, known.client, known.node, known.heard_at = asked, incoming, node, self.clock()
+        self._to_client(known, StreamOpened(stream=asked.stream, worker=worker))
 
     def _worker_of(self, asked: OpenStream) -> tuple[WorkerId, NodeId]:
         job = self.job(asked.job)
@@ -178,46 +171,44 @@ class StreamRelay:
         if name != stream.node:
             raise DeniedError(f"the stream is not one of node {name}")
         stream.route = incoming.route
-        match message:
-            case StreamOpened(received=received, offset=offset):
-                stream.inbound.received = max(stream.inbound.received, received)
-                stream.outbound.received = max(stream.outbound.received, offset)
-                message = replace(message, worker=stream.asked.worker)
-            case StreamAlive(received=received):
-                stream.inbound.received = max(stream.inbound.received, received)
-            case StreamData() if not stream.outbound.takes(message):
+        if isinstance(message, StreamData):
+            stream.to_client = stream.to_client or message.kept_from + WINDOW
+            if message.offset + len(message.data) > stream.to_client:
                 self._end(stream, "its node sent beyond its credit")
                 raise DeniedError("data beyond the credit of the stream")
-        self._to_client(stream, encode(message))
-        if isinstance(message, StreamClosed) and not message.again:
+            stream.received += len(message.data)
+            stream.to_node = max(stream.to_node, message.limit)
+        self._to_client(stream, message)
+        if isinstance(message, StreamClosed):
             stream.end = message.reason
             if not stream.waiting:
                 self._forget(stream, message.reason)
 
-    def _to_client(self, stream: _Stream, data: bytes) -> None:
+    def _to_client(self, stream: _Stream, message: Message) -> None:
+        data = encode(message)
         if stream.waiting or not self.followers.send(*stream.client.frames[:-1], data):
             if len(stream.waiting) >= MAX_WAITING:
-                stream.waiting.clear()  # the client notices the gap
-                return
+                stream.waiting.clear()  # the client notices the loss
             stream.waiting.append(data)
             if not self._retrying:
-                self._retrying = True
-                asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+                self._retry_soon()
+
+    def _retry_soon(self) -> None:
+        self._retrying = True
+        asyncio.get_running_loop().call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
         """Send what waits, as far as the clients' queues take it."""
-        waits = False
+        self._retrying = False
         for stream in list(self._streams.values()):
-            while stream.waiting:
-                if not self.followers.send(*stream.client.frames[:-1], stream.waiting[0]):
-                    waits = True
-                    break
+            while stream.waiting and self.followers.send(
+                *stream.client.frames[:-1], stream.waiting[0]
+            ):
                 stream.waiting.popleft()
             if stream.end is not None and not stream.waiting:
                 self._forget(stream, stream.end)
-        self._retrying = waits
-        if waits:
-            asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+        if any(stream.waiting for stream in self._streams.values()):
+            self._retry_soon()
 
     # --- ends
 
@@ -252,8 +243,5 @@ class StreamRelay:
     def _forget(self, stream: _Stream, reason: str) -> None:
         if self._streams.pop(stream.asked.stream, None) is None:
             return
-        sizes = {"sent": str(stream.inbound.size), "received": str(stream.outbound.size)}
+        sizes = {"sent": str(stream.sent), "received": str(stream.received)}
         self.audit.done("stream closed", by=stream.user, why=reason, **stream.detail, **sizes)
-
-    def _reply(self, incoming: Incoming, message: StreamClosed) -> None:
-        self.followers.send(*incoming.frames[:-1], encode(message))

@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import gc
 import io
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NoReturn
@@ -30,13 +30,7 @@ from elastic.gc_free_import import gc_free_import
 from elastic.worker import run_script
 from elastic.worker.run_script import LossyOutput
 from schemas.codec import ASSIGNMENT
-from schemas.host.fork_server import (
-    ForkServer,
-    await_start,
-    become_worker,
-    report_start_failure,
-    write_message,
-)
+from schemas.host.fork_server import serve_forks, write_message
 from schemas.wire.worker import ExitStatus
 
 with gc_free_import():
@@ -52,7 +46,7 @@ ALSO_LATER: Final = frozenset({  # variables that also act later, or have no eff
 
 
 def main() -> None:
-    """Run the zygote. A forked child leaves the loop and becomes a worker."""
+    """Run the zygote, whose children become workers."""
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     purpose = parser.add_mutually_exclusive_group(required=True)
     purpose.add_argument("--socket", type=Path)
@@ -64,20 +58,14 @@ def main() -> None:
         _replace_streams(sys.stdout.encoding if "PYTHONIOENCODING" in os.environ else "utf-8")
         _exit_worker(run_script.prepare_worker(arguments.worker)(), arguments.worker)
     torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
-    gc.collect()
-    gc.freeze()  # so that the children's collectors do not write to shared pages
-    worker_start = ForkServer(arguments.socket, str(torch.__version__)).serve()
-    folder = worker_start.folder
-    try:
-        await_start(worker_start.gate)
-        become_worker(folder)
-        _replace_streams("utf-8")
-        _start_afresh_if_needed(folder)
-        run = run_script.prepare_worker(folder)
-    except BaseException as error:  # noqa: BLE001 - no line of the script has run
-        report_start_failure(worker_start.line, error)
-    os.close(worker_start.line)
-    _exit_worker(run(), folder)
+    serve_forks(arguments.socket, _prepare, str(torch.__version__))
+
+
+def _prepare(folder: Path) -> Callable[[], NoReturn]:
+    _replace_streams("utf-8")
+    _start_afresh_if_needed(folder)
+    run = run_script.prepare_worker(folder)
+    return lambda: _exit_worker(run(), folder)
 
 
 def _replace_streams(encoding: str) -> None:

@@ -10,6 +10,7 @@ writes no exit status.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import selectors
@@ -18,14 +19,15 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from setproctitle import setproctitle
 
 from schemas.codec import TO_ZYGOTE, encode
-from schemas.errors import OnesError
+from schemas.errors import MalformedMessageError, OnesError
 from schemas.wire import Message
 from schemas.wire.worker import (
     ZYGOTE_TITLE,
@@ -39,6 +41,9 @@ from schemas.wire.worker import (
     ZygoteReady,
 )
 
+if TYPE_CHECKING:
+    from asyncio import StreamReader
+
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
 CHECK_INTERVAL_S: Final = 1.0  # interval between checks of the socket's file
@@ -47,7 +52,7 @@ MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pi
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStart:
+class _WorkerStart:
     """Folder and pipes of a forked child."""
 
     folder: Path  # folder of the worker
@@ -81,7 +86,7 @@ class ForkServer:
         self._buffers: dict[socket.socket, bytearray] = {}
         self._children: set[_Child] = set()
 
-    def serve(self) -> WorkerStart:
+    def serve(self) -> _WorkerStart:
         """Fork and reap forever; return only in a forked child."""
         setproctitle(f"{ZYGOTE_TITLE} {self._path}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -117,7 +122,7 @@ class ForkServer:
         ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=self._torch)
         self._send(connection, ready)
 
-    def _read(self, connection: socket.socket) -> WorkerStart | None:
+    def _read(self, connection: socket.socket) -> _WorkerStart | None:
         try:
             data = connection.recv(RECEIVE)
         except OSError:
@@ -161,7 +166,7 @@ class ForkServer:
         os.close(child.gate)
         child.gate = None
 
-    def _fork(self, connection: socket.socket, request: Fork) -> WorkerStart | None:
+    def _fork(self, connection: socket.socket, request: Fork) -> _WorkerStart | None:
         folder = Path(request.folder)
         try:
             line, childs_end = os.pipe()
@@ -181,7 +186,7 @@ class ForkServer:
             os.close(line)
             os.close(gate)
             self._close_inherited()
-            return WorkerStart(folder, childs_end, childs_gate)
+            return _WorkerStart(folder, childs_end, childs_gate)
         os.close(childs_end)
         os.close(childs_gate)
         os.set_blocking(line, False)
@@ -248,9 +253,27 @@ class ForkServer:
 
     @staticmethod
     def _send(connection: socket.socket, message: Message) -> None:
-        data = encode(message)
         with contextlib.suppress(OSError):  # agent gone: the next agent reads the folders
-            connection.sendall(FRAME.pack(len(data)) + data)
+            connection.sendall(framed(message))
+
+
+def framed(message: Message) -> bytes:
+    """Return the bytes of a message, after their number."""
+    data = encode(message)
+    return FRAME.pack(len(data)) + data
+
+
+async def read_frame(reader: StreamReader, most: int) -> bytes:
+    """Return the bytes of the next message.
+
+    Raises:
+        MalformedMessageError: if it has more than `most` bytes.
+        IncompleteReadError: at the end of the connection.
+    """
+    (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
+    if length > most:
+        raise MalformedMessageError(f"a message of {length} bytes")
+    return await reader.readexactly(length)
 
 
 def _close(descriptor: int | None) -> None:
@@ -286,7 +309,27 @@ def _listen_at(path: Path) -> socket.socket:
     return listener
 
 
-def await_start(gate: int) -> None:
+def serve_forks(
+    path: Path, prepare: Callable[[Path], Callable[[], NoReturn]], torch: str = ""
+) -> NoReturn:
+    """Run a fork server. Each child calls `prepare` with its folder, and then what that returns.
+
+    A failure before that is reported as a failed start.
+    """
+    gc.collect()
+    gc.freeze()  # so that the children's collectors do not write to shared pages
+    start = ForkServer(path, torch).serve()
+    try:
+        _await_start(start.gate)
+        _become_worker(start.folder)
+        run = prepare(start.folder)
+    except BaseException as error:  # noqa: BLE001 - no line of the program has run
+        _report_failure(start.line, error)
+    os.close(start.line)
+    run()
+
+
+def _await_start(gate: int) -> None:
     """Wait until the agent has checked this process and placed it in its control group.
 
     Raises:
@@ -298,7 +341,7 @@ def await_start(gate: int) -> None:
         raise OSError(error_text.decode(errors="replace") or "its zygote is gone")
 
 
-def become_worker(folder: Path) -> None:
+def _become_worker(folder: Path) -> None:
     """Send the output of this process to the worker's log, and record the process in `folder`."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -313,7 +356,7 @@ def become_worker(folder: Path) -> None:
     write_message(folder / "process", mark)
 
 
-def report_start_failure(line: int, error: BaseException) -> NoReturn:
+def _report_failure(line: int, error: BaseException) -> NoReturn:
     """Report the error over the pipe `line`, which works even on a full disk, and exit."""
     if isinstance(error, OSError):
         problem = f" {error.filename}:" if error.filename else ""

@@ -27,7 +27,7 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
 
 
 def run(cluster: Cluster, folder: Path, script: str, *options: str) -> Finished:
-    return cluster.ones("run", *options, "--detach", "--", "sh", "-c", script, cwd=folder)
+    return cluster.run(folder, "sh", "-c", script, options=(*options, "--detach"))
 
 
 def test_an_array_of_50_programs_runs_each_index_once(cluster: Cluster, tmp_path: Path) -> None:

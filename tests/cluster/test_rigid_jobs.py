@@ -20,7 +20,6 @@ from tests.support.cluster import (
     running,
     training_job,
 )
-from tests.support.commands import Finished
 
 pytestmark = pytest.mark.slow  # a cluster of its own
 
@@ -76,14 +75,10 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     house.clear()
 
 
-def run(cluster: Cluster, folder: Path, *line: str, options: tuple[str, ...] = ()) -> Finished:
-    return cluster.ones("run", *options, "--", *line, cwd=folder)
-
-
 def test_a_program_prints_here_and_ends_with_its_code(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("b\na\nb\n")
 
-    done = run(cluster, tmp_path, "sh", "-c", "sort words.txt | uniq -c; exit 7")
+    done = cluster.run(tmp_path, "sh", "-c", "sort words.txt | uniq -c; exit 7")
 
     assert (done.code, done.out.split()) == (7, ["1", "a", "2", "b"])
     assert "failed: the program ended with exit code 7" in done.err
@@ -108,7 +103,7 @@ def test_the_exit_code_says_how_a_program_ended(
     end: tuple[int, str],
 ) -> None:
     code, said = end
-    done = run(cluster, tmp_path, *line, options=options)
+    done = cluster.run(tmp_path, *line, options=options)
 
     assert (done.code, said in done.err) == (code, True), done.err
 
@@ -118,7 +113,7 @@ def test_an_unmodified_torchrun_script_trains_on_two_nodes(
 ) -> None:
     (tmp_path / "ddp.py").write_text(DDP)
 
-    done = run(cluster, tmp_path, "torchrun", "--standalone", "--nproc-per-node=3", "ddp.py", "20")
+    done = cluster.run(tmp_path, "torchrun", "--standalone", "--nproc-per-node=3", "ddp.py", "20")
 
     assert done.code == 0, done.err
     assert sorted(done.out.splitlines()) == [
@@ -136,7 +131,7 @@ def test_an_elastic_job_makes_room_for_a_gang_and_loses_no_step(
     assert cluster.ones("resume", job, "--auto").code == 0
     cluster.until_epoch(job, 2)
 
-    done = run(cluster, tmp_path, "torchrun", "--nproc-per-node=2", "ddp.py", "50")
+    done = cluster.run(tmp_path, "torchrun", "--nproc-per-node=2", "ddp.py", "50")
 
     assert done.code == 0, done.err
     decisions = cluster.ones("explain", job, "-o", "json").json["decisions"]
@@ -151,7 +146,7 @@ def test_a_paused_program_saves_its_work_and_goes_on_from_there(
 ) -> None:
     (tmp_path / "saves.py").write_text(SAVES)
     options = ("--detach", "--env", f"COUNT={tmp_path / 'count'}")
-    job = run(cluster, tmp_path, "python", "saves.py", options=options).out.strip()
+    job = cluster.run(tmp_path, "python", "saves.py", options=options).out.strip()
     cluster.until(job, lambda shown: shown["state"] == "running" and cluster.output(job))
 
     assert cluster.ones("pause", job).code == 0
@@ -171,7 +166,7 @@ def test_a_program_that_saves_its_work_when_its_node_stops_goes_on_later(
     (tmp_path / "saves.py").write_text(SAVES)
     options = ("--detach", "--env", f"COUNT={tmp_path / 'count'}")
     shell = ("--no-python", "sh", "-c", "python saves.py; true")  # dies of TERM at once
-    job = run(cluster, tmp_path, "torchrun", *shell, options=options).out.strip()
+    job = cluster.run(tmp_path, "torchrun", *shell, options=options).out.strip()
     cluster.until(job, lambda shown: shown["state"] == "running" and cluster.output(job))
 
     cluster.down()
@@ -189,7 +184,7 @@ def test_a_program_that_ignores_term_and_its_children_are_killed_after_the_grace
 ) -> None:
     stubborn = "trap '' TERM; (trap '' TERM; echo child; sleep 600) & echo leader; wait"
     options = ("--detach", "--grace-s", "1")
-    job = run(cluster, tmp_path, "sh", "-c", stubborn, options=options).out.strip()
+    job = cluster.run(tmp_path, "sh", "-c", stubborn, options=options).out.strip()
     shown = cluster.until(job, lambda shown: len(cluster.output(job)) == 2 and shown["workers"])
     leader = shown["workers"][0]["pid"]
 
@@ -213,8 +208,8 @@ def test_an_agent_that_dies_finds_its_programs_and_their_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     options = ("--detach",)
-    lasting = run(cluster, tmp_path, "sh", "-c", "sleep 4; exit 5", options=options).out.strip()
-    brief = run(cluster, tmp_path, "sh", "-c", "sleep 1", options=options).out.strip()
+    lasting = cluster.run(tmp_path, "sh", "-c", "sleep 4; exit 5", options=options).out.strip()
+    brief = cluster.run(tmp_path, "sh", "-c", "sleep 1", options=options).out.strip()
     for job in (lasting, brief):
         cluster.until(job, lambda shown: shown["state"] == "running")
 
@@ -236,7 +231,7 @@ def _alive(shown: dict[str, Any]) -> bool:
 def test_a_rank_that_is_killed_ends_the_gang(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text(DDP)
     line = ("torchrun", "--nproc-per-node=2", "--max-restarts=1", "ddp.py", "3000")
-    job = run(cluster, tmp_path, *line, options=("--detach",)).out.strip()
+    job = cluster.run(tmp_path, *line, options=("--detach",)).out.strip()
     shown = cluster.until(job, lambda shown: shown["state"] == "running")
 
     os.kill(shown["workers"][1]["pid"], signal.SIGKILL)

@@ -15,22 +15,35 @@ from typing import Any, Final, Self
 import pytest
 
 from nodeagent import terminals
-from nodeagent.terminals import KEEP_S, LATEST, SIZE, Bounds, Terminal, connect, listen
-from schemas.codec import FROM_TERMINAL, encode
-from schemas.host.fork_server import FRAME
+from nodeagent.terminals import (
+    KEEP_S,
+    LATEST,
+    MAX_FRAME,
+    SIZE,
+    Bounds,
+    Terminal,
+    connect,
+    listen,
+)
+from schemas.codec import FROM_TERMINAL
+from schemas.host.fork_server import framed, read_frame
 from schemas.ids import JobId
 from schemas.wire.streams import (
+    PIECE,
     WINDOW,
     OpenStream,
-    StreamAlive,
     StreamClosed,
     StreamData,
-    StreamOpened,
-    StreamResized,
 )
 
 LIMIT_S: Final = 30.0
 ONE, TWO = "1" * 32, "2" * 32
+
+
+def data(offset: int, text: bytes = b"", **fields: Any) -> StreamData:
+    """Data of an end that has received nothing."""
+    given = {"stream": ONE, "kept_from": 0, "received": 0, "limit": WINDOW, **fields}
+    return StreamData(offset=offset, data=text, **given)
 
 
 class Seat:
@@ -49,18 +62,22 @@ class Seat:
         return made
 
     def send(self, message: Any) -> None:
-        data = encode(message)
-        self._writer.write(FRAME.pack(len(data)) + data)
+        self._writer.write(framed(message))
 
     async def next(self, kind: type[Any]) -> Any:
         async with asyncio.timeout(LIMIT_S):
             while True:
-                (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                message = FROM_TERMINAL.decode(await self._reader.readexactly(length))
+                message = FROM_TERMINAL.decode(await read_frame(self._reader, MAX_FRAME))
                 if isinstance(message, StreamData):
                     self.output += message.data
                 if isinstance(message, kind):
                     return message
+
+    async def opened(self) -> StreamData:
+        """Return the first message."""
+        found = await self.next(StreamData)
+        assert isinstance(found, StreamData)
+        return found
 
     async def until(self, end: bytes) -> bytes:
         while not self.output.endswith(end):
@@ -96,6 +113,15 @@ class Stage:
                     data = data[os.write(self.slave, data) :]
                 await asyncio.sleep(0.001)
 
+    async def typed(self, count: int) -> bytes:
+        found = b""
+        async with asyncio.timeout(LIMIT_S):
+            while len(found) < count:
+                with contextlib.suppress(BlockingIOError):
+                    found += os.read(self.slave, count)
+                await asyncio.sleep(0.001)
+        return found
+
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
@@ -104,7 +130,9 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     yield made
     for seat in made.seats:
         seat.leave()
-    while made.terminal.connected:
+    for client in list(made.terminal._clients.values()):
+        client.close()
+    while made.terminal._clients:
         await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -119,32 +147,37 @@ async def test_a_client_sees_the_latest_output_and_types(stage: Stage) -> None:
     await stage.print(b"hello\n")
     seat = await Seat.at(stage)
 
-    assert await seat.next(StreamOpened) == StreamOpened(stream=ONE, received=0, offset=0)
     assert await seat.until(b"\n") == b"hello\n"
-    seat.send(StreamData(stream=ONE, offset=0, data=b"ls\r"))
-    seat.send(StreamData(stream=ONE, offset=0, data=b"ls\rx"))  # repeated, with one more
+    seat.send(data(0, b"ls\r"))
+    seat.send(data(0, b"ls\rx"))  # repeated, with one more
 
-    async with asyncio.timeout(LIMIT_S):
-        typed = b""
-        while len(typed) < 4:
-            with contextlib.suppress(BlockingIOError):
-                typed += os.read(stage.slave, 100)
-            await asyncio.sleep(0.001)
-    assert typed == b"ls\nx"
+    assert await stage.typed(4) == b"ls\nx"
 
 
 async def test_a_terminal_has_the_size_of_its_smallest_window(stage: Stage) -> None:
     first = await Seat.at(stage, ONE, rows=50, cols=100)
-    await first.next(StreamOpened)
+    await first.opened()
     second = await Seat.at(stage, TWO, rows=40, cols=200)
-    await second.next(StreamOpened)
+    await second.opened()
     assert stage.size() == (40, 100)
 
-    second.send(StreamResized(stream=TWO, rows=60, cols=90))
-    second.send(StreamData(stream=TWO, offset=5, data=b""))  # answered after the new size
-    await second.next(StreamClosed)
+    second.send(OpenStream(stream=TWO, job=JobId("a-1"), rows=60, cols=90, again=True))
+    await second.next(StreamData)
 
     assert stage.size() == (50, 90)
+
+
+async def test_a_client_that_leaves_is_forgotten_even_if_its_input_waits(stage: Stage) -> None:
+    seat = await Seat.at(stage, ONE, rows=20, cols=30)
+    await seat.opened()
+    seat.send(data(0, b"x" * PIECE))
+    seat.send(StreamClosed(stream=ONE))
+    await Seat.at(stage, TWO, rows=50, cols=100)
+
+    async with asyncio.timeout(LIMIT_S):
+        while stage.size() != (50, 100):
+            await asyncio.sleep(0.001)
+    assert await stage.typed(PIECE) == b"x" * PIECE
 
 
 async def test_a_client_that_comes_back_gets_what_it_missed(stage: Stage) -> None:
@@ -154,15 +187,16 @@ async def test_a_client_that_comes_back_gets_what_it_missed(stage: Stage) -> Non
     seat.leave()
     await stage.print(b"two\n")
 
-    again = await Seat.at(stage, received=4)
+    again = await Seat.at(stage, again=True)
+    await again.opened()
+    again.send(data(0, received=4, lost=True))
 
-    assert await again.next(StreamOpened) == StreamOpened(stream=ONE, received=0, offset=4)
     assert await again.until(b"\n") == b"two\n"
 
 
 async def test_a_program_waits_for_a_client_with_a_full_window(stage: Stage) -> None:
     seat = await Seat.at(stage)
-    await seat.next(StreamOpened)
+    await seat.opened()
     printing = asyncio.create_task(stage.print(bytes(2 * WINDOW)))
     while len(seat.output) < WINDOW:
         await seat.next(StreamData)
@@ -170,7 +204,8 @@ async def test_a_program_waits_for_a_client_with_a_full_window(stage: Stage) -> 
     assert not printing.done()
 
     while not printing.done():
-        seat.send(StreamAlive(stream=ONE, received=len(seat.output), sent=0))
+        got = len(seat.output)
+        seat.send(data(0, received=got, limit=got + WINDOW))
         if len(seat.output) < 2 * WINDOW:
             await seat.next(StreamData)
         await asyncio.sleep(0)
@@ -178,16 +213,14 @@ async def test_a_program_waits_for_a_client_with_a_full_window(stage: Stage) -> 
 
 async def test_lost_and_excessive_input_is_refused(stage: Stage) -> None:
     seat = await Seat.at(stage)
-    await seat.next(StreamOpened)
+    await seat.opened()
 
-    seat.send(StreamData(stream=ONE, offset=9, data=b"x"))
-    gap = await seat.next(StreamClosed)
-    seat.send(StreamData(stream=TWO, offset=0, data=b"x"))  # of another stream: ignored
-    seat.send(StreamAlive(stream=ONE, received=10**6, sent=0))
-    wrong = await seat.next(StreamClosed)
+    seat.send(data(9, b"x"))
+    assert await seat.next(StreamData) == data(0, lost=True)
+    seat.send(data(0, b"x", stream=TWO))  # of another stream: ignored
+    seat.send(data(0, received=10**6))
 
-    assert (gap.again, gap.reason) == (True, "bytes 0 to 9 were lost")
-    assert (wrong.again, wrong.reason) == (False, "byte 1000000 was never sent")
+    assert (await seat.next(StreamClosed)).reason == "byte 1000000 was never sent"
 
 
 async def test_only_the_latest_output_is_kept_without_a_client(
@@ -198,7 +231,7 @@ async def test_only_the_latest_output_is_kept_without_a_client(
     await stage.print(bytes(size) + b"last\n")
     seat = await Seat.at(stage)
 
-    opened = await seat.next(StreamOpened)
+    opened = await seat.opened()
     await seat.until(b"last\n")
 
     assert opened.offset >= size - LATEST - 8192  # the rest was still in the kernel
@@ -218,7 +251,7 @@ async def test_a_terminal_hangs_up_without_a_client_or_at_its_time_limit(
 
     stage.terminal._bounds = Bounds(limit_s=10.0)
     seat = await Seat.at(stage)
-    await seat.next(StreamOpened)
+    await seat.opened()
     hung_up.clear()
     stage.terminal._tick(now + 9.0)
     assert hung_up == []

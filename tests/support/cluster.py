@@ -88,6 +88,10 @@ class Cluster:
         """Run `ones` with this cluster's home."""
         return ones(*arguments, limit_s=timeout, cwd=cwd, ONES_HOME=str(self.home))
 
+    def run(self, folder: Path, *line: str, options: tuple[str, ...] = ()) -> Finished:
+        """Run a program on the cluster with `ones run`, from a folder."""
+        return self.ones("run", *options, "--", *line, cwd=folder)
+
     def up(self) -> dict[str, Any]:
         """Start what is not running."""
         slots, agents = str(self.slots), str(self.agents)

@@ -414,17 +414,16 @@ _STREAM: Final = "415b948495564dada81fe368229a55b7"
 _OF_STREAMS: Final = (
     streams.OpenStream(
         stream=_STREAM, job=JOB, rank=RANK, what="shell", argv=("bash", "-l"), term="xterm",
-        lang="C.UTF-8", rows=50, cols=132, port=6006, received=1024, kept_from=512,
+        lang="C.UTF-8", rows=50, cols=132, port=6006, again=True,
         worker=WorkerId("digits-7.v5.r1"), user="ann", journal=JOURNAL,
     ),
-    streams.StreamOpened(
-        stream=_STREAM, received=512, offset=1024, worker=WorkerId("digits-7.v5.r1")
+    streams.StreamOpened(stream=_STREAM, worker=WorkerId("digits-7.v5.r1")),
+    streams.StreamData(
+        stream=_STREAM, offset=1024, data=b"\x1b[1mls\r\n", kept_from=512, received=40,
+        limit=262_184, lost=True, ended=True,
     ),
-    streams.StreamData(stream=_STREAM, offset=1024, data=b"\x1b[1mls\r\n"),
-    streams.StreamAlive(stream=_STREAM, received=1034, sent=513),
-    streams.StreamResized(stream=_STREAM, rows=60, cols=140),
     streams.StreamSignal(stream=_STREAM, name="INT"),
-    streams.StreamClosed(stream=_STREAM, reason="the program has ended", code=7, again=True),
+    streams.StreamClosed(stream=_STREAM, reason="the program has ended", code=7),
 )  # fmt: skip
 _ON_A_NODE: Final = (
     worker.ShellOrder(argv=("bash",), env={"TERM": "xterm"}, worker=4711, limit_s=28_800.0),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 from controlplane.core.handler_context import HandlerContext, place
-from controlplane.core.handlers import epochs, rigid, start
-from controlplane.core.handlers.lifecycle import end, fail, forget_exited, restart_from_checkpoint
+from controlplane.core.handlers import epochs, start
+from controlplane.core.handlers.lifecycle import (
+    end,
+    fail,
+    forget_exited,
+    restart_from_checkpoint,
+    suspended,
+)
 from controlplane.core.handlers.recovery import STOPPING, abandon, recover, rejoin_when_quiesced
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import (
@@ -13,6 +21,7 @@ from controlplane.core.model.job_phases import (
     Running,
     ScriptReports,
     Starting,
+    WithGroup,
 )
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
@@ -25,7 +34,7 @@ from controlplane.core.model.worker import (
     shell_exit_code,
 )
 from schemas.ids import SlotId, node_of
-from schemas.wire.agent import RECOVER, JobCleared, WorkerExited, WorkerRefused
+from schemas.wire.agent import RECOVER, SUSPEND, JobCleared, WorkerExited, WorkerRefused
 from schemas.wire.feed import Detail
 
 
@@ -61,7 +70,7 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
         job.sweep.exits[worker.worker] = (reason, cause is not ExitCause.LOST)
     if job.spec.rigid:
         if phase_before is not WorkerPhase.LEAVING:
-            rigid.on_worker_exited(ctx, job, worker, event)
+            _on_rigid_exit(ctx, job, worker, event)
     elif isinstance(status, Starting) and not left:
         start.on_worker_exited(ctx, job, status, event, phase_before)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
@@ -228,3 +237,61 @@ def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
 def _is_switching(change: Rescale | None) -> bool:
     """True while the group switches. Members that the change removes may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING
+
+
+def _on_rigid_exit(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
+    """Handle the exit of a program that does not use the library.
+
+    All workers of such a job start together, run until they exit, and are stopped with TERM. One
+    lost worker ends the whole group. An exit that follows TERM belongs to whoever sent TERM,
+    whatever its code. Any other exit is the program's result.
+    """
+    status = job.status
+    if not isinstance(status, WithGroup):
+        return
+    leaves = isinstance(status, Rescaling) and status.change.kind == SUSPEND
+    if leaves and event.asked:
+        _pause_when_empty(ctx, job)
+        return
+    cause, reason = _program_end(status, worker, event)
+    if cause is ExitCause.FAILED:
+        job.attempts.exit_code = shell_exit_code(event)
+        fail(ctx, job, reason)
+    elif cause is ExitCause.LOST:
+        restart_from_checkpoint(ctx, job, reason)
+    elif _is_complete(job, worker):
+        job.attempts.exit_code = 0
+        end(ctx, job, JobTrigger.FINISHED, "exit code 0")
+    elif leaves:
+        _pause_when_empty(ctx, job)
+
+
+def _program_end(status: WithGroup, worker: Worker, event: WorkerExited) -> tuple[ExitCause, str]:
+    """Return the cause of an exit and its text.
+
+    A signal is the program's own failure, except TERM: its host shut down, or lost the controller.
+    """
+    cause, reason = exit_cause(event, status.script, 0)
+    who = f"rank {worker.rank}" if len(status.group.members) > 1 else "the program"
+    if cause is ExitCause.FAILED and event.code is not None and not status.script.error:
+        more = reason.partition("; ")[2]
+        reason = f"{who} ended with exit code {event.code}{f'; {more}' if more else ''}"
+    elif event.signal not in {None, signal.SIGTERM}:
+        cause, reason = ExitCause.FAILED, reason.replace("a worker", who)
+    return cause, reason
+
+
+def _is_complete(job: Job, worker: Worker) -> bool:
+    """True if an exit with code 0 ends the job: that of its only program, or of the last rank."""
+    if job.spec.single:
+        return worker.rank == 0
+    return all(one.phase is WorkerPhase.EXITED for one in job.group_workers())
+
+
+def _pause_when_empty(ctx: HandlerContext, job: Job) -> None:
+    status = job.status
+    if not isinstance(status, Rescaling):
+        return
+    if all(one.phase is WorkerPhase.EXITED for one in job.group_workers()):
+        took_s = ctx.now - status.change.started_at
+        suspended(ctx, job, status, f"{status.change.reason}, ended {took_s:.1f} s after the order")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.job_ports import Listener, address_of, listeners
+from nodeagent.streams import address_of, listeners
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid ...\n"
 ROW = (
@@ -40,8 +40,8 @@ def test_only_listening_sockets_of_this_port_and_of_loopback_count(tmp_path: Pat
     )  # fmt: skip
 
     assert listeners(6006, tmp_path) == [
-        Listener(11, "127.0.0.1"), Listener(12, "127.0.0.1"), Listener(16, "::1"),
-        Listener(17, "127.0.0.1"), Listener(18, "127.0.0.1"),
+        ("127.0.0.1", "11"), ("127.0.0.1", "12"), ("::1", "16"), ("127.0.0.1", "17"),
+        ("127.0.0.1", "18"),
     ]  # fmt: skip
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -11,101 +15,191 @@ from hypothesis import strategies as st
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import MalformedMessageError
 from schemas.ids import JobId
-from schemas.transport.stream_ends import (
-    ALIVE_S,
-    Incoming,
-    Outgoing,
-    StreamEnd,
-    StreamError,
-    StreamGapError,
-)
-from schemas.wire.streams import (
-    PIECE,
-    WINDOW,
-    OpenStream,
-    StreamAlive,
-    StreamData,
-    StreamResized,
-)
+from schemas.transport.stream_ends import ALIVE_S, LOST_S, RETRY_S, StreamEnd
+from schemas.wire import Message
+from schemas.wire.streams import PIECE, WINDOW, OpenStream, StreamClosed, StreamData
 
 ID: Final = "0" * 32
 
 
-def data(offset: int, text: bytes) -> StreamData:
-    return StreamData(stream=ID, offset=offset, data=text)
+def data(offset: int, text: bytes = b"", **fields: Any) -> StreamData:
+    """Data of a peer that has received nothing."""
+    given = {"kept_from": 0, "received": 0, "limit": WINDOW, **fields}
+    return StreamData(stream=ID, offset=offset, data=text, **given)
+
+
+class End(StreamEnd):
+    """An end that keeps what it sends."""
+
+    def __init__(self, **options: Any) -> None:
+        self.wire: list[Message] = []
+        super().__init__(ID, self.wire.append, **options)
+
+    def taken(self) -> list[Message]:
+        found, self.wire[:] = list(self.wire), []
+        return found
+
+    def unread(self) -> bytes:
+        return bytes(self._unread)
 
 
 def test_bytes_are_sent_in_pieces_within_the_window() -> None:
-    outgoing = Outgoing()
+    end = End()
 
-    sent = outgoing.send(ID, bytes(PIECE + 1))
+    end.write_now(bytes(PIECE + 1))
 
-    assert [(one.offset, len(one.data)) for one in sent] == [(0, PIECE), (PIECE, 1)]
-    assert outgoing.room == WINDOW - PIECE - 1
-    outgoing.mark_received(PIECE)
-    assert (outgoing.room, outgoing.again(ID)) == (WINDOW - 1, [data(PIECE, b"\0")])
+    assert end.taken() == [data(0, bytes(PIECE)), data(PIECE, b"\0")]
+    assert end.room == WINDOW - PIECE - 1
+    end.receive(data(0, received=PIECE, limit=WINDOW + 5))
+    assert end.room == WINDOW + 5 - PIECE - 1
+    end.receive(data(0, received=PIECE, limit=WINDOW + 5, lost=True))
+    assert end.taken() == [data(PIECE, b"\0", kept_from=PIECE)]
 
 
 def test_what_was_never_sent_cannot_be_received() -> None:
-    outgoing = Outgoing()
-    outgoing.send(ID, b"ab")
+    end = End()
+    end.write_now(b"ab")
+    end.taken()
 
-    with pytest.raises(StreamError, match="byte 3 was never sent"):
-        outgoing.mark_received(3)
+    end.receive(data(0, received=3))
 
-
-def test_an_ended_direction_has_no_room_and_repeats_its_end() -> None:
-    outgoing = Outgoing()
-    outgoing.send(ID, b"ab")
-
-    assert outgoing.end(ID) == [data(2, b"")]
-    assert outgoing.room == 0
-    assert outgoing.again(ID) == [data(0, b"ab"), data(2, b"")]
+    assert end.over
+    assert end.taken() == [StreamClosed(stream=ID, reason="byte 3 was never sent")]
 
 
-def test_repeated_bytes_are_dropped_and_gaps_refused() -> None:
-    incoming = Incoming()
+async def test_a_reader_learns_of_the_end_after_the_last_byte() -> None:
+    end = End()
 
-    assert incoming.take(data(0, b"abc")) == b"abc"
-    assert incoming.take(data(1, b"bcd")) == b"d"
-    assert incoming.take(data(0, b"ab")) == b""
-    with pytest.raises(StreamGapError, match="bytes 4 to 6 were lost"):
-        incoming.take(data(6, b"x"))
-    assert not incoming.ended
-    assert incoming.take(data(4, b"")) == b""
-    assert incoming.ended
+    end.receive(data(0, b"ab"))
+    end.receive(data(2, ended=True))
+
+    assert (await end.read(), await end.read(), end.over) == (b"ab", b"", False)
 
 
-def test_a_peer_cannot_send_beyond_its_credit() -> None:
-    incoming = Incoming()
+def test_an_end_is_repeated_with_each_sign_of_life() -> None:
+    end = End()
+    end.write_eof()
+    end.taken()
+
+    end.tick(time.monotonic() + ALIVE_S)
+
+    assert end.taken() == [data(0, ended=True)]
+
+
+def test_repeated_bytes_are_dropped_and_lost_ones_requested() -> None:
+    end = End()
+
+    for offset, text in ((0, b"abc"), (1, b"bcd"), (0, b"ab")):
+        end.receive(data(offset, text))
+    assert (end.unread(), end.taken()) == (b"abcd", [])
+    end.receive(data(6, b"x"))
+    end.receive(data(7, b"y"))  # the request is on its way
+
+    assert end.unread() == b"abcd"
+    assert end.taken() == [data(0, received=4, lost=True)]
+
+
+async def test_a_peer_cannot_send_beyond_its_credit() -> None:
+    end = End()
     for at in range(0, WINDOW, PIECE):
-        incoming.take(data(at, bytes(PIECE)))
+        end.receive(data(at, bytes(PIECE)))
+    await end.read()
+    asyncio.get_running_loop().call_soon(end.close)
+    await end.read()  # grants credit for what was read before
+    assert end.taken() == [data(0, received=WINDOW, limit=2 * WINDOW)]
 
-    with pytest.raises(StreamError, match="beyond the credit"):
-        incoming.take(data(WINDOW, b"x"))
+    other = End()
+    for at in range(0, WINDOW, PIECE):
+        other.receive(data(at, bytes(PIECE)))
+    other.receive(data(WINDOW, b"x"))
 
-    assert incoming.consume(WINDOW // 4)  # the peer is told of so much at once
-    assert incoming.take(data(WINDOW, b"x")) == b"x"
+    reason = f"bytes beyond the credit of {WINDOW}"
+    assert other.taken() == [StreamClosed(stream=ID, reason=reason)]
 
 
 def test_a_lost_last_message_shows_in_the_next_sign_of_life() -> None:
-    sender, receiver = StreamEnd(ID, 0.0), StreamEnd(ID, 0.0)
-    sender.outgoing.send(ID, b"lost")
+    sender, receiver = End(), End()
+    sender.write_now(b"lost")
+    sender.taken()
 
-    (sign,) = sender.due(ALIVE_S)
+    sender.tick(time.monotonic())
+    (sign,) = sender.taken()
+    assert isinstance(sign, StreamData)
+    receiver.receive(sign)
 
-    assert sign == StreamAlive(stream=ID, received=0, sent=4)
-    assert sender.due(ALIVE_S + 1.0) == []
-    with pytest.raises(StreamGapError, match="up to 4 were lost"):
-        receiver.take(sign, ALIVE_S)
-    assert receiver.silent_s(ALIVE_S + 2.0) == 2.0
+    assert receiver.taken() == [data(0, lost=True)]
+
+
+def test_news_are_told_at_the_next_tick_or_in_reply_to_a_sign_of_life() -> None:
+    end = End()
+    now = time.monotonic()
+    end.tick(now + ALIVE_S - 1.0)
+    assert end.taken() == []
+
+    end.receive(data(0, b"a"))
+    end.receive(data(1))
+    assert end.taken() == [data(0, received=1)]
+    end.receive(data(1, b"b"))
+    assert end.taken() == []
+    end.tick(now)
+    assert end.taken() == [data(0, received=2)]
+    end.tick(now)
+    assert end.taken() == []
+
+
+def test_bytes_that_the_peer_has_no_more_are_missed() -> None:
+    end = End()
+    end.receive(data(100, b"a", kept_from=100))  # the past of a terminal
+    assert (end.unread(), end.missed) == (b"a", 0)
+
+    end.receive(data(150, b"b", kept_from=150))
+
+    assert (end.unread(), end.missed) == (b"ab", 49)
+
+
+async def test_two_ends_join_two_connections_to_the_end_of_both_directions() -> None:
+    loop = asyncio.get_running_loop()
+    ends: list[StreamEnd] = []
+    for other in (1, 0):
+        ends.append(StreamEnd(ID, lambda one, to=other: loop.call_soon(ends[to].receive, one)))
+    pairs = [socket.socketpair() for _ in ends]
+    joined = [
+        asyncio.create_task(end.join(*await asyncio.open_connection(sock=mine)))
+        for end, (mine, _) in zip(ends, pairs, strict=True)
+    ]
+    near, far = [await asyncio.open_connection(sock=theirs) for _, theirs in pairs]
+    asked = bytes(3 * WINDOW) + b"asked"
+
+    near[1].write(asked)
+    near[1].write_eof()
+    assert await far[0].read() == asked
+    far[1].write(asked[::-1])
+    far[1].write_eof()
+    assert await near[0].read() == asked[::-1]
+
+    await asyncio.gather(*joined)
+    for _, writer in (near, far):
+        writer.close()
+
+
+def test_a_silent_peer_ends_the_stream() -> None:
+    end = End()
+    now = time.monotonic()
+
+    end.tick(now + LOST_S - 1.0)
+    assert not end.over
+    end.tick(now + LOST_S + 1.0)
+
+    assert end.over
+    end.tick(now + LOST_S + 2.0)
+    assert all(isinstance(one, StreamData) for one in end.taken())
 
 
 @given(
     st.lists(
         st.one_of(
             st.binary(min_size=1, max_size=3 * PIECE),  # written by the sender
-            st.sampled_from(["lose", "read", "again", "alive"]),
+            st.sampled_from(["lose", "lose reply", "read", "tick"]),
         ),
         max_size=40,
     )
@@ -113,55 +207,63 @@ def test_a_lost_last_message_shows_in_the_next_sign_of_life() -> None:
 def test_every_byte_arrives_once_and_in_order_whatever_is_lost(
     steps: list[bytes | str],
 ) -> None:
-    sender, receiver = StreamEnd(ID, 0.0), StreamEnd(ID, 0.0)
-    wire: list[StreamData] = []
-    written, read = bytearray(), bytearray()
+    async def run() -> None:
+        sender, receiver = End(), End()
+        written, read = bytearray(), bytearray()
 
-    def deliver() -> None:
-        while wire:
-            try:
-                read.extend(receiver.take(wire.pop(0), 0.0))
-            except StreamGapError:
-                wire[:] = reopened()
+        def deliver(wire: list[Message], to: Callable[[StreamData], None]) -> None:
+            for message in list(wire):
+                assert isinstance(message, StreamData)
+                to(message)
+            wire.clear()
 
-    def reopened() -> list[StreamData]:
-        sender.outgoing.mark_received(receiver.incoming.arrived)
-        return sender.outgoing.again(ID)
+        async def exchange() -> None:
+            receiver._lost_at -= RETRY_S
+            deliver(sender.taken(), receiver.receive)
+            if receiver.unread():
+                read.extend(await receiver.read())
+                receiver._reading = 0
+            deliver(receiver.taken(), sender.receive)
 
-    for step in steps:
-        if isinstance(step, bytes):
-            fits = step[: sender.outgoing.room]
-            written.extend(fits)
-            wire += sender.outgoing.send(ID, fits)
-        elif step == "lose":
-            del wire[:1]
-        elif step == "read":
-            deliver()
-            receiver.consume(receiver.incoming.arrived - receiver.incoming.consumed, 0.0)
-        elif step == "again":
-            wire += reopened()
-        else:
-            sender.take(receiver.alive(0.0), 0.0)
-    wire += reopened()
-    deliver()
+        for step in steps:
+            if isinstance(step, bytes):
+                fits = step[: sender.room]
+                written.extend(fits)
+                sender.write_now(fits)
+            elif step == "lose":
+                del sender.wire[:1]
+            elif step == "lose reply":
+                del receiver.wire[:1]
+            elif step == "read":
+                await exchange()
+            else:
+                sender.tick(time.monotonic())
+                receiver.tick(time.monotonic())
+        for _ in range(3):
+            sender.tick(time.monotonic())
+            await exchange()
+        assert read == written
+        assert not sender.over
+        assert not receiver.over
 
-    assert read == written
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        StreamResized(stream=ID, rows=0, cols=80),
-        StreamResized(stream=ID, rows=24, cols=10_001),
-        StreamResized(stream="../../etc/passwd", rows=24, cols=80),
-        StreamData(stream=ID, offset=-1, data=b""),
-        StreamData(stream=ID, offset=2**53 + 1, data=b""),
-        StreamData(stream=ID, offset=0, data=bytes(PIECE + 1)),
+        OpenStream(stream=ID, job=JobId("a-1"), rows=0),
+        OpenStream(stream=ID, job=JobId("a-1"), cols=10_001),
+        data(-1),
+        data(2**53 + 1),
+        data(0, limit=-1),
+        data(0, bytes(PIECE + 1)),
+        StreamClosed(stream="../../etc/passwd"),
         OpenStream(stream=ID, job=JobId("a-1"), port=65_536),
         OpenStream(stream=ID, job=JobId("a-1"), term="x" * 201),
     ],
 )
-def test_values_out_of_bounds_are_no_messages(wrong: StreamData) -> None:
+def test_values_out_of_bounds_are_no_messages(wrong: Message) -> None:
     with pytest.raises(MalformedMessageError):
         READ_LOG.decode(encode(wrong))
 

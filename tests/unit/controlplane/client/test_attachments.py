@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Final, cast
+import time
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
 
-from controlplane.client.attachments import (
-    AGAIN_S,
-    OPEN_S,
-    QUIET_S,
-    Attachment,
-    StreamLostError,
-)
+from controlplane.client.attachments import OPEN_S, Attachment, StreamLostError
 from schemas.errors import DeniedError, UnavailableError
 from schemas.ids import JobId, WorkerId
-from schemas.transport.stream_ends import LOST_S
+from schemas.transport.stream_ends import ALIVE_S, LOST_S, RETRY_S
 from schemas.wire import Message
 from schemas.wire.client import Failed
 from schemas.wire.streams import (
     WINDOW,
     OpenStream,
-    StreamAlive,
     StreamClosed,
     StreamData,
     StreamOpened,
-    StreamResized,
 )
 
 ID: Final = "c" * 32
@@ -36,79 +28,74 @@ WORKER: Final = WorkerId("a-1.v1.r0")
 
 
 class Line:
-    """The channel of an attachment: keeps what is sent, or loses it."""
+    """The connection of an attachment: keeps what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.works = True
-        self.end = Attachment(cast("Any", self), ASKED)
-        self.end.ask(asyncio.get_running_loop().time())
+        self.end = Attachment(ASKED, self.sent_by)
 
-    def send(self, _: str, message: Message) -> bool:
-        if self.works:
-            self.sent.append(message)
-        return self.works
+    def sent_by(self, message: Message) -> None:
+        self.sent.append(message)
 
-    def opened(self, received: int = 0, offset: int = 0) -> None:
-        self.end.receive(StreamOpened(stream=ID, received=received, offset=offset, worker=WORKER))
+    def opened(self, **fields: Any) -> None:
+        self.end.take(StreamOpened(stream=ID, worker=WORKER))
+        self.end.take(data(**fields))
 
     def taken(self) -> list[Message]:
         found, self.sent = self.sent, []
         return found
 
 
-def data(offset: int, text: bytes) -> StreamData:
-    return StreamData(stream=ID, offset=offset, data=text)
+def data(offset: int = 0, text: bytes = b"", **fields: Any) -> StreamData:
+    """Data of an end that has received nothing."""
+    given = {"kept_from": 0, "received": 0, "limit": WINDOW, **fields}
+    return StreamData(stream=ID, offset=offset, data=text, **given)
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
+now = time.monotonic
 
 
 async def test_output_is_read_and_its_credit_granted() -> None:
     line = Line()
-    line.opened(offset=100)
-    line.end.receive(data(100, bytes(WINDOW // 4)))
+    line.opened(offset=100, kept_from=100)
+    got = 100
+    for _ in range(2):
+        line.end.take(data(got, bytes(WINDOW // 8)))
+        got += WINDOW // 8
     line.taken()
 
     assert len(await line.end.read()) == WINDOW // 4
-    line.end.receive(data(100 + WINDOW // 4, b"more"))
+    line.end.take(data(got, b"more"))
     assert await line.end.read() == b"more"
 
-    assert line.taken() == [StreamAlive(stream=ID, received=100 + WINDOW // 4, sent=0)]
+    assert line.taken() == [data(received=got + 4, limit=got + WINDOW)]
     assert line.end.missed == 0  # output before the first opening
 
 
-async def test_a_gap_opens_the_stream_again_and_both_ends_repeat() -> None:
+async def test_what_an_end_lacks_is_sent_again() -> None:
     line = Line()
     line.opened()
     await line.end.write(b"abc")
-    line.end.receive(data(0, b"one"))
+    line.end.take(data(0, b"one"))
     line.taken()
 
-    line.end.receive(data(5, b"late"))
-    line.end.tick(now() + AGAIN_S)
-    assert line.taken() == [replace(ASKED, worker=WORKER, received=3, kept_from=0)]
-    line.end.receive(data(5, b"late"))  # still from before
-    line.opened(received=1, offset=3)
+    line.end.take(data(5, b"late"))
+    assert line.taken() == [data(3, received=3, limit=WINDOW, lost=True)]
+    line.end.take(data(3, b"two", received=1, lost=True))
 
-    assert line.taken()[0] == data(1, b"bc")
-    line.end.receive(data(3, b"two"))
+    assert line.taken() == [data(1, b"bc", kept_from=1, received=3)]
     assert await line.end.read() == b"onetwo"
 
 
-async def test_a_message_that_cannot_be_sent_opens_the_stream_again() -> None:
+async def test_bytes_that_do_not_arrive_open_the_stream_again() -> None:
     line = Line()
     line.opened()
-    line.works = False
     await line.end.write(b"abc")
-    line.works = True
     line.taken()
 
-    line.end.tick(now() + AGAIN_S)
-    line.opened()
+    line.end.tick(now() + RETRY_S)
 
-    assert line.taken()[1] == data(0, b"abc")
+    assert line.taken() == [replace(ASKED, worker=WORKER, again=True), data(3)]
 
 
 async def test_a_silent_node_is_asked_again_and_then_given_up() -> None:
@@ -116,8 +103,8 @@ async def test_a_silent_node_is_asked_again_and_then_given_up() -> None:
     line.opened()
     line.taken()
 
-    line.end.tick(now() + QUIET_S + 0.1)
-    assert [type(one) for one in line.taken()] == [OpenStream]
+    line.end.tick(now() + ALIVE_S + 0.1)
+    assert [type(one) for one in line.taken()] == [OpenStream, StreamData]
     line.end.tick(now() + LOST_S + 0.1)
 
     with pytest.raises(StreamLostError, match="the node did not reply for 20 s"):
@@ -136,11 +123,10 @@ async def test_a_node_that_never_replies_is_given_up() -> None:
 async def test_output_that_the_terminal_has_not_kept_is_counted() -> None:
     line = Line()
     line.opened()
-    line.end.receive(data(0, b"one"))
-    line.end.receive(StreamClosed(stream=ID, again=True))
+    line.end.take(data(0, b"one"))
 
-    line.opened(offset=1000)
-    line.end.receive(data(1000, b"two"))
+    line.opened(offset=1000, kept_from=1000)
+    line.end.take(data(1000, b"two", kept_from=1000))
 
     assert (await line.end.read(), line.end.missed) == (b"onetwo", 997)
 
@@ -148,8 +134,8 @@ async def test_output_that_the_terminal_has_not_kept_is_counted() -> None:
 async def test_a_closed_stream_ends_with_its_reason_and_code() -> None:
     line = Line()
     line.opened()
-    line.end.receive(data(0, b"last"))
-    line.end.receive(StreamClosed(stream=ID, reason="ended", code=3))
+    line.end.take(data(0, b"last"))
+    line.end.take(StreamClosed(stream=ID, reason="ended", code=3))
 
     assert (await line.end.read(), await line.end.read()) == (b"last", b"")
     assert (line.end.reason, line.end.code) == ("ended", 3)
@@ -160,7 +146,7 @@ async def test_a_node_that_is_away_is_a_refusal_only_at_first(*, opened: bool) -
     line = Line()
     if opened:
         line.opened()
-    line.end.receive(Failed(code="unavailable", message="node n1 is not connected", hint=""))
+    line.end.take(Failed(code="unavailable", message="node n1 is not connected", hint=""))
 
     assert line.end.over is not opened
     if not opened:
@@ -171,7 +157,7 @@ async def test_a_node_that_is_away_is_a_refusal_only_at_first(*, opened: bool) -
 async def test_a_refusal_ends_an_open_stream() -> None:
     line = Line()
     line.opened()
-    line.end.receive(Failed(code="denied", message="no longer", hint=""))
+    line.end.take(Failed(code="denied", message="no longer", hint=""))
 
     with pytest.raises(DeniedError, match="no longer"):
         await line.end.read()
@@ -183,10 +169,7 @@ async def test_a_new_size_is_sent_and_kept_for_the_next_opening() -> None:
     line.taken()
 
     line.end.resize(50, 120)
-    assert line.taken() == [StreamResized(stream=ID, rows=50, cols=120)]
-    line.end.receive(StreamClosed(stream=ID, again=True))
-    line.end.tick(now() + AGAIN_S)
+    line.end.tick(now() + ALIVE_S)
 
-    (again,) = line.taken()
-    assert isinstance(again, OpenStream)
-    assert (again.rows, again.cols) == (50, 120)
+    asked = replace(ASKED, worker=WORKER, again=True, rows=50, cols=120)
+    assert line.taken() == [asked, asked, data()]

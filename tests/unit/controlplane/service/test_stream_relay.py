@@ -20,7 +20,6 @@ from schemas.wire.streams import (
     PIECE,
     WINDOW,
     OpenStream,
-    StreamAlive,
     StreamClosed,
     StreamData,
     StreamOpened,
@@ -93,8 +92,8 @@ class Desk:
 
     def opened(self) -> Desk:
         self.client(OPEN)
-        self.node(StreamOpened(stream=ID, received=0, offset=0))
-        assert self.told() == [StreamOpened(stream=ID, received=0, offset=0, worker=self.worker)]
+        self.node(data(0, b""))
+        assert self.told() == [StreamOpened(stream=ID, worker=self.worker), data(0, b"")]
         return self
 
     @property
@@ -108,8 +107,10 @@ class Desk:
         return cast("list[Message]", found)
 
 
-def data(offset: int, text: bytes = b"x") -> StreamData:
-    return StreamData(stream=ID, offset=offset, data=text)
+def data(offset: int, text: bytes = b"x", **fields: Any) -> StreamData:
+    """Data of an end that has received nothing."""
+    given = {"kept_from": 0, "received": 0, "limit": WINDOW, **fields}
+    return StreamData(stream=ID, offset=offset, data=text, **given)
 
 
 def test_the_node_learns_worker_user_and_journal_from_the_controller() -> None:
@@ -163,17 +164,16 @@ def test_a_client_that_sends_beyond_its_credit_loses_the_stream() -> None:
         desk.client(data(WINDOW))
 
     assert desk.told() == [StreamClosed(stream=ID, reason="its client sent beyond its credit")]
+    desk.nodes.sent.clear()
     desk.client(data(0))
-    (again,) = desk.told()
-    assert isinstance(again, StreamClosed)
-    assert again.again
+    assert not desk.nodes.sent
 
 
 def test_a_node_that_sends_beyond_the_credit_loses_the_stream() -> None:
     desk = Desk().opened()
     for at in range(0, WINDOW, PIECE):
         desk.node(data(at, bytes(PIECE)))
-    desk.client(StreamAlive(stream=ID, received=PIECE, sent=0))
+    desk.client(data(0, b"", received=PIECE, limit=WINDOW + PIECE))
     desk.node(data(WINDOW, bytes(PIECE)))
 
     with pytest.raises(DeniedError, match="beyond the credit"):
@@ -200,22 +200,34 @@ async def test_output_waits_for_a_client_that_does_not_read_and_so_does_its_end(
 def test_a_client_opens_its_stream_again_from_another_connection() -> None:
     desk = Desk().opened()
 
-    desk.client(replace(OPEN, received=0, worker=desk.worker), route=b"new")
+    desk.client(replace(OPEN, again=True, worker=desk.worker), route=b"new")
     desk.node(data(0))
 
-    assert [frames[0] for frames in desk.clients.sent] == [b"new"]
+    assert [frames[0] for frames in desk.clients.sent] == [b"new", b"new"]
     assert len(desk.asked) == 2
 
 
-def test_an_unknown_stream_is_to_be_opened_again_and_unknown_output_is_dropped() -> None:
+def test_messages_of_an_unknown_stream_are_dropped() -> None:
     desk = Desk()
 
     desk.client(data(7))
     desk.node(data(7))
 
-    (told,) = desk.told()
-    assert told == StreamClosed(stream=ID, reason="the stream is not known here", again=True)
+    assert desk.told() == []
     assert not desk.nodes.sent
+
+
+async def test_what_waits_for_a_client_is_dropped_when_it_is_sent_again() -> None:
+    desk = Desk().opened()
+    desk.clients.room = 0
+    desk.node(data(0))
+    desk.node(data(1))
+
+    desk.client(data(0, b"", lost=True))
+    desk.clients.room = 10
+    desk.node(data(0, b"xx"))
+
+    assert desk.told() == [data(0, b"xx")]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +272,7 @@ def test_a_revoked_key_loses_its_streams_at_both_ends() -> None:
     known = {b"key": ANN}
     incoming = Incoming((b"client", ID.encode(), encode(OPEN)), ANN, b"key", known)
     desk.relay.from_client(incoming, ANN, OPEN)
-    desk.node(StreamOpened(stream=ID, received=0, offset=0))
+    desk.node(data(0, b""))
     desk.relay.end_revoked()
     assert ID in desk.relay._streams
 
@@ -277,7 +289,7 @@ def test_opening_and_closing_are_audited_with_the_number_of_bytes() -> None:
     desk = Desk()
     asked = replace(OPEN, what="port", port=6006)
     desk.client(asked)
-    desk.node(StreamOpened(stream=ID, received=0, offset=0))
+    desk.node(data(0, b""))
     desk.client(data(0, b"ask"))
     desk.node(data(0, b"answer"))
     desk.client(StreamClosed(stream=ID))
