@@ -86,11 +86,19 @@ def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
     """Return the usage and the slots of accounts that the view of the state does not show."""
     holding = [state.jobs[name] for name in state.jobs_with_processes]
     outside: Counter[str] = Counter()
+    holders: dict[JobId, tuple[str, int]] = {}
     for name in {**state.overrides, **state.rigid}:
         if many := len(state.jobs[name].members()):
             outside[state.jobs[name].account] += many
+            holders[name] = state.jobs[name].account, many
+    known = {} if state.sharing is None else state.sharing.classes
+    classes = {name: state.jobs[name].spec.stated_class for name in state.active if known}
+    classes = {name: one for name, one in classes.items() if one in known}
     return Ledger(
         usage=usage_now(state.usage, holding, now, half_life_s),
         outside=outside,
         began_at=state.began_at,
+        holders=holders,
+        classes=classes,
+        ranks={name: known[one].rank for name, one in classes.items() if known[one].rank},
     )

@@ -4,6 +4,8 @@ A waiting rigid job is a *claim* on a fixed number of slots. Claims are served i
 have free slots, the surplus of running elastic jobs (slots above their minimum, which they give up
 between two steps), and all slots of elastic jobs that were submitted after it or that have run for
 `TURN_S`. It starts when enough of these are free. Until then, the slots are kept for it.
+A claim of a class that preempts can also have the slots of all jobs of lower rank that may begin
+again. No claim has firm slots of a job of higher rank, so no two jobs stop each other in turn.
 
 The first claim that cannot start gets a reservation: the time at which enough rigid jobs reach
 their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
@@ -64,8 +66,8 @@ def decide(
         turn_s: seconds after which an elastic job may be paused for a claim.
     """
     rules = rules or Standing(order=[job for job in rigid if job.waits])
-    room = _Room(view, rigid, now, turn_s, rules)
-    decided = _Decided(view.version, reasons=dict(rules.refused))
+    room, quota = _Room(view, rigid, now, turn_s, rules), rules.quota
+    decided = _Decided(view.version)
     head: _Reservation | None = None
     behind = 0
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
@@ -76,6 +78,10 @@ def decide(
             continue
         if (largest := room.largest(one_node=job.one_node)) < job.slots:
             decided.reasons[job.job] = _never_fits(job, largest)
+            continue
+        refused = quota and quota.refusal(job.job, job.account, job.slots)
+        if refused:
+            decided.reasons[job.job] = refused
             continue
         share = None if job.job in rules.exempt or not held else rules.share
         if share is not None and held + job.slots > share:
@@ -90,6 +96,8 @@ def decide(
             if head is not None:
                 head.use(job, now)
             held += job.slots
+            if quota is not None:
+                quota.take(job.job, job.account, job.slots, starts=True)
             decided.serve(job, found, head)
         elif head is None:
             head = room.reservation(job)
@@ -243,21 +251,29 @@ class _Room:
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
         """Return the jobs that can give up slots now, in the order in which they are asked."""
-        ready = (one for one in self._givers.items() if one[1].can_change(self._now))
-        return sorted(ready, key=lambda one: one[1].place)
+        ready = [one for one in self._givers.items() if one[1].can_change(self._now)]
+        ready.sort(key=lambda one: one[1].place)
+        return sorted(ready, key=lambda one: (one[1].place[0], self._rank(one[0])))
+
+    def _rank(self, job: JobId) -> int:
+        return self._rules.ranks.get(job, 0)
 
     def _pausable(self, claim: RigidView) -> set[JobId]:
         """Return the jobs that may lose all their slots to a claim.
 
         An entitled claim also takes firm slots of projects above their guarantees. It never takes
-        more than such a project has above its guarantee, but for the last job.
+        more than such a project has above its guarantee, but for the last job. A claim of a class
+        that preempts takes those of lower ranks, and no claim takes those of higher ranks.
         """
-        entitled = claim.job in self._rules.entitled
+        entitled, rank = claim.job in self._rules.entitled, self._rank(claim.job)
+        preempts = claim.job in self._rules.preempting
         borrowed = Counter(self._borrowed)
         found = set()
         for name, giver in self._ready_givers():
-            project = giver.account.partition("/")[0]
-            if giver.may_pause_for(claim, self._now):
+            project, its_rank = giver.account.partition("/")[0], self._rank(name)
+            if its_rank > rank:
+                continue
+            if (preempts and its_rank < rank) or giver.may_pause_for(claim, self._now):
                 found.add(name)
             elif entitled and borrowed[project] > 0:
                 borrowed[project] -= giver.firm
@@ -305,7 +321,7 @@ class _Room:
             if holder.ends_at is not None
         ]
         for giver in self._givers.values():
-            if isinstance(giver, _RigidGiver):
+            if isinstance(giver, _RigidGiver) or self._rank(giver.job.job) > self._rank(job.job):
                 continue
             rest = tuple(set(giver.slots).difference(offered))
             soon = giver.surplus or giver.may_pause_for(job, self._now)
@@ -377,7 +393,7 @@ class _Giver:
 
 
 class _RigidGiver:
-    """Running rigid job of a project that has borrowed slots. It loses all or none."""
+    """Running rigid job that may begin again. It loses all its slots or none."""
 
     surplus = 0
 
@@ -392,7 +408,7 @@ class _RigidGiver:
         return True
 
     def may_pause_for(self, _claim: RigidView, _now: Seconds) -> bool:
-        """Return False: only a guarantee takes slots from a rigid job."""
+        """Return False: only a guarantee or a class takes slots from a rigid job."""
         return False
 
     def give(self, chosen: Sequence[SlotId]) -> dict[SlotId, int]:
