@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from controlplane.core.model.usage import usage_now
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
@@ -49,7 +51,10 @@ class PlanCycle:
         if any(job.waits for job in rigid):
             sharing = reactor.state.sharing or Sharing(fair_share=False)
             ledger = ledger_of(reactor.state, now, sharing.half_life_s)
-            rules = standing(view, rigid, sharing, ledger, now)
+            state = reactor.state
+            nodes = [state.nodes[name] for name in state.planned if name in state.nodes]
+            closes = {node.node: node.windows[0].begin for node in nodes if node.windows}
+            rules = replace(standing(view, rigid, sharing, ledger, now), closes=closes)
         self._claims = decide(view, rigid, now, rules=rules)
         return self._claims.plan
 

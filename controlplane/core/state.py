@@ -175,6 +175,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
+    planned: dict[NodeId, None] = {}  # nodes that have or had `windows`
     swaps: list[Swap] = []  # swaps in progress
     sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
     sharing_file: Sharing | None = None  # rules of the settings file that were applied last

@@ -316,7 +316,7 @@ _OF_CLIENTS: Final = (
     client.GetSharing(),
     client.ChangeSharing(sharing=SHARING, based_on=3),
     client.PauseScheduling(paused=True, reason="new switch"),
-    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
+    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True, begin=Seconds(1_760_003_600.0), end=Seconds(1_760_007_200.0)),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
     client.GetSweep(job=JOB, from_trial=500, limit=100),

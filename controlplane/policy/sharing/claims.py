@@ -34,6 +34,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
 MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
+MAX_NAMED: Final = 3  # nodes that a reason names
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
 
@@ -78,6 +79,9 @@ def decide(
             continue
         if (largest := room.largest(one_node=job.one_node)) < job.slots:
             decided.reasons[job.job] = _never_fits(job, largest)
+            continue
+        if room.largest(one_node=job.one_node, open_for=job) < job.slots:
+            decided.reasons[job.job] = _closes(job, room.closing(job))
             continue
         refused = quota and quota.refusal(job.job, job.account, job.slots)
         if refused:
@@ -183,9 +187,26 @@ class _Room:
             if slot.slot not in held and (slot.usable or slot.leaving):
                 (self._free if slot.usable else self._coming)[slot.node].append(slot.slot)
 
-    def largest(self, *, one_node: bool) -> int:
-        """Return the size of the largest claim that the cluster could ever serve."""
-        return max(self._size.values(), default=0) if one_node else self._size.total()
+    def largest(self, *, one_node: bool, open_for: RigidView | None = None) -> int:
+        """Return the size of the largest claim that the cluster could ever serve.
+
+        `open_for` limits this to nodes on which that claim may start now.
+        """
+        sizes = [
+            size
+            for node, size in self._size.items()
+            if open_for is None or self._is_open(open_for, node)
+        ]
+        return max(sizes, default=0) if one_node else sum(sizes)
+
+    def _is_open(self, job: RigidView, node: NodeId) -> bool:
+        """True if a claim that starts now ends before the next maintenance of the node."""
+        at = self._rules.closes.get(node)
+        return at is None or (job.run_limit_s is not None and self._now + job.run_limit_s <= at)
+
+    def closing(self, job: RigidView) -> list[NodeId]:
+        """Return the nodes on which the claim would run into maintenance."""
+        return [node for node in self._size if not self._is_open(job, node)]
 
     def count(self, job: RigidView) -> int:
         """Return how many slots the claim could have now, at most."""
@@ -201,7 +222,7 @@ class _Room:
             pauses: jobs may have to pause for the claim.
         """
         if not pauses:
-            if self._without_pauses is None:
+            if self._without_pauses is None or self._rules.closes:
                 self._without_pauses = len(self._everywhere(job, None, pauses=False))
             if self._without_pauses < job.slots:
                 return None
@@ -229,7 +250,11 @@ class _Room:
                 found[node][2] += reversed(here[firm:])
                 if name in pausable:
                     found[node][3] += here[:firm]
-        return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
+        return {
+            node: [slot for part in parts for slot in part]
+            for node, parts in found.items()
+            if self._is_open(job, node)
+        }
 
     def _everywhere(
         self, job: RigidView, avoid: NodeId | None, *, pauses: bool = True
@@ -247,7 +272,12 @@ class _Room:
         free = [slot for node in nodes for slot in self._free[node]]
         coming = [slot for node in nodes for slot in self._coming[node]]
         offers = (*free, *coming, *surplus, *firm_slots)
-        return [slot for slot in offers if node_of(slot) != avoid]
+        some = avoid is not None or self._rules.closes
+        return [
+            slot
+            for slot in offers
+            if not some or (node_of(slot) != avoid and self._is_open(job, node_of(slot)))
+        ]
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
         """Return the jobs that can give up slots now, in the order in which they are asked."""
@@ -328,7 +358,8 @@ class _Room:
             at = max(giver.job.retry_at, self._now if soon else giver.turn_ends_at)
             events.append((at, giver.job.job, rest))
         waited: list[JobId] = []
-        for at, name, slots in sorted(events):
+        for at, name, held in sorted(events):
+            slots = [slot for slot in held if self._is_open(job, node_of(slot))]
             waited += [name] if slots else []
             have.update(map(node_of, slots))
             best = max(have.values(), default=0) if job.one_node else have.total()
@@ -519,6 +550,14 @@ def _reserved(job: RigidView, head: _Reservation, have: int, now: Seconds) -> Re
     when = f"within {_duration(wait_s)}" if wait_s else "at once"
     text = f"{text}; has them {when}, after {', '.join(head.ends)}"
     return Reason("reserved", text, {**numbers, "wait_s": wait_s})
+
+
+def _closes(job: RigidView, nodes: Sequence[NodeId]) -> Reason:
+    names = ", ".join(nodes[:MAX_NAMED]) + ", ..." * (len(nodes) > MAX_NAMED)
+    text = f"would run into the maintenance of {names}, and waits for its end"
+    if job.run_limit_s is None:
+        text += "; a smaller max_run_s would let it start before"
+    return Reason("maintenance", text, {"needs": float(job.slots)})
 
 
 def _beyond_share(job: RigidView, held: int, share: int) -> Reason:

@@ -113,7 +113,7 @@ def forget_input(state: State, name: NodeId, who: Identity) -> NodeForgotten:
 
 
 def drain_input(
-    state: State, request: DrainNode | UndrainNode, who: Identity
+    state: State, request: DrainNode | UndrainNode, who: Identity, now: float = 0.0
 ) -> DrainRequested | UndrainRequested | None:
     """Return the input for a request, or None if the drain to be ended does not exist.
 
@@ -123,7 +123,7 @@ def drain_input(
     """
     node = _known_node(state, request.node)
     if isinstance(request, UndrainNode):
-        if node.drain is None and not node.is_suspected:
+        if node.drain is None and not node.is_suspected and not node.windows:
             return None
         return UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
@@ -135,13 +135,35 @@ def drain_input(
         raise BadFieldError(what, "shorten it", "reason")
     if request.cordon and within_s is not None:
         raise BadFieldError("within_s: a cordon moves no job", "drain the node instead", "within_s")
+    if request.begin is not None or request.end is not None:
+        _check_window(node, request, now)
     return DrainRequested(
         node=node.node,
         user=who.name,
         reason=request.reason,
         within_s=within_s,
         cordon=request.cordon,
+        begin=request.begin,
+        end=request.end,
     )
+
+
+def _check_window(node: Node, request: DrainNode, now: float) -> None:
+    begin, end = request.begin, request.end
+    if begin is None or end is None or request.cordon or request.within_s is not None:
+        what = "begin: maintenance has a begin, an end and no deadline"
+        raise BadFieldError(what, "give begin and end only", "begin")
+    if not now <= begin < end <= now + MAX_DRAIN_S:
+        what = f"begin: {begin:.0f} to {end:.0f} is not a time to come"
+        raise BadFieldError(what, "give a begin in the future, and an end after it", "begin")
+    for other in node.windows:
+        if begin < other.end and other.begin < end:
+            remedy = f"choose another time, or cancel that one with `ones node undrain {node.node}`"
+            raise BadFieldError(f"begin: {node.node} has {other.text}", remedy, "begin")
+    if node.drain is not None and begin < (node.drain.until or begin):
+        raise BadFieldError(
+            f"begin: {node.node} is {node.drain.text}", "choose a later time", "begin"
+        )
 
 
 def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:
@@ -611,7 +633,8 @@ class ChangeRequests:
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""
-        await self._apply(lambda: drain_input(self._newest, request, who))
+        now = self.commit_loop.now()
+        await self._apply(lambda: drain_input(self._newest, request, who, now))
         return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
 
     async def change_sharing(self, request: ChangeSharing, who: Identity) -> SharingInfo:

@@ -16,7 +16,7 @@ from controlplane.service.api.changes import (
 )
 from controlplane.service.api.replies import node_info
 from schemas.errors import BadFieldError, DeniedError, UnknownNodeError
-from schemas.ids import JobId, NodeId
+from schemas.ids import JobId, NodeId, Seconds
 from schemas.sharing import PriorityClass, Sharing, UserLimits
 from schemas.transport.keys import Identity
 from schemas.wire.client import DrainNode, ResizeJob, UndrainNode
@@ -158,3 +158,33 @@ def test_orders_of_a_user_keep_the_limits_of_the_user(limits: dict[str, int], sa
         check_user_limits(controller.state, job, 8 - held)
 
     assert refused.value.message == said
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "said"),
+    [
+        (99.0, 200.0, "begin: 99 to 200 is not a time to come"),
+        (300.0, 200.0, "begin: 300 to 200 is not a time to come"),
+        (math.nan, 200.0, "begin: nan to 200 is not a time to come"),
+        (400.0, None, "begin: maintenance has a begin, an end and no deadline"),
+        (
+            550.0,
+            700.0,
+            "begin: n1 has maintenance from 1970-01-01T00:08:20Z to 1970-01-01T00:10:00Z by ann",
+        ),
+    ],
+)
+def test_impossible_maintenance_is_refused(begin: float, end: float | None, said: str) -> None:
+    controller = cluster_of(n1=1)
+    request = DrainNode(node=N1, begin=Seconds(500.0), end=Seconds(600.0))
+    event = drain_input(controller.state, request, ANN, 100.0)
+    assert event is not None
+    controller.take(event)
+
+    other = DrainNode(node=N1, begin=Seconds(begin), end=None if end is None else Seconds(end))
+    with pytest.raises(BadFieldError) as refused:
+        drain_input(controller.state, other, ANN, 100.0)
+
+    assert refused.value.message == said
+    row = node_info(controller.state, N1)
+    assert row.reason.startswith("maintenance from 1970-01-01T00:08:20Z")
