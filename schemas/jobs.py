@@ -169,6 +169,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "seed": "7",
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "project": '"vision"',
+        "class": '"urgent"',
         "env": '{ OMP_NUM_THREADS = "1" }',
         "labels": '{ team = "vision" }',
         "array": '"0-9%3"',
@@ -200,6 +201,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     project: str | msgspec.UnsetType = msgspec.UNSET  # default: the first one of the user's key
+    job_class: str | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="class")
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
@@ -317,6 +319,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def parents(self) -> tuple[Parent, ...]:
         """Jobs that have to end before this job may start."""
         return () if self.after is msgspec.UNSET else parents_in(self.after)
+
+    @property
+    def stated_class(self) -> str:
+        """Priority class of the job, or "" if it has none."""
+        return "" if self.job_class is msgspec.UNSET else self.job_class
 
     @property
     def stated_labels(self) -> dict[str, str]:

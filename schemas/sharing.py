@@ -11,9 +11,13 @@ MAX_NAME: Final = 64  # characters
 DAY_S: Final = 86_400.0
 YEAR_S: Final = 365 * DAY_S
 MAX_LIMIT: Final = 2**31 - 1  # slots
+MAX_RANK: Final = 1000
+ROLES: Final = frozenset({"admin", "operator", "user"})  # that may submit jobs
 Weight = Annotated[float, msgspec.Meta(ge=0.01, le=1000.0)]
 SlotCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
 HalfLife = Annotated[float, msgspec.Meta(ge=60.0, le=10 * YEAR_S)]
+Rank = Annotated[int, msgspec.Meta(ge=-MAX_RANK, le=MAX_RANK)]
+Rate = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Turn = Annotated[float, msgspec.Meta(ge=1.0, le=YEAR_S)]
 
 
@@ -33,17 +37,51 @@ class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     users: dict[str, UserShare] = {}  # users that differ from `UserShare()`
 
 
+class UserLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of one user in all projects together; None: no limit."""
+
+    running: SlotCount | None = None  # jobs with slots
+    queued: SlotCount | None = 20_000  # jobs without slots, and indices of arrays that are no jobs
+    slots: SlotCount | None = None
+    submissions_per_minute: Rate | None = None
+
+
+class PriorityClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Class of jobs that go before others. Without roles, users and projects, all may use it."""
+
+    rank: Rank  # a higher one goes first; jobs without a class have rank 0
+    roles: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
+    limit: SlotCount | None = None  # most slots at once of all its jobs; None: no limit
+    preempts: bool = False  # its programs take slots of jobs of lower rank
+
+    def admits(self, role: str, user: str, project: str) -> bool:
+        """True if this user may submit a job of the class to this project."""
+        stated = self.roles or self.users or self.projects
+        return not stated or role in self.roles or user in self.users or project in self.projects
+
+
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules of sharing. A project or user without an entry has weight 1 and no limit."""
 
     EXAMPLES: ClassVar = {
-        "projects": "{ vision = { weight = 2, guaranteed = 4, users = { alice = { limit = 4 } } } }"
+        "projects": "{ vision = { weight = 2, guaranteed = 4, users = { al = { limit = 4 } } } }",
+        "users": "{ alice = { running = 20 } }",
+        "classes": '{ urgent = { rank = 10, roles = ["admin"], limit = 8, preempts = true } }',
     }
     revision: SlotCount = 0  # counted by the controller
     projects: dict[str, Project] = {}
+    user_limits: UserLimits = UserLimits()  # of each user without an entry in `users`
+    users: dict[str, UserLimits] = {}
+    classes: dict[str, PriorityClass] = {}
     fair_share: bool = True  # False: only limits and guarantees bound an account
     half_life_s: HalfLife = 7 * DAY_S  # after this time, used slot seconds count half
     turn_s: Turn = 1800.0  # the last running job of an account is paused only after this time
+
+    def limits_of(self, user: str) -> UserLimits:
+        """Return the limits of a user."""
+        return self.users.get(user, self.user_limits)
 
 
 class SharingProblem(msgspec.Struct, frozen=True):
@@ -70,6 +108,13 @@ def _problems(sharing: Sharing) -> Iterator[SharingProblem]:
             yield SharingProblem(f"{field}.guaranteed", what, "raise the limit, or guarantee less")
         for user in project.users:
             yield from _name(user, f"{field}.users.{user[:MAX_NAME]}")
+    for user in sharing.users:
+        yield from _name(user, f"users.{user[:MAX_NAME]}")
+    for name, one in sharing.classes.items():
+        yield from _name(name, field := f"classes.{name[:MAX_NAME]}")
+        for role in set(one.roles) - ROLES:
+            what = f"{role[:MAX_NAME]!r} is no role that may submit jobs"
+            yield SharingProblem(f"{field}.roles", what, f"choose from {', '.join(sorted(ROLES))}")
 
 
 def _name(name: str, field: str) -> Iterator[SharingProblem]:

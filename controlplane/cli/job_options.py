@@ -43,6 +43,9 @@ class JobOptions:
     array: Annotated[
         str | None, Parameter(help="one job for each index: 0-9, or 0-9%3 for at most 3 at a time")
     ] = None
+    class_: Annotated[
+        str | None, Parameter(name="--class", help="priority class; `ones quota` lists them")
+    ] = None
     not_before: Annotated[
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
@@ -54,6 +57,7 @@ class JobOptions:
             "after": after,
             "array": self.array,
             "not_before": self.not_before,
+            "class": self.class_,
         }
         if self.label:
             stated["labels"] = labels_of(self.label)
@@ -68,6 +72,8 @@ class JobOptions:
         fields = self.fields()
         if self.label:
             fields["labels"] = spec.stated_labels | fields["labels"]
+        if "class" in fields:
+            fields["job_class"] = fields.pop("class")
         return checked(replace(spec, **fields), Path.cwd()) if fields else spec
 
 

@@ -124,6 +124,7 @@ def build() -> App:
     node.command(operators.template)
     node.command(operators.drain)
     node.command(operators.cordon)
+    node.command(operators.reserve)
     node.command(operators.undrain)
     node.command(operators.forget)
     app.command("controlplane.cli.quota:quota", name="quota", help=QUOTA, group=cluster)

@@ -26,6 +26,8 @@ from controlplane.client.connection import CLIENT_FILE, Home, find_home
 from nodeagent.settings import AgentSettings, Controller
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.settings import convert
+from schemas.ids import Seconds
+from schemas.relations import start_time
 from schemas.transport.keys import check_name, write_keys
 from schemas.wire.client import KeyInfo, NodeInfo, Role
 
@@ -216,6 +218,25 @@ def cordon(
     """Start no new job on NODE; jobs that it has stay there. `undrain` ends it."""
     with BlockingClient(common.home) as client:
         _say(client.cordon(node, reason), common)
+
+
+def reserve(
+    *nodes: NodeName,
+    begin: Annotated[str, Parameter(name="--from", help="2026-12-01T08:00Z, or +2h")],
+    lasts: Annotated[str, Parameter(name="--for", help="30m, 2h or 1d")],
+    reason: Annotated[str, Parameter(help="shown to users whose jobs wait or move")] = "",
+    common: Common = COMMON,
+) -> None:
+    """Plan maintenance of each NODE: jobs leave before it begins, and it ends by itself.
+
+    `node list` shows it, and `node undrain` cancels it.
+    """
+    starts = start_time(begin, Seconds(time.time()))
+    ends = Seconds(starts + seconds_of(lasts, "for"))
+    with BlockingClient(common.home) as client:
+        for node in nodes:
+            found = client.plan_maintenance(node, starts, ends, reason)
+            say(common, found, f"{node}: {found.reason}", quiet=[node])
 
 
 def undrain(node: NodeName, /, *, common: Common = COMMON) -> None:

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from controlplane.cli.output import COMMON, Common, say, say_table
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError
-from schemas.sharing import Project, Sharing, UserShare
+from schemas.sharing import Project, Sharing, UserLimits, UserShare
 from schemas.wire.client import AccountShare, SharingInfo
 
 COLUMNS: Final = (
@@ -23,7 +23,7 @@ HOUR_S: Final = 3600.0
 NO_LIMIT: Final = "none"
 Limit = Annotated[str | None, Parameter(help="most slots at once, or none")]
 
-T = TypeVar("T", Project, UserShare)
+T = TypeVar("T", Project, UserShare, UserLimits)
 
 quota = App(name="quota", help="Show shares of users and projects, or set them.")
 project = App(name="project", help="Set shares of projects and their users (admins).")
@@ -38,6 +38,31 @@ def list_(*, common: Common = COMMON) -> None:
     """
     with BlockingClient(common.home) as client:
         _show(client.sharing(), common)
+
+
+@quota.command(name="user")
+def user_limits(
+    name: Annotated[str, Parameter(help="user (default: all users without own limits)")] = "",
+    /,
+    *,
+    running: Annotated[str | None, Parameter(help="most jobs with slots, or none")] = None,
+    queued: Annotated[str | None, Parameter(help="most jobs without slots, or none")] = None,
+    slots: Limit = None,
+    submissions: Annotated[str | None, Parameter(help="most in a minute, or none")] = None,
+    common: Common = COMMON,
+) -> None:
+    """Set the limits of user NAME, or of every user, in all projects; what is not named stays."""
+    stated = {"running": running, "queued": queued, "slots": slots}
+    stated["submissions_per_minute"] = submissions
+    numbers = {key: _number(key, text) for key, text in stated.items() if text is not None}
+    with BlockingClient(common.home) as client:
+        before = client.sharing().sharing
+        limits = msgspec.structs.replace(before.limits_of(name), **numbers)
+        if name:
+            changed = msgspec.structs.replace(before, users={**before.users, name: limits})
+        else:
+            changed = msgspec.structs.replace(before, user_limits=limits)
+        _apply(client, changed, common)
 
 
 @quota.command(name="set")
@@ -68,7 +93,7 @@ def set_(
             share = _changed(former.users.get(user, UserShare()), weight=weight, limit=limit)
             changed = msgspec.structs.replace(former, users={**former.users, user: share})
         projects = {**before.projects, name: changed}
-        _apply(client, before, projects, common)
+        _apply(client, msgspec.structs.replace(before, projects=projects), common)
 
 
 @project.command
@@ -80,7 +105,7 @@ def remove(name: str, /, *, common: Common = COMMON) -> None:
             problem = f"project: there are no rules for {name}"
             raise BadFieldError(problem, "see `ones quota`", "project")
         projects = {key: value for key, value in before.projects.items() if key != name}
-        _apply(client, before, projects, common)
+        _apply(client, msgspec.structs.replace(before, projects=projects), common)
 
 
 def scheduling(
@@ -100,17 +125,20 @@ def scheduling(
 def _changed(former: T, *, limit: str | None, **fields: Any) -> T:
     found = {name: value for name, value in fields.items() if value is not None}
     if limit is not None:
-        if limit != NO_LIMIT and not limit.isdecimal():
-            raise BadFieldError(f"limit: {limit!r} is not a number of slots", "or none", "limit")
-        found["limit"] = None if limit == NO_LIMIT else int(limit)
+        found["limit"] = _number("limit", limit)
     return msgspec.structs.replace(former, **found)
 
 
-def _apply(
-    client: BlockingClient, before: Sharing, projects: dict[str, Project], common: Common
-) -> None:
-    changed = msgspec.structs.replace(before, projects=projects, revision=0)
-    _show(client.change_sharing(changed, before.revision), common)
+def _number(field: str, text: str) -> int | None:
+    if text != NO_LIMIT and not text.isdecimal():
+        raise BadFieldError(f"{field}: {text!r} is not a number", "give one, or none", field)
+    return None if text == NO_LIMIT else int(text)
+
+
+def _apply(client: BlockingClient, changed: Sharing, common: Common) -> None:
+    """Set rules that are a change of the revision that they name."""
+    sent = msgspec.structs.replace(changed, revision=0)
+    _show(client.change_sharing(sent, changed.revision), common)
 
 
 def _show(info: SharingInfo, common: Common) -> None:
@@ -126,10 +154,24 @@ def _show(info: SharingInfo, common: Common) -> None:
     promised = sum(one.guaranteed for one in rules.projects.values())
     if promised > info.slots:
         notes.append(f"guarantees add up to {promised} slots and are scaled down")
+    notes += _limits_in_words("each user", rules.user_limits)
+    for name, limits in sorted(rules.users.items()):
+        notes += _limits_in_words(f"user {name}", limits)
+    for name, one in sorted(rules.classes.items(), key=lambda each: -each[1].rank):
+        what = [f"rank {one.rank}", *(["preempts"] if one.preempts else [])]
+        what += [] if one.limit is None else [f"at most {one.limit} slots"]
+        what += [*one.roles, *one.users, *one.projects]
+        notes.append(f"class {name}: {', '.join(what)}")
     if info.paused:
         notes.append(f"scheduling is {info.paused}")
     if common.output == "table":
         say(common, info, "", *notes)
+
+
+def _limits_in_words(who: str, limits: UserLimits) -> list[str]:
+    stated = msgspec.structs.asdict(limits).items()
+    found = [f"{name} {value}" for name, value in stated if value is not None]
+    return [f"{who}: {', '.join(found)}"] if found else []
 
 
 def _rows(info: SharingInfo) -> Iterable[Sequence[str]]:

@@ -187,7 +187,7 @@ def _stated_fields(spec: JobSpec) -> dict[str, str]:
             continue
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:
-            found[field.name] = _text(plain(value))
+            found[field.encode_name] = _text(plain(value))
     if spec.rigid:
         found["command"] = command_line(spec.argv)
     least, most = spec.slots

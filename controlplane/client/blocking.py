@@ -164,6 +164,7 @@ class BlockingClient(Blocking[Client]):
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)
     cordon = _blocking(Client.cordon)
+    plan_maintenance = _blocking(Client.plan_maintenance)
     undrain = _blocking(Client.undrain)
     forget_node = _blocking(Client.forget_node)
 

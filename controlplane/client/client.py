@@ -325,6 +325,21 @@ class Client(Attachments):
         request = DrainNode(node=NodeId(node), reason=reason, cordon=True)
         return (await self._call(request, Nodes)).nodes[0]
 
+    async def plan_maintenance(
+        self, node: str, begin: Seconds, end: Seconds, reason: str = ""
+    ) -> NodeInfo:
+        """Plan a time without jobs on a node, which ends by itself; `undrain` cancels it.
+
+        Only operators and admins may call this.
+
+        Args:
+            begin: seconds since the epoch. Jobs that could not end before are not started there.
+            end: seconds since the epoch.
+            reason: shown to the owners of the jobs that wait or move.
+        """
+        request = DrainNode(node=NodeId(node), reason=reason, begin=begin, end=end)
+        return (await self._call(request, Nodes)).nodes[0]
+
     async def undrain(self, node: str) -> NodeInfo:
         """Return a drained node to service. Only operators and admins may call this."""
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]

@@ -323,8 +323,8 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
 def _typed(spec: JobSpec) -> JobSpec:
     """Check the types of a spec made in Python. Turn lists into tuples and paths into strings."""
     plain = {}
-    for name in spec.__struct_fields__:
-        if (value := getattr(spec, name)) is not msgspec.UNSET:
+    for field, name in zip(spec.__struct_fields__, spec.__struct_encode_fields__, strict=True):
+        if (value := getattr(spec, field)) is not msgspec.UNSET:
             try:
                 plain[name] = msgspec.to_builtins(value, enc_hook=_path_text)
             except TypeError as error:

@@ -19,7 +19,7 @@ BASH: Final = "/bin/bash"
 MARK: Final = "#SBATCH"
 WITHOUT_EFFECT: Final = (  # options that are named and otherwise ignored
     "-A", "--account", "-o", "--output", "-e", "--error", "--open-mode", "--mail-type",
-    "--mail-user", "-p", "--partition", "-q", "--qos", "-c", "--cpus-per-task", "--mem",
+    "--mail-user", "-p", "--partition", "-c", "--cpus-per-task", "--mem",
     "--mem-per-cpu", "--mem-per-gpu", "--cpus-per-gpu", "--hint", "--distribution",
 )  # fmt: skip
 FLAGS_WITHOUT_EFFECT: Final = ("-v", "--verbose", "--parsable", "-Q", "--quiet", "--get-user-env")
@@ -104,6 +104,8 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
         fields["not_before"] = given.begin
     if given.dependency is not None:
         fields["after"] = given.dependency
+    if given.qos is not None:
+        fields["class"] = given.qos
     if given.comment is not None:
         fields["labels"] = {"comment": given.comment}
     if given.requeue is not None:
@@ -151,6 +153,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-b", "--begin", type=_begin)
     parser.add_argument("-d", "--dependency", type=_parents)
     parser.add_argument("--comment")
+    parser.add_argument("-q", "--qos")
     parser.add_argument("--requeue", action="store_true", default=None)
     parser.add_argument("--no-requeue", dest="requeue", action="store_false")
     for name in WITHOUT_EFFECT:

@@ -14,9 +14,9 @@ from schemas.errors import BadFieldError
 from schemas.host.settings import example_of
 from schemas.jobs import JobSpec, StopRule
 
-FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
+FIELDS: Final = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
 STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))
-STRING_FIELDS: Final = frozenset({"name", "script", "workdir", "family", "python"})
+STRING_FIELDS: Final = frozenset({"name", "script", "workdir", "family", "python", "class"})
 FORM: Final = "write KEY=VALUE: lr=0.1, stop.epochs=3, args.width=64 or env.MODE=fast"
 
 

@@ -216,6 +216,8 @@ class DrainRequested(Message, tag="core.drain_requested.1"):
     reason: str
     within_s: float | None  # time until remaining workers are stopped; None: no limit
     cordon: bool = False  # its jobs stay
+    begin: Seconds | None = None  # with `end`: planned maintenance; None: now
+    end: Seconds | None = None
 
 
 class UndrainRequested(Message, tag="core.undrain_requested.1"):
@@ -239,7 +241,7 @@ class DrainExpired(Message, tag="core.drain_expired.1"):
 
 
 class DrainDue(Message, tag="core.drain_due.1"):
-    """A job on a draining node can be changed again."""
+    """A job on a draining node can be changed again, or a maintenance begins or ends."""
 
     node: NodeId
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from controlplane.core.model.usage import usage_now
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
@@ -53,7 +55,10 @@ class PlanCycle:
         if any(job.waits for job in rigid):
             sharing = reactor.state.sharing or Sharing(fair_share=False)
             ledger = ledger_of(reactor.state, now, sharing.half_life_s)
-            rules = standing(view, rigid, sharing, ledger, now)
+            state = reactor.state
+            nodes = [state.nodes[name] for name in state.planned if name in state.nodes]
+            closes = {node.node: node.windows[0].begin for node in nodes if node.windows}
+            rules = replace(standing(view, rigid, sharing, ledger, now), closes=closes)
         self._claims = decide(view, rigid, now, rules=rules)
         return self._claims.plan
 
@@ -90,11 +95,19 @@ def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
     """Return the usage and the slots of accounts that the view of the state does not show."""
     holding = [state.jobs[name] for name in state.jobs_with_processes]
     outside: Counter[str] = Counter()
+    holders: dict[JobId, tuple[str, int]] = {}
     for name in {**state.overrides, **state.rigid}:
         if many := len(state.jobs[name].members()):
             outside[state.jobs[name].account] += many
+            holders[name] = state.jobs[name].account, many
+    known = {} if state.sharing is None else state.sharing.classes
+    classes = {name: state.jobs[name].spec.stated_class for name in state.active if known}
+    classes = {name: one for name, one in classes.items() if one in known}
     return Ledger(
         usage=usage_now(state.usage, holding, now, half_life_s),
         outside=outside,
         began_at=state.began_at,
+        holders=holders,
+        classes=classes,
+        ranks={name: known[one].rank for name, one in classes.items() if known[one].rank},
     )

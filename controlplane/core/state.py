@@ -12,7 +12,7 @@ import msgspec
 from controlplane.core.history import SweepHistory
 from controlplane.core.inputs import Input, PolicyChosen, RescaleExpired, StartExpired
 from controlplane.core.model.job import Job, SpeedPromise
-from controlplane.core.model.job_phases import ENDED, Phase
+from controlplane.core.model.job_phases import ENDED, HOLDING, Phase
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
@@ -21,6 +21,7 @@ from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import DirtySlots, SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
+from schemas.jobs import spec_bytes
 from schemas.sharing import Sharing
 
 START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
@@ -104,27 +105,38 @@ def pause_before(tries: int) -> float:
 
 
 class JobCounters:
-    """Numbers of jobs that have not ended, by phase, counted once and then updated."""
+    """Numbers of jobs that have not ended, counted once and then updated."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.phases: Counter[Phase] = Counter()
         self.promised: set[JobId] = set()  # jobs with a promised end
+        self.queued: Counter[str] = Counter()  # jobs without slots, except arrays, by user
+        self.bytes: Counter[str] = Counter()  # of job files, by user
         for job in jobs:
             self.add(job)
             if job.promised_end is not None:
                 self.promised.add(job.job)
 
     def add(self, job: Job) -> None:
-        """Add a new job to the number of jobs in its phase."""
+        """Add a job to the numbers of its phase and its user."""
         self.phases[job.phase] += 1
+        self.bytes[job.user] += spec_bytes(job.spec)
+        self.queued[job.user] += _queues(job, job.phase)
 
     def move(self, job: Job, before: Phase) -> None:
         """Update the numbers after a job left phase `before`. Ended jobs are not included."""
         self.phases[before] -= 1
+        self.queued[job.user] -= _queues(job, before)
         if job.phase in ENDED:
             self.promised.discard(job.job)
+            self.bytes[job.user] -= spec_bytes(job.spec)
         else:
             self.phases[job.phase] += 1
+            self.queued[job.user] += _queues(job, job.phase)
+
+
+def _queues(job: Job, phase: Phase) -> bool:
+    return phase not in HOLDING and job.spec.indices is None
 
 
 class LeftJob(msgspec.Struct, frozen=True):
@@ -163,6 +175,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
+    planned: dict[NodeId, None] = {}  # nodes that have or had `windows`
     swaps: list[Swap] = []  # swaps in progress
     sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
     sharing_file: Sharing | None = None  # rules of the settings file that were applied last
@@ -194,6 +207,12 @@ class State(msgspec.Struct, kw_only=True, dict=True):
             for worker in job.workers.values():
                 if worker.phase is not WorkerPhase.EXITED:
                     yield job, worker
+
+    def queued_jobs(self, user: str) -> int:
+        """Return how many jobs of a user have no slots. Each index of an array is one of them."""
+        arrays = [job.array for job in map(self.jobs.__getitem__, self.arrays) if job.user == user]
+        left = sum(one.last - one.following + 1 for one in arrays if one is not None)
+        return self.job_counters.queued[user] + left
 
     @cached_property
     def job_counters(self) -> JobCounters:

@@ -76,7 +76,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds for each user."""
 
     requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # further requests wait
-    live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # jobs that have not ended
     live_bytes: Annotated[int, msgspec.Meta(ge=1)] = 32 << 20  # job files of all live jobs
     ordered_slots: Annotated[int, msgspec.Meta(ge=1)] = 1024  # of all resize orders together
     archive_bytes: Bytes = 8 << 30  # for working directories; unneeded ones are deleted first

@@ -109,20 +109,21 @@ def find_problems(
     """
     found = [] if prefix else list(_unknown(kind, table, path, prefix))
     for field in msgspec.structs.fields(kind):
-        name = f"{prefix}{field.name}"
-        if field.name not in table:
+        key = field.encode_name
+        name = f"{prefix}{key}"
+        if key not in table:
             if field.required:
-                remedy = f"write {example_of(kind, field.name)}"
+                remedy = f"write {example_of(kind, key)}"
                 found.append(SettingsError(f"{path}: {name}: is missing", remedy, name))
             continue
-        value, inner = table[field.name], _struct_in(field.type)
+        value, inner = table[key], _struct_in(field.type)
         if inner is not None and isinstance(value, dict):
             found += find_problems(inner, value, path, f"{name}.")
             continue
         try:
             msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
-            found.append(value_error(kind, error, path, prefix, field.name))
+            found.append(value_error(kind, error, path, prefix, key))
     return found
 
 
@@ -166,7 +167,7 @@ def example_of(kind: Any, field: str) -> str:
     """
     key = field
     for key in re.sub(r"\[[^]]*\]", "", field).split("."):
-        found = next((one for one in msgspec.structs.fields(kind) if one.name == key), None)
+        found = next((one for one in msgspec.structs.fields(kind) if one.encode_name == key), None)
         if found is None:
             break
         value = getattr(kind, "EXAMPLES", {}).get(key) or _example(found.type, found.default)
@@ -212,7 +213,7 @@ def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
 def _unknown(
     kind: Any, table: Mapping[str, Any], path: Path, prefix: str
 ) -> Iterator[SettingsError]:
-    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in table.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1) or _inner_keys(kind, key)

@@ -217,6 +217,8 @@ class DrainNode(Message, tag="client.drain_node.1"):
     reason: str = ""
     within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
     cordon: bool = False  # jobs stay where they are; only new ones do not come
+    begin: Seconds | None = None  # with `end`: planned maintenance, before which jobs leave
+    end: Seconds | None = None  # when the maintenance is over by itself
 
 
 class GetSharing(Message, tag="client.get_sharing.1"):

@@ -13,7 +13,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Vers
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
 from schemas.relations import ArrayElement
-from schemas.sharing import Project, Sharing, UserShare
+from schemas.sharing import PriorityClass, Project, Sharing, UserLimits, UserShare
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 from schemas.wire import Message, agent, client, feed, files, streams, sweeps, worker
 
@@ -55,6 +55,7 @@ TRIAL: Final = TrialSpec(
 SPEC: Final = JobSpec(
     name="digits", kind="elastic", script="train.py", command=("python", "train.py"),
     batch_size=64, args=("--width", "64"), grace_s=60.0, project="vision",
+    job_class="urgent",
     workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
     family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
     record_samples=True, stop=STOP, retries=1, max_run_s=3600.0,
@@ -97,6 +98,13 @@ SHARING: Final = Sharing(
     projects={
         "vision": Project(
             weight=2.0, guaranteed=4, limit=8, users={"ada": UserShare(weight=3.0, limit=2)}
+        )
+    },
+    user_limits=UserLimits(running=10, queued=100, slots=16, submissions_per_minute=60),
+    users={"ada": UserLimits(running=20, queued=200, slots=32, submissions_per_minute=120)},
+    classes={
+        "urgent": PriorityClass(
+            rank=10, roles=("admin",), users=("ada",), projects=("vision",), limit=4, preempts=True
         )
     },
 )  # fmt: skip
@@ -317,7 +325,7 @@ _OF_CLIENTS: Final = (
     client.PauseScheduling(paused=True, reason="new switch"),
     client.GetPolicy(),
     client.ChoosePolicy(name="tiresias", options='{"limits":[60.0]}'),
-    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
+    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True, begin=Seconds(1_760_003_600.0), end=Seconds(1_760_007_200.0)),
     client.UndrainNode(node=NODE),
     client.ForgetNode(node=NODE),
     client.GetSweep(job=JOB, from_trial=500, limit=100),

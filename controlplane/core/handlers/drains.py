@@ -4,15 +4,24 @@ A drain moves all jobs away from a node. After every input each job on a drainin
 running job grows to free slots on other nodes and then leaves the node. Without free slots it
 shrinks to the slots that it has on other nodes, or pauses. A starting job is withdrawn. At the
 deadline the remaining workers are stopped.
+
+A planned maintenance is a drain whose deadline is its begin, and which ends by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import recovery
-from controlplane.core.handlers.lifecycle import clear_strikes, end_drain, start_drain, withdraw
+from controlplane.core.handlers.lifecycle import (
+    announce_node,
+    clear_strikes,
+    end_drain,
+    start_drain,
+    withdraw,
+)
 from controlplane.core.handlers.rescale import order_change
 from controlplane.core.handlers.start import OPERATOR
 from controlplane.core.inputs import (
@@ -23,13 +32,16 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
-from controlplane.core.model.node import Drain
+from controlplane.core.model.node import Drain, Node, Window
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Group, Member
+
+LEAD_S: Final = 60.0  # from the start of the drain to the maintenance, at least
+
 
 # --- requests of operators
 
@@ -38,6 +50,12 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
     """Start the drain of a node. A second request replaces the reason and the deadline."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
+        return
+    if event.begin is not None and event.end is not None:
+        window = Window(begin=event.begin, end=event.end, user=event.user, reason=event.reason)
+        node.windows = sorted([*node.windows, window], key=lambda one: one.begin)
+        ctx.state.planned[node.node] = None
+        announce_node(ctx, node, "node.maintenance_planned", {"reason": window.text})
         return
     deadline = None if event.within_s is None else Seconds(ctx.now + event.within_s)
     drain = Drain(
@@ -51,11 +69,13 @@ def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
 
 
 def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
-    """Return a drained node to service."""
+    """Return a drained node to service. Without a drain, cancel its planned maintenance."""
     node = ctx.state.nodes.get(event.node)
-    if node is None or not (node.drain or node.is_suspected):
+    if node is None or not (node.drain or node.is_suspected or node.windows):
         return
     clear_strikes(ctx, [node.node])
+    if node.drain is None:
+        node.windows = []
     end_drain(ctx, node, event.user)
 
 
@@ -72,8 +92,31 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
     ctx.plan_needed = True
 
 
-def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
-    """Do nothing, because `reconcile_all` runs after every input and retries the change."""
+def on_drain_due(ctx: HandlerContext, event: DrainDue) -> None:
+    """Begin or end the maintenance of a node. Other changes are retried by `reconcile_all`."""
+    node = ctx.state.nodes.get(event.node)
+    if node is None:
+        return
+    drain = node.drain
+    if drain is not None and drain.until is not None and drain.until <= ctx.now:
+        end_drain(ctx, node, drain.user)
+    if not _begins(ctx.state, node, ctx.now):
+        return
+    window, *node.windows = node.windows
+    until = None if node.drain else window.end  # what an operator drained stays drained
+    drain = Drain(
+        user=window.user, reason=window.text, since=ctx.now, deadline=window.begin, until=until
+    )
+    start_drain(ctx, node, drain, max(0.0, window.begin - ctx.now))
+
+
+def _begins(state: State, node: Node, now: Seconds) -> bool:
+    """True if the jobs of a node must leave now for its next maintenance."""
+    if not node.windows:
+        return False
+    jobs = state.slot_index.jobs_on(node.node)
+    graces = (job.spec.grace_limit_s for job in jobs if job.spec.rigid)
+    return now >= node.windows[0].begin - max((LEAD_S, *graces))
 
 
 # --- execution of drains
@@ -177,12 +220,16 @@ def _expired(drain: Drain, now: Seconds) -> bool:
 
 
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
-    """Return one input for each drain that has passed its deadline or can move a job now."""
-    found: list[DrainExpired | DrainDue] = []
+    """Return inputs for drains that end, pass their deadline, begin, or can move a job now."""
+    planned = [state.nodes[name] for name in state.planned if name in state.nodes]
+    found: list[DrainExpired | DrainDue] = [
+        DrainDue(node=node.node) for node in planned if _begins(state, node, now)
+    ]
     for name in state.draining:
         drain = state.nodes[name].drain
-        if drain is not None and _expired(drain, now):
+        over = drain is not None and drain.until is not None and drain.until <= now
+        if drain is not None and not over and _expired(drain, now):
             found.append(DrainExpired(node=name))
-        elif any(_movable(state, job, now) for job in state.slot_index.jobs_on(name)):
+        elif over or any(_movable(state, job, now) for job in state.slot_index.jobs_on(name)):
             found.append(DrainDue(node=name))
     return found

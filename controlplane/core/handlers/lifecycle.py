@@ -430,14 +430,14 @@ def start_drain(ctx: HandlerContext, node: Node, drain: Drain, within_s: float |
     else:
         ctx.state.draining[node.node] = None
     detail: Detail = {"user": drain.user, "reason": drain.reason, "within_s": within_s}
-    _announce_drain(ctx, node, "node.cordoned" if drain.cordon else "node.draining", detail)
+    announce_node(ctx, node, "node.cordoned" if drain.cordon else "node.draining", detail)
 
 
 def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
     """Return a drained node to service."""
     node.drain = None
     ctx.state.draining.pop(node.node, None)
-    _announce_drain(ctx, node, "node.undrained", {"user": user})
+    announce_node(ctx, node, "node.undrained", {"user": user})
 
 
 def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
@@ -453,11 +453,13 @@ def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
         since=ctx.now,
         deadline=deadline,
         noticed=before is None or before.noticed,
+        until=None if before is None else before.until,
     )
     start_drain(ctx, node, drain, notice.within_s)
 
 
-def _announce_drain(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
+def announce_node(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
+    """Announce a change of a node, and let a plan follow."""
     ctx.state.slot_index.touch_node(node.node)
     ctx.announce(event, node=node, detail=detail)
     ctx.plan_needed = True

@@ -80,6 +80,7 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
         stop=StopRule(epochs=trial.epochs - trial.epochs_done),
         priority=spec.priority,
         retries=spec.retries,
+        job_class=spec.job_class,
         env=spec.env,
         trial=trial,
     )

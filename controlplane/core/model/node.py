@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
@@ -22,6 +23,7 @@ class Drain(msgspec.Struct, kw_only=True):
     deadline: Seconds | None  # when remaining jobs are stopped and wait for slots; None: never
     deadline_passed: bool = False  # the deadline has passed
     cordon: bool = False  # jobs stay, and only new ones do not come
+    until: Seconds | None = None  # when it ends by itself; None: an operator ends it
     announced_empty: bool = False  # the node has no jobs, and this was announced
     noticed: bool = False  # by the node itself; ends when the node's agent was started again
     moved: dict[JobId, Version] = {}  # jobs that grew to other nodes, with their versions before
@@ -31,6 +33,23 @@ class Drain(msgspec.Struct, kw_only=True):
         """Description of the drain for users: the user that requested it, and the reason."""
         what = "cordoned" if self.cordon else "drained"
         return f"{what} by {self.user}" + (f": {self.reason}" if self.reason else "")
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Planned maintenance of a node, for which its jobs leave."""
+
+    begin: Seconds
+    end: Seconds
+    user: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """Description of the maintenance for users."""
+        times = (datetime.fromtimestamp(at, UTC) for at in (self.begin, self.end))
+        begin, end = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in times)
+        why = f": {self.reason}" if self.reason else ""
+        return f"maintenance from {begin} to {end} by {self.user}{why}"
 
 
 MAX_STRIKES: Final = 3  # jobs that failed on a node in a row before training
@@ -91,6 +110,7 @@ class Node(msgspec.Struct, kw_only=True):
         SlotId, WorkerId
     ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
+    windows: list[Window] = []  # that have not begun, in order
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
     strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their users
     is_suspected: bool = False  # True: the node may be the cause of these failures

@@ -17,6 +17,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     usage: Mapping[str, float] = {}  # of each account, decayed slot seconds
     outside: Mapping[str, int] = {}  # slots of each account's jobs that the view omits
     began_at: Mapping[JobId, Seconds] = {}  # when a job got its first slots after it had none
+    holders: Mapping[JobId, tuple[str, int]] = {}  # account and slots of each job of `outside`
+    classes: Mapping[JobId, str] = {}  # of the jobs that have one
+    ranks: Mapping[JobId, int] = {}  # of their classes, where they are not 0
 
     def began(self, job: JobView) -> float:
         """Return when the job's turn began; if that is unknown, its turn is over."""
@@ -55,18 +58,19 @@ def turn_order(
 ) -> list[JobView]:
     """Return an account's jobs in the order in which they get their minimum slots.
 
-    Running jobs keep their slots for a turn. Then a job that has been paused for a turn goes first.
-    Other jobs wait in the order of their submission.
+    Jobs of a class of higher rank go first. Running jobs keep their slots for a turn. Then a job
+    that has been paused for a turn goes first. Other jobs wait in the order of their submission.
     """
 
-    def key(job: JobView) -> tuple[int, float, float]:
+    def key(job: JobView) -> tuple[int, int, float, float]:
+        first = -ledger.ranks.get(job.job, 0)
         if job.running_on:
             place = 0 if is_in_turn(job, ledger, now, turn_s) else 2
-            return (place, ledger.began(job), job.submitted_at)
+            return (first, place, ledger.began(job), job.submitted_at)
         paused = job.last_batch > 0 or job.samples_done > 0
         if paused and now >= turn_end(job, ledger, turn_s):
-            return (1, job.moved_at, job.submitted_at)
-        return (3, 0.0, job.submitted_at)
+            return (first, 1, job.moved_at, job.submitted_at)
+        return (first, 3, 0.0, job.submitted_at)
 
     return sorted(jobs, key=key)
 

@@ -12,18 +12,15 @@ from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, Reason
-from controlplane.policy.placement.slot_partition import slots_in_words
+from controlplane.policy.api import ClusterView
 from controlplane.policy.sharing.caps import Ledger
-from controlplane.policy.sharing.reasons import words
+from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
-from schemas.ids import JobId, Seconds
+from schemas.ids import JobId, NodeId, Seconds
 from schemas.sharing import Project, Sharing, UserShare
 
 OVERDUE_S: Final = 86_400.0  # a claim that has waited for this long goes before fair share
-
-
-FAIR: Final = 2  # class of claims that are neither entitled nor overdue
+FAIR: Final = 2  # place of claims that are neither entitled nor overdue
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +29,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     order: Sequence[RigidView] = ()  # claims that may start, in the order in which they are served
     entitled: frozenset[JobId] = frozenset()  # claims within the guarantee of their project
     borrowed: Mapping[str, int] = {}  # firm slots of a project above its guarantee
-    refused: Mapping[JobId, Reason] = {}  # claims that would exceed a limit
+    quota: Quota | None = None  # limits of users, classes and projects; None: no limits
+    ranks: Mapping[JobId, int] = {}  # of the classes of jobs, where they are not 0
+    preempting: frozenset[JobId] = frozenset()  # claims whose class takes slots of lower ranks
+    closes: Mapping[NodeId, Seconds] = {}  # when maintenance of a node begins
     share: int | None = None  # most slots of rigid jobs; None: no bound
     exempt: frozenset[JobId] = frozenset()  # claims that this share does not bound
 
@@ -40,26 +40,28 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def standing(
     view: ClusterView, rigid: Sequence[RigidView], sharing: Sharing, ledger: Ledger, now: Seconds
 ) -> Standing:
-    """Return the claims in their order: entitled, overdue, by level fair share, by arrival.
+    """Return the claims in their order: entitled, overdue, by class, by fair share, by arrival.
 
     A claim is entitled if its project's firm slots stay within the guarantee with it. Of several
-    claims, only those that fit together are entitled, in the order of their arrival.
+    claims, only those that fit together are entitled, in the order of their arrival. Claims of
+    classes that take slots from others go first, or what starts before them would be stopped.
     """
     # Rigid and elastic jobs share the cluster by their demand, or one kind would starve the other.
-    firm, held = _firm_slots(view, rigid), _held_slots(view, rigid)
+    firm, quota = _firm_slots(view, rigid), _quota(view, rigid, sharing, ledger)
     guarantees = _guarantees(sharing, len(view.slots))
     entitled: set[JobId] = set()
-    refused: dict[JobId, Reason] = {}
-    waiting: list[RigidView] = []
+    waiting = [job for job in rigid if job.waits]
+    preempting = frozenset(
+        job.job
+        for job in waiting
+        if (its := sharing.classes.get(ledger.classes.get(job.job, ""))) is not None
+        and its.preempts
+    )
     promised = Counter(firm)
-    for job in rigid:
+    for job in waiting:
         project = _project(job.account)
-        if not job.waits:
+        if quota.refusal(job.job, job.account, job.slots) is not None:
             continue
-        if (reason := _beyond_limit(job, sharing, held)) is not None:
-            refused[job.job] = reason
-            continue
-        waiting.append(job)
         if promised[project] + job.slots <= guarantees.get(project, 0):
             promised[project] += job.slots
             entitled.add(job.job)
@@ -68,22 +70,26 @@ def standing(
     for account, value in ledger.usage.items():
         used[_project(account)] += value
 
-    def key(job: RigidView) -> tuple[int, float, float, float]:
+    def key(job: RigidView) -> tuple[int, int, int, tuple[float, float], float]:
+        rank = -ledger.ranks.get(job.job, 0)
+        first, level = min(0, rank) if job.job in preempting else 0, (0.0, 0.0)
         if job.job in entitled:
-            return (0, 0.0, 0.0, job.submitted_at)
+            return (first, 0, 0, level, job.submitted_at)
         if now - job.submitted_at >= OVERDUE_S:
-            return (1, 0.0, 0.0, job.submitted_at)
-        if not sharing.fair_share:
-            return (FAIR, 0.0, 0.0, job.submitted_at)
-        return (FAIR, *_level_usage(job.account, sharing, ledger, used), job.submitted_at)
+            return (first, 1, 0, level, job.submitted_at)
+        if sharing.fair_share:
+            level = _level_usage(job.account, sharing, ledger, used)
+        return (first, FAIR, rank, level, job.submitted_at)
 
     return Standing(
         order=sorted(waiting, key=key),
         entitled=frozenset(entitled),
         borrowed={name: most - guarantees.get(name, 0) for name, most in firm.items()},
-        refused=refused,
+        quota=quota,
+        ranks=ledger.ranks,
+        preempting=preempting,
         share=_share(view, rigid),
-        exempt=frozenset(job.job for job in waiting if key(job)[0] < FAIR),
+        exempt=frozenset(job.job for job in waiting if key(job)[1] < FAIR) | preempting,
     )
 
 
@@ -101,16 +107,14 @@ def _firm_slots(view: ClusterView, rigid: Sequence[RigidView]) -> Counter[str]:
     return found
 
 
-def _held_slots(view: ClusterView, rigid: Sequence[RigidView]) -> Counter[str]:
-    """Return the slots that each account and each project has."""
-    found: Counter[str] = Counter()
-    for job in view.jobs.values():
-        found[job.account] += len(job.running_on)
-        found[_project(job.account)] += len(job.running_on)
-    for one in rigid:
-        found[one.account] += len(one.holds)
-        found[_project(one.account)] += len(one.holds)
-    return found
+def _quota(
+    view: ClusterView, rigid: Sequence[RigidView], sharing: Sharing, ledger: Ledger
+) -> Quota:
+    has = {job.job: (job.account, len(job.running_on)) for job in view.jobs.values()}
+    has |= {one.job: (one.account, len(one.holds)) for one in rigid}
+    has |= ledger.holders
+    has = {name: one for name, one in has.items() if one[1]}
+    return Quota(sharing, ledger, has, projects=True)
 
 
 def _share(view: ClusterView, rigid: Sequence[RigidView]) -> int | None:
@@ -132,22 +136,6 @@ def _guarantees(sharing: Sharing, capacity: int) -> dict[str, int]:
     if total <= capacity:
         return stated
     return {name: many * capacity // total for name, many in stated.items()}
-
-
-def _beyond_limit(job: RigidView, sharing: Sharing, held: Mapping[str, int]) -> Reason | None:
-    project, _, user = job.account.partition("/")
-    rules = sharing.projects.get(project, Project())
-    own = rules.users.get(user, UserShare()).limit
-    for who, name, limit in (
-        (job.account, words(job.account), own),
-        (project, f"project {project}", rules.limit),
-    ):
-        if limit is not None and held.get(who, 0) + job.slots > limit:
-            has = held.get(who, 0)
-            text = f"{name} may have {slots_in_words(limit)} and has {has}; it needs {job.slots}"
-            numbers = {"needs": float(job.slots), "limit": float(limit), "has": float(has)}
-            return Reason("limit", text, numbers)
-    return None
 
 
 def _level_usage(

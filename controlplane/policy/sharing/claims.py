@@ -4,6 +4,8 @@ A waiting rigid job is a *claim* on a fixed number of slots. Claims are served i
 have free slots, the surplus of running elastic jobs (slots above their minimum, which they give up
 between two steps), and all slots of elastic jobs that were submitted after it or that have run for
 `TURN_S`. It starts when enough of these are free. Until then, the slots are kept for it.
+A claim of a class that preempts can also have the slots of all jobs of lower rank that may begin
+again. No claim has firm slots of a job of higher rank, so no two jobs stop each other in turn.
 
 The first claim that cannot start gets a reservation: the time at which enough rigid jobs reach
 their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
@@ -32,6 +34,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
 MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
+MAX_NAMED: Final = 3  # nodes that a reason names
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
 
@@ -64,8 +67,8 @@ def decide(
         turn_s: seconds after which an elastic job may be paused for a claim.
     """
     rules = rules or Standing(order=[job for job in rigid if job.waits])
-    room = _Room(view, rigid, now, turn_s, rules)
-    decided = _Decided(view.version, reasons=dict(rules.refused))
+    room, quota = _Room(view, rigid, now, turn_s, rules), rules.quota
+    decided = _Decided(view.version)
     head: _Reservation | None = None
     behind = 0
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
@@ -76,6 +79,13 @@ def decide(
             continue
         if (largest := room.largest(one_node=job.one_node)) < job.slots:
             decided.reasons[job.job] = _never_fits(job, largest)
+            continue
+        if room.largest(one_node=job.one_node, open_for=job) < job.slots:
+            decided.reasons[job.job] = _closes(job, room.closing(job))
+            continue
+        refused = quota and quota.refusal(job.job, job.account, job.slots)
+        if refused:
+            decided.reasons[job.job] = refused
             continue
         share = None if job.job in rules.exempt or not held else rules.share
         if share is not None and held + job.slots > share:
@@ -90,6 +100,8 @@ def decide(
             if head is not None:
                 head.use(job, now)
             held += job.slots
+            if quota is not None:
+                quota.take(job.job, job.account, job.slots, starts=True)
             decided.serve(job, found, head)
         elif head is None:
             head = room.reservation(job)
@@ -175,9 +187,26 @@ class _Room:
             if slot.slot not in held and (slot.usable or slot.leaving):
                 (self._free if slot.usable else self._coming)[slot.node].append(slot.slot)
 
-    def largest(self, *, one_node: bool) -> int:
-        """Return the size of the largest claim that the cluster could ever serve."""
-        return max(self._size.values(), default=0) if one_node else self._size.total()
+    def largest(self, *, one_node: bool, open_for: RigidView | None = None) -> int:
+        """Return the size of the largest claim that the cluster could ever serve.
+
+        `open_for` limits this to nodes on which that claim may start now.
+        """
+        sizes = [
+            size
+            for node, size in self._size.items()
+            if open_for is None or self._is_open(open_for, node)
+        ]
+        return max(sizes, default=0) if one_node else sum(sizes)
+
+    def _is_open(self, job: RigidView, node: NodeId) -> bool:
+        """True if a claim that starts now ends before the next maintenance of the node."""
+        at = self._rules.closes.get(node)
+        return at is None or (job.run_limit_s is not None and self._now + job.run_limit_s <= at)
+
+    def closing(self, job: RigidView) -> list[NodeId]:
+        """Return the nodes on which the claim would run into maintenance."""
+        return [node for node in self._size if not self._is_open(job, node)]
 
     def count(self, job: RigidView) -> int:
         """Return how many slots the claim could have now, at most."""
@@ -193,7 +222,7 @@ class _Room:
             pauses: jobs may have to pause for the claim.
         """
         if not pauses:
-            if self._without_pauses is None:
+            if self._without_pauses is None or self._rules.closes:
                 self._without_pauses = len(self._everywhere(job, None, pauses=False))
             if self._without_pauses < job.slots:
                 return None
@@ -221,7 +250,11 @@ class _Room:
                 found[node][2] += reversed(here[firm:])
                 if name in pausable:
                     found[node][3] += here[:firm]
-        return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
+        return {
+            node: [slot for part in parts for slot in part]
+            for node, parts in found.items()
+            if self._is_open(job, node)
+        }
 
     def _everywhere(
         self, job: RigidView, avoid: NodeId | None, *, pauses: bool = True
@@ -239,25 +272,38 @@ class _Room:
         free = [slot for node in nodes for slot in self._free[node]]
         coming = [slot for node in nodes for slot in self._coming[node]]
         offers = (*free, *coming, *surplus, *firm_slots)
-        return [slot for slot in offers if node_of(slot) != avoid]
+        some = avoid is not None or self._rules.closes
+        return [
+            slot
+            for slot in offers
+            if not some or (node_of(slot) != avoid and self._is_open(job, node_of(slot)))
+        ]
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
         """Return the jobs that can give up slots now, in the order in which they are asked."""
-        ready = (one for one in self._givers.items() if one[1].can_change(self._now))
-        return sorted(ready, key=lambda one: one[1].place)
+        ready = [one for one in self._givers.items() if one[1].can_change(self._now)]
+        ready.sort(key=lambda one: one[1].place)
+        return sorted(ready, key=lambda one: (one[1].place[0], self._rank(one[0])))
+
+    def _rank(self, job: JobId) -> int:
+        return self._rules.ranks.get(job, 0)
 
     def _pausable(self, claim: RigidView) -> set[JobId]:
         """Return the jobs that may lose all their slots to a claim.
 
         An entitled claim also takes firm slots of projects above their guarantees. It never takes
-        more than such a project has above its guarantee, but for the last job.
+        more than such a project has above its guarantee, but for the last job. A claim of a class
+        that preempts takes those of lower ranks, and no claim takes those of higher ranks.
         """
-        entitled = claim.job in self._rules.entitled
+        entitled, rank = claim.job in self._rules.entitled, self._rank(claim.job)
+        preempts = claim.job in self._rules.preempting
         borrowed = Counter(self._borrowed)
         found = set()
         for name, giver in self._ready_givers():
-            project = giver.account.partition("/")[0]
-            if giver.may_pause_for(claim, self._now):
+            project, its_rank = giver.account.partition("/")[0], self._rank(name)
+            if its_rank > rank:
+                continue
+            if (preempts and its_rank < rank) or giver.may_pause_for(claim, self._now):
                 found.add(name)
             elif entitled and borrowed[project] > 0:
                 borrowed[project] -= giver.firm
@@ -305,14 +351,15 @@ class _Room:
             if holder.ends_at is not None
         ]
         for giver in self._givers.values():
-            if isinstance(giver, _RigidGiver):
+            if isinstance(giver, _RigidGiver) or self._rank(giver.job.job) > self._rank(job.job):
                 continue
             rest = tuple(set(giver.slots).difference(offered))
             soon = giver.surplus or giver.may_pause_for(job, self._now)
             at = max(giver.job.retry_at, self._now if soon else giver.turn_ends_at)
             events.append((at, giver.job.job, rest))
         waited: list[JobId] = []
-        for at, name, slots in sorted(events):
+        for at, name, held in sorted(events):
+            slots = [slot for slot in held if self._is_open(job, node_of(slot))]
             waited += [name] if slots else []
             have.update(map(node_of, slots))
             best = max(have.values(), default=0) if job.one_node else have.total()
@@ -377,7 +424,7 @@ class _Giver:
 
 
 class _RigidGiver:
-    """Running rigid job of a project that has borrowed slots. It loses all or none."""
+    """Running rigid job that may begin again. It loses all its slots or none."""
 
     surplus = 0
 
@@ -392,7 +439,7 @@ class _RigidGiver:
         return True
 
     def may_pause_for(self, _claim: RigidView, _now: Seconds) -> bool:
-        """Return False: only a guarantee takes slots from a rigid job."""
+        """Return False: only a guarantee or a class takes slots from a rigid job."""
         return False
 
     def give(self, chosen: Sequence[SlotId]) -> dict[SlotId, int]:
@@ -503,6 +550,14 @@ def _reserved(job: RigidView, head: _Reservation, have: int, now: Seconds) -> Re
     when = f"within {_duration(wait_s)}" if wait_s else "at once"
     text = f"{text}; has them {when}, after {', '.join(head.ends)}"
     return Reason("reserved", text, {**numbers, "wait_s": wait_s})
+
+
+def _closes(job: RigidView, nodes: Sequence[NodeId]) -> Reason:
+    names = ", ".join(nodes[:MAX_NAMED]) + ", ..." * (len(nodes) > MAX_NAMED)
+    text = f"would run into the maintenance of {names}, and waits for its end"
+    if job.run_limit_s is None:
+        text += "; a smaller max_run_s would let it start before"
+    return Reason("maintenance", text, {"needs": float(job.slots)})
 
 
 def _beyond_share(job: RigidView, held: int, share: int) -> Reason:

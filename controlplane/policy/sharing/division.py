@@ -25,6 +25,7 @@ from controlplane.policy.sharing.caps import (
     turn_order,
     useful_slots,
 )
+from controlplane.policy.sharing.limits import Limited, Quota, limited_jobs
 from controlplane.policy.sharing.reasons import Reasons
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.sharing import Sharing
@@ -63,25 +64,30 @@ class Division:
 
     def divide(self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds) -> Divided:
         """Return the view that a policy should see: `view` itself if nothing is divided."""
-        accounts = self._accounts(view, sharing, ledger, now)
+        limited = self._limited(view, sharing, ledger, now)
+        accounts = self._accounts(view, sharing, ledger, now, limited)
         bound = {name: one for name, one in accounts.items() if one.caps is not None}
         shown: dict[JobId, JobView] = {}
         reasons: dict[JobId, Reason] = {}
         waiting: set[JobId] = set()
         why = Reasons(accounts, sharing.turn_s)
-        slots = {slot.slot: slot for slot in view.slots} if bound else {}
-        for name, account in bound.items():
-            for job in account.jobs:
-                cap = account.caps[job.job] if account.caps else 0
-                if not account.useful[job.job] or not _can_change(job, slots, now):
-                    continue
-                changed = _capped(job, cap)
-                if changed is not job:
-                    shown[job.job] = changed
-                if not cap:
-                    waiting.add(job.job)
-                if len(changed.running_on) < len(job.running_on) or not cap:
-                    reasons[job.job] = why.of(name, job, changed)
+        caps = dict(limited.caps)
+        for account in bound.values():
+            caps |= {job: cap for job, cap in (account.caps or {}).items() if account.useful[job]}
+        slots = {slot.slot: slot for slot in view.slots} if caps else {}
+        for job, cap in ((view.jobs[name], cap) for name, cap in caps.items()):
+            if not _can_change(job, slots, now):
+                continue
+            changed = _capped(job, cap)
+            if changed is not job:
+                shown[job.job] = changed
+            if not cap:
+                waiting.add(job.job)
+            if len(changed.running_on) < len(job.running_on) or not cap:
+                over = limited.caps.get(job.job) == cap
+                reasons[job.job] = (
+                    limited.reason(job, cap) if over else why.of(job.account, job, changed)
+                )
         if sharing.fair_share and len(accounts) > 1:
             for name, priority in _priorities(accounts).items():
                 job = shown.get(name, view.jobs[name])
@@ -91,7 +97,7 @@ class Division:
             budgets={name: account.budget for name, account in bound.items()},
             waiting=frozenset(waiting),
             reasons=reasons,
-            wake_at=self._wake_at(view, sharing, ledger, now) if bound else None,
+            wake_at=self._wake_at(view, sharing, ledger, now) if caps else None,
         )
 
     def merge(self, divided: Divided, plan: Plan) -> Plan:
@@ -112,27 +118,44 @@ class Division:
             wake_at=min(times, default=None),
         )
 
-    def _accounts(
+    def _limited(
         self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
+    ) -> Limited:
+        """Return the jobs that limits of users and classes bound."""
+        quota = Quota(sharing, ledger, ledger.holders, projects=False)
+        if not quota.bounds_elastic_jobs:
+            return Limited()
+        capacity, jobs = _capacity(view), list(view.jobs.values())
+        useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
+        order = turn_order(jobs, ledger, now, sharing.turn_s)
+        return limited_jobs(order, useful, quota, gangs=self._gangs)
+
+    def _accounts(
+        self,
+        view: ClusterView,
+        sharing: Sharing,
+        ledger: Ledger,
+        now: Seconds,
+        limited: Limited,
     ) -> dict[str, Account]:
         """Return all accounts that have jobs, with their budgets, in the order of arrival."""
         by_account: dict[str, list[JobView]] = defaultdict(list)
-        held = {slot for job in view.jobs.values() for slot in job.running_on}
-        capacity = sum(slot.up or slot.slot in held for slot in view.slots)
+        capacity = _capacity(view)
         for job in view.jobs.values():
-            by_account[job.account].append(job)
+            if limited.caps.get(job.job) != 0:
+                by_account[job.account].append(job)
         for name in sorted(ledger.outside):
             by_account[name] = by_account.get(name, [])
         if len(by_account) < 2 and not sharing.projects:  # noqa: PLR2004
             return {}
         accounts = {
-            name: self._account(jobs, capacity, ledger.outside.get(name, 0))
+            name: self._account(jobs, capacity, ledger.outside.get(name, 0), limited.caps)
             for name, jobs in by_account.items()
         }
         for name, one in accounts.items():
             order = turn_order(one.jobs, ledger, now, sharing.turn_s)
-            first = [job for job in order[:1] if is_in_turn(job, ledger, now, sharing.turn_s)]
-            floor = one.outside + sum(min(job.least, one.useful[job.job]) for job in first)
+            in_turn = (job for job in order if is_in_turn(job, ledger, now, sharing.turn_s))
+            floor = one.outside + next((min(j.least, one.useful[j.job]) for j in in_turn), 0)
             accounts[name] = msgspec.structs.replace(one, order=order, floor=floor)
         usage = self._usage_of(frozenset(by_account), sharing, ledger, now)
         claims = {
@@ -193,8 +216,11 @@ class Division:
             caps = deal_caps(account.order, room, account.useful, gangs=self._gangs)
         return msgspec.structs.replace(account, budget=budget, caps=caps)
 
-    def _account(self, jobs: Sequence[JobView], capacity: int, outside: int) -> Account:
+    def _account(
+        self, jobs: Sequence[JobView], capacity: int, outside: int, caps: Mapping[JobId, int]
+    ) -> Account:
         useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
+        useful = {name: min(most, caps.get(name, most)) for name, most in useful.items()}
         return Account(
             jobs=jobs,
             useful=useful,
@@ -254,6 +280,11 @@ class Division:
             changed = msgspec.structs.replace(slot, usable=False, leaving=True)
             known = self._slots[slot.slot] = (slot, changed)
         return known[1]
+
+
+def _capacity(view: ClusterView) -> int:
+    held = {slot for job in view.jobs.values() for slot in job.running_on}
+    return sum(slot.up or slot.slot in held for slot in view.slots)
 
 
 def _can_change(job: JobView, slots: Mapping[SlotId, SlotView], now: Seconds) -> bool:

@@ -1,7 +1,7 @@
 """Requests that change something. Each is checked against the newest state and becomes an input.
 
 The checks refuse drains, resizes and trial changes that could never be carried out.
-`JobQuota` limits how many live jobs a user can have.
+`JobQuota` limits how many jobs of a user can wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import node_info, shown_state, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.rights import Action, may, projects_of
+from controlplane.service.rights import OPERATORS, Action, may, projects_of
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import (
@@ -54,6 +54,7 @@ from schemas.errors import (
 )
 from schemas.ids import JobId, NodeId
 from schemas.jobs import JobSpec, problems, spec_bytes
+from schemas.sharing import Sharing
 from schemas.sharing import problems as problems_of_sharing
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
@@ -89,6 +90,7 @@ from schemas.wire.client import (
 
 MAX_DRAIN_S: Final = 1e8  # three years
 MAX_REASON: Final = 500
+MINUTE_S: Final = 60.0
 
 
 def _known_node(state: State, name: NodeId) -> Node:
@@ -115,7 +117,7 @@ def forget_input(state: State, name: NodeId, who: Identity) -> NodeForgotten:
 
 
 def drain_input(
-    state: State, request: DrainNode | UndrainNode, who: Identity
+    state: State, request: DrainNode | UndrainNode, who: Identity, now: float = 0.0
 ) -> DrainRequested | UndrainRequested | None:
     """Return the input for a request, or None if the drain to be ended does not exist.
 
@@ -125,7 +127,7 @@ def drain_input(
     """
     node = _known_node(state, request.node)
     if isinstance(request, UndrainNode):
-        if node.drain is None and not node.is_suspected:
+        if node.drain is None and not node.is_suspected and not node.windows:
             return None
         return UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
@@ -137,13 +139,35 @@ def drain_input(
         raise BadFieldError(what, "shorten it", "reason")
     if request.cordon and within_s is not None:
         raise BadFieldError("within_s: a cordon moves no job", "drain the node instead", "within_s")
+    if request.begin is not None or request.end is not None:
+        _check_window(node, request, now)
     return DrainRequested(
         node=node.node,
         user=who.name,
         reason=request.reason,
         within_s=within_s,
         cordon=request.cordon,
+        begin=request.begin,
+        end=request.end,
     )
+
+
+def _check_window(node: Node, request: DrainNode, now: float) -> None:
+    begin, end = request.begin, request.end
+    if begin is None or end is None or request.cordon or request.within_s is not None:
+        what = "begin: maintenance has a begin, an end and no deadline"
+        raise BadFieldError(what, "give begin and end only", "begin")
+    if not now <= begin < end <= now + MAX_DRAIN_S:
+        what = f"begin: {begin:.0f} to {end:.0f} is not a time to come"
+        raise BadFieldError(what, "give a begin in the future, and an end after it", "begin")
+    for other in node.windows:
+        if begin < other.end and other.begin < end:
+            remedy = f"choose another time, or cancel that one with `ones node undrain {node.node}`"
+            raise BadFieldError(f"begin: {node.node} has {other.text}", remedy, "begin")
+    if node.drain is not None and begin < (node.drain.until or begin):
+        raise BadFieldError(
+            f"begin: {node.node} is {node.drain.text}", "choose a later time", "begin"
+        )
 
 
 def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:
@@ -164,14 +188,8 @@ def sharing_input(state: State, request: ChangeSharing, who: Identity) -> Sharin
     return SharingChanged(sharing=sharing, user=who.name)
 
 
-RECOUNT_S: Final = 1.0  # between counts of a user's jobs; counting thousands is slow
-
-
 class JobQuota:
-    """Limits on the number and the size of each user's live jobs.
-
-    Jobs are counted only if a limit might be reached.
-    """
+    """Limits of each user on submissions, and on the jobs that wait. They hold for every role."""
 
     def __init__(
         self,
@@ -182,37 +200,49 @@ class JobQuota:
         self._state = state
         self._limits = limits
         self._clock = clock
-        # number and bytes of jobs at the last count plus later submissions
-        self._upper_bounds: dict[str, tuple[int, int]] = {}
-        self._counted_at: dict[str, float] = {}
+        self._left: dict[str, tuple[float, float]] = {}  # submissions left at a time, by user
 
     def take(self, user: str, spec: JobSpec) -> None:
-        """Add a job that the user is about to submit.
+        """Count a job that the user is about to submit.
 
         Raises:
             DeniedError: if the user has reached a limit.
         """
-        limits, size = self._limits(), spec_bytes(spec)
-        jobs, used = self._upper_bounds.get(user, (limits.live_jobs, 0))
-        if jobs >= limits.live_jobs or used + size > limits.live_bytes:
+        state, most_bytes = self._state(), self._limits().live_bytes
+        limits = (state.sharing or Sharing()).limits_of(user)
+        first, last, _ = spec.indices or (0, 0, 0)
+        has, adds = state.queued_jobs(user), last - first + 1
+        if limits.queued is not None and has + adds > limits.queued:
+            what = f"{user} has {has} queued jobs and may have {limits.queued}; this adds {adds}"
+            remedy = "wait until some start, cancel some, or have sharing.user_limits.queued raised"
+            raise DeniedError(what, remedy)
+        if state.job_counters.bytes[user] + spec_bytes(spec) > most_bytes:
+            what = f"this job file and the live jobs of {user} exceed {most_bytes} bytes"
+            remedy = "wait until some end, cancel some, or have limits.live_bytes raised"
+            raise DeniedError(what, remedy)
+        if (rate := limits.submissions_per_minute) is not None:
             now = self._clock()
-            if now - self._counted_at.get(user, -RECOUNT_S) >= RECOUNT_S:
-                live = [job for job in self._state().jobs.values() if job.user == user]
-                sizes = [spec_bytes(job.spec) for job in live if not job.ended]
-                jobs, used = self._upper_bounds[user] = len(sizes), sum(sizes)
-                self._counted_at[user] = now
-        if jobs >= limits.live_jobs:
-            what, setting = f"{user} has {limits.live_jobs} live jobs", "live_jobs"
-        elif used + size > limits.live_bytes:
-            what = f"this job file and the live jobs of {user} exceed {limits.live_bytes} bytes"
-            setting = "live_bytes"
-        else:
-            self._upper_bounds[user] = (jobs + 1, used + size)
-            return
-        raise DeniedError(
-            f"{what}, the limit for one user",
-            f"wait until some end, cancel some, or have limits.{setting} raised",
-        )
+            left, at = self._left.get(user, (float(rate), now))
+            left = min(float(rate), left + (now - at) * rate / MINUTE_S)
+            if left < 1.0:
+                what = f"{user} has submitted {rate} times in a minute, as often as one user may"
+                remedy = f"try again in {(1.0 - left) * MINUTE_S / rate:.0f} s, or submit an array"
+                raise DeniedError(what, remedy)
+            self._left[user] = left - 1.0, now
+
+
+def check_class(state: State, spec: JobSpec, project: str, who: Identity) -> None:
+    """Refuse a job whose class is unknown, or is not for this user.
+
+    Raises:
+        BadFieldError: with the classes that the user may name.
+    """
+    classes = (state.sharing or Sharing()).classes
+    allowed = [name for name, one in classes.items() if one.admits(who.role, who.name, project)]
+    if spec.stated_class and spec.stated_class not in allowed:
+        what = f"class: {who.name} may not use {spec.stated_class[:64]!r}"
+        known = f"choose from {', '.join(allowed)}, or leave it out" if allowed else "leave it out"
+        raise BadFieldError(what, known, "class")
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
@@ -272,6 +302,32 @@ def check_ordered_slots(state: State, job: JobId, slots: int, user: str, most: i
         raise DeniedError(
             what, "end other orders (`ones resize JOB --auto`), or choose fewer slots"
         )
+
+
+def check_user_limits(state: State, job: Job, slots: int) -> None:
+    """Refuse an order of a user, if the user's jobs and orders together would exceed a limit.
+
+    Raises:
+        DeniedError: with the limit, and what the user has.
+    """
+    limits = (state.sharing or Sharing()).limits_of(job.user)
+    names = {**state.jobs_with_processes, **state.overrides}
+    others = [state.jobs[name] for name in names if name != job.job]
+    ordered = [(one.override.slots or 0) if one.override else 0 for one in others]
+    has = [
+        max(len(one.members()), size)
+        for one, size in zip(others, ordered, strict=True)
+        if one.user == job.user
+    ]
+    for what, many, limit in (
+        ("running jobs", sum(map(bool, has)) + 1, limits.running),
+        ("slots", sum(has) + slots, limits.slots),
+    ):
+        if limit is not None and many > limit:
+            raise DeniedError(
+                f"{job.user} would have {many} {what}, the limit for one user is {limit}",
+                "pause others, choose fewer slots, or ask an operator",
+            )
 
 
 def change_or_repeat(
@@ -399,13 +455,16 @@ class ChangeRequests:
         """State ahead of the journal, used for decisions."""
         return self.commit_loop.reactor.state
 
-    def check(self, request: CheckJob, _: Identity) -> JobChecked:
+    def check(self, request: CheckJob, who: Identity) -> JobChecked:
         """Return the notes for a job file that would be accepted.
 
         Raises:
             BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
+        stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
+        mine = projects_of(who)
+        check_class(self._newest, request.spec, stated or (mine[0] if mine else ""), who)
         notes = self.reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
@@ -466,6 +525,7 @@ class ChangeRequests:
         if known is None:
             self._refuse_if_outdated()
             outcomes = await self._outcomes(spec, who)  # the last wait before the decision
+            check_class(self._newest, spec, project, who)
             self.quota.take(who.name, spec)
             submitted = msgspec.structs.replace(submitted, outcomes=outcomes)
         for command in await self._durable(submitted):
@@ -559,6 +619,8 @@ class ChangeRequests:
                 check_resize(self._newest, job, request)
                 ordered, most = len(request.on) or request.slots or 0, self.limits().ordered_slots
                 check_ordered_slots(self._newest, job.job, ordered, who.name, most)
+                if ordered and who.role not in OPERATORS:
+                    check_user_limits(self._newest, job, ordered)
                 return ResizeRequested(job=job.job, user=who.name, slots=slots, batch=batch, on=on)
             case PauseJob():
                 return PauseRequested(job=job.job, user=who.name)
@@ -577,7 +639,8 @@ class ChangeRequests:
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""
-        await self._apply(lambda: drain_input(self._newest, request, who))
+        now = self.commit_loop.now()
+        await self._apply(lambda: drain_input(self._newest, request, who, now))
         return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
 
     async def change_sharing(self, request: ChangeSharing, who: Identity) -> SharingInfo:

@@ -319,7 +319,8 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
     unknown = ", ".join(f"{slot} ({worker})" for slot, worker in node.foreign_workers.items())
     foreign = f"used by workers that this controller does not know: {unknown}" if unknown else ""
-    drained = (node.drain.text,) if node.drain is not None else ()
+    drained = [] if node.drain is None else [node.drain.text]
+    drained += [window.text for window in node.windows]
     return NodeInfo(
         node=node.node,
         state=node_state(node),

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.service import settings
 from schemas.errors import SettingsError
-from schemas.sharing import Project, Sharing, UserShare
+from schemas.sharing import PriorityClass, Project, Sharing, UserLimits, UserShare
 
 
 def loaded(folder: Path, text: str) -> Sharing:
@@ -25,10 +25,26 @@ turn_s = 600.0
 weight = 2.0
 guaranteed = 4
 users = { ann = { weight = 3.0, limit = 2 } }
+[sharing.user_limits]
+running = 3
+submissions_per_minute = 10
+[sharing.users.ann]
+slots = 8
+[sharing.classes.urgent]
+rank = 10
+roles = ["admin"]
+limit = 4
+preempts = true
 """
     vision = Project(weight=2.0, guaranteed=4, users={"ann": UserShare(weight=3.0, limit=2)})
 
-    assert loaded(tmp_path, text) == Sharing(turn_s=600.0, projects={"vision": vision})
+    assert loaded(tmp_path, text) == Sharing(
+        turn_s=600.0,
+        projects={"vision": vision},
+        user_limits=UserLimits(running=3, submissions_per_minute=10),
+        users={"ann": UserLimits(slots=8)},
+        classes={"urgent": PriorityClass(rank=10, roles=("admin",), limit=4, preempts=True)},
+    )
     assert loaded(tmp_path, "") == Sharing()
 
 
@@ -45,6 +61,10 @@ users = { ann = { weight = 3.0, limit = 2 } }
             "projects = { a = { guaranteed = 4, limit = 2 } }",
             "projects.a.guaranteed: guarantees 4 slots, but its limit is 2",
         ),
+        ("user_limits = { submissions_per_minute = 0 }", "Expected `int` >= 1"),
+        ("users = { 'a b' = {} }", "users.a b: 'a b' is not a name"),
+        ("classes = { c = {} }", "classes[...].rank: is missing"),
+        ("classes = { c = { rank = 1, roles = ['boss'] } }", "classes.c.roles: 'boss' is no role"),
         ("projects = { 'a/b' = {} }", "projects.a/b: 'a/b' is not a name"),
         ("projects = { a = { users = { '' = {} } } }", "projects.a.users.: '' is not a name"),
     ],

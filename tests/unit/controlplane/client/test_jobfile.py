@@ -115,7 +115,7 @@ def refusal(path: Path, *overrides: str) -> tuple[str, str]:
         (JOB, "utility={ value = 1, dedline_s = 5 }", "utility.dedline_s", "DIR/job.toml: unknown key utility.dedline_s; did you mean deadline_s?"),
         (f'utility = "dear"\n{JOB}', "", "utility", "DIR/job.toml: utility: Expected `object`, got `str`; write utility = { value = 80, deadline_s = 3600, decay = 0.01 }"),
         (JOB, "lr", "set", f"--set 'lr' is not an assignment; {ASSIGNMENT}"),
-        (JOB, "learning=1", "learning", "--set learning: a job has no such field; one of after, args, array, batch_size, command"),
+        (JOB, "learning=1", "learning", "--set learning: a job has no such field; one of after, args, array, batch_size, class"),
         (JOB, "batchsize=1", "batchsize", "--set batchsize: a job has no such field; did you mean batch_size?"),
         (JOB, "lr.x=1", "lr.x", f"--set lr.x: lr has no entries; {ASSIGNMENT}"),
         (JOB, "env.=1", "env.", f"--set env. names no entry of env; {ASSIGNMENT}"),
@@ -203,7 +203,7 @@ def test_a_single_number_of_slots_is_minimum_and_maximum(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", sorted(set(JobSpec.__struct_fields__) - {"sweep", "trial", "element"})
+    "key", sorted(set(JobSpec.__struct_encode_fields__) - {"sweep", "trial", "element"})
 )
 def test_the_text_that_an_error_suggests_is_accepted(key: str) -> None:
     several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun|\"command)| or (?=\"auto|\"fail|\"interactive)"

@@ -133,3 +133,10 @@ def test_srun_starts_its_tasks_and_returns_a_failure(tmp_path: Path) -> None:
         "task 0 of 2 in 7",
         "task 1 of 2 in 7",
     ]
+
+
+def test_a_qos_becomes_the_class_of_the_job() -> None:
+    fields, remark = job_of_batch_script("#!/bin/bash\n#SBATCH --qos=urgent\ntrain\n", "a.sh")
+
+    assert fields["class"] == "urgent"
+    assert not remark

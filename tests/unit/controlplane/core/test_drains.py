@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.core.inputs import DrainDue, DrainExpired, DrainRequested, UndrainRequested
-from schemas.ids import NodeId, SlotId
+from schemas.ids import NodeId, Seconds, SlotId
 from schemas.wire.agent import NodeNoticed
 from tests.support.builders import (
     N1,
@@ -215,3 +215,63 @@ def test_a_notice_ends_with_the_next_agent_of_its_node_unless_an_operator_drains
     noticed(controller, 30.0)
     controller.take(greeting(N1, boot="boot-3"))
     assert controller.state.nodes[N1].drain is not None
+
+
+# --- maintenance
+
+
+def maintenance(begin: float, end: float) -> DrainRequested:
+    asked = drain()
+    return replace(asked, begin=Seconds(begin), end=Seconds(end))
+
+
+def plan_of(controller: Controller) -> list[tuple[float, float]]:
+    return [(one.begin, one.end) for one in controller.state.nodes[N1].windows]
+
+
+def test_maintenance_begins_and_ends_by_itself_and_its_jobs_leave_before() -> None:
+    controller = pair()
+    begin = controller.now + 1000.0
+    controller.take(maintenance(begin, begin + 500.0))
+    assert (controller.due(939.0), controller.state.nodes[N1].usable) == ([], True)
+
+    assert controller.due(940.0) == [DUE]
+    controller.now = begin - 60.0
+    controller.take(DUE)
+
+    node = controller.state.nodes[N1]
+    assert node.drain is not None
+    assert (node.drain.deadline, node.drain.until) == (begin, begin + 500.0)
+    assert (node.usable, plan_of(controller)) == (False, [])
+    assert decisions(controller)[-1][0] == "drain"
+    assert EXPIRED in controller.due(60.0)
+    assert DUE in controller.due(560.0)
+    controller.now = begin + 500.0
+    controller.take(DUE)
+    assert (controller.state.nodes[N1].drain, controller.state.draining) == (None, {})
+
+
+def test_two_plans_are_kept_in_their_order_and_undrain_cancels_them() -> None:
+    controller = one()
+    later, sooner = controller.now + 5000.0, controller.now + 1000.0
+    controller.take(maintenance(later, later + 10.0))
+    controller.take(maintenance(sooner, sooner + 10.0))
+    assert plan_of(controller) == [(sooner, sooner + 10.0), (later, later + 10.0)]
+
+    controller.take(UndrainRequested(node=N1, user="ann"))
+
+    assert (plan_of(controller), controller.due(5000.0)) == ([], [])
+
+
+def test_a_node_that_an_operator_drained_stays_drained_after_maintenance() -> None:
+    controller = one()
+    begin = controller.now + 1000.0
+    controller.take(maintenance(begin, begin + 10.0))
+    controller.take(replace(drain(), cordon=True))
+    controller.now = begin - 60.0
+
+    controller.take(DUE)
+
+    found = controller.state.nodes[N1].drain
+    assert found is not None
+    assert (found.cordon, found.until) == (False, None)

@@ -6,14 +6,21 @@ import math
 
 import pytest
 
-from controlplane.core.inputs import DrainRequested, UndrainRequested
-from controlplane.service.api.changes import check_ordered_slots, check_resize, drain_input
+from controlplane.core.inputs import DrainRequested, SharingChanged, UndrainRequested
+from controlplane.service.api.changes import (
+    check_class,
+    check_ordered_slots,
+    check_resize,
+    check_user_limits,
+    drain_input,
+)
 from controlplane.service.api.replies import node_info
 from schemas.errors import BadFieldError, DeniedError, UnknownNodeError
-from schemas.ids import JobId, NodeId
+from schemas.ids import JobId, NodeId, Seconds
+from schemas.sharing import PriorityClass, Sharing, UserLimits
 from schemas.transport.keys import Identity
 from schemas.wire.client import DrainNode, ResizeJob, UndrainNode
-from tests.support.builders import N1, S0, A, resized
+from tests.support.builders import N1, S0, A, job_spec, resized
 from tests.support.controller import cluster_of, running, training
 
 ANN = Identity("operator", "ann")
@@ -97,3 +104,87 @@ def test_a_rigid_job_cannot_be_resized_and_can_be_paused() -> None:
     with pytest.raises(BadFieldError) as refused:
         check_resize(state, job, ResizeJob(job=A, slots=1))
     assert refused.value.message == "slots: a command job keeps its 2 slots while it runs"
+
+
+CLASSES = Sharing(
+    classes={
+        "urgent": PriorityClass(rank=10, roles=("admin",), users=("cat",)),
+        "vision": PriorityClass(rank=5, projects=("vision",)),
+        "any": PriorityClass(rank=-5),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "user", "project", "allowed"),
+    [
+        ("user", "ann", "ann", "any"),
+        ("user", "ann", "vision", "vision, any"),
+        ("user", "cat", "cat", "urgent, any"),
+        ("admin", "dan", "dan", "urgent, any"),
+    ],
+)
+def test_a_job_has_a_class_that_its_user_may_name(
+    role: str, user: str, project: str, allowed: str
+) -> None:
+    controller, who = cluster_of(n1=1), Identity(role, user)
+    controller.take(SharingChanged(sharing=CLASSES))
+
+    for name in allowed.split(", "):
+        check_class(controller.state, job_spec(job_class=name), project, who)
+    check_class(controller.state, job_spec(), project, who)
+    for name in {*CLASSES.classes, "fast"} - set(allowed.split(", ")):
+        with pytest.raises(BadFieldError) as refused:
+            check_class(controller.state, job_spec(job_class=name), project, who)
+        assert refused.value.message == f"class: {user} may not use {name!r}"
+        assert refused.value.hint == f"choose from {allowed}, or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"slots": 7}, "ann would have 8 slots, the limit for one user is 7"),
+        ({"running": 1}, "ann would have 2 running jobs, the limit for one user is 1"),
+    ],
+)
+def test_orders_of_a_user_keep_the_limits_of_the_user(limits: dict[str, int], said: str) -> None:
+    controller = running(cluster_of(n1=1), slots=(1, 8))
+    controller.submit("b", slots=(1, 8))
+    job = controller.job(JobId("b-2"))
+    controller.take(SharingChanged(sharing=Sharing(user_limits=UserLimits(**limits))))
+    held = len(controller.job(A).members())
+
+    with pytest.raises(DeniedError) as refused:
+        check_user_limits(controller.state, job, 8 - held)
+
+    assert refused.value.message == said
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "said"),
+    [
+        (99.0, 200.0, "begin: 99 to 200 is not a time to come"),
+        (300.0, 200.0, "begin: 300 to 200 is not a time to come"),
+        (math.nan, 200.0, "begin: nan to 200 is not a time to come"),
+        (400.0, None, "begin: maintenance has a begin, an end and no deadline"),
+        (
+            550.0,
+            700.0,
+            "begin: n1 has maintenance from 1970-01-01T00:08:20Z to 1970-01-01T00:10:00Z by ann",
+        ),
+    ],
+)
+def test_impossible_maintenance_is_refused(begin: float, end: float | None, said: str) -> None:
+    controller = cluster_of(n1=1)
+    request = DrainNode(node=N1, begin=Seconds(500.0), end=Seconds(600.0))
+    event = drain_input(controller.state, request, ANN, 100.0)
+    assert event is not None
+    controller.take(event)
+
+    other = DrainNode(node=N1, begin=Seconds(begin), end=None if end is None else Seconds(end))
+    with pytest.raises(BadFieldError) as refused:
+        drain_input(controller.state, other, ANN, 100.0)
+
+    assert refused.value.message == said
+    row = node_info(controller.state, N1)
+    assert row.reason.startswith("maintenance from 1970-01-01T00:08:20Z")

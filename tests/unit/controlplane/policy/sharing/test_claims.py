@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.sharing.claim_order import Standing
 from controlplane.policy.sharing.claims import decide, mask, without_kept
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
@@ -273,3 +274,46 @@ def test_the_first_claim_never_waits_while_free_slots_and_surplus_suffice(
     if not first.one_node and len(free) + surplus >= first.slots:
         waits = decision.reasons.get(first.job)
         assert waits is None or waits.code == "promised"
+
+
+# --- maintenance
+
+
+@pytest.mark.parametrize(
+    ("run_limit_s", "node"),
+    [(500.0, "n1"), (700.0, "n2"), (None, "n2")],
+)
+def test_a_claim_starts_where_it_ends_before_maintenance(
+    run_limit_s: float | None, node: str
+) -> None:
+    one = claim(G, 2, one_node=True, run_limit_s=run_limit_s)
+    rules = Standing(order=[one], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+
+    decision = decide(view_of(row_of(2, 3)), [one], NOW, rules=rules)
+
+    assert [slot.partition("/")[0] for slot in decision.plan.local_batch[G]] == [node, node]
+
+
+def test_a_claim_that_fits_nowhere_else_waits_for_maintenance_and_delays_no_other() -> None:
+    large, small = claim(G, 3), claim(H, 1, at=9_500.0)
+    rules = Standing(order=[large, small], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+
+    decision = decide(view_of(row_of(2, 2)), [large, small], NOW, rules=rules)
+
+    assert decision.plan.local_batch == {H: dict.fromkeys(n(2, 0), 1)}
+    text = (
+        "would run into the maintenance of n1, and waits for its end; a smaller max_run_s would "
+        "let it start before"
+    )
+    assert decision.reasons == {G: Reason("maintenance", text, {"needs": 3.0})}
+
+
+def test_a_reservation_counts_no_slots_that_the_claim_may_not_use() -> None:
+    held = holder(A, *n(2, 0, 1), ends_at=NOW + 900.0)
+    rules = Standing(order=[claim(G, 2)], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+
+    decision = decide(view_of(row_of(2, 2)), [held, claim(G, 2)], NOW, rules=rules)
+
+    assert decision.plan.local_batch == {}
+    text = "needs 2 slots, could have 0; has them within 15 min, after a-1"
+    assert decision.reasons[G].text == text
