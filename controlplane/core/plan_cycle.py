@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from controlplane.core.model.job import Job
 from controlplane.core.model.usage import usage_now
+from controlplane.core.policy_view import job_view, rigid_view
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, Plan, Reason
@@ -17,7 +21,9 @@ from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
+from controlplane.policy.sharing.start_times import Present
 from schemas.ids import JobId, Seconds
+from schemas.jobs import JobSpec
 from schemas.sharing import Sharing
 
 
@@ -80,6 +86,30 @@ class PlanCycle:
         if self._claims.kept:
             plan = without_kept(plan, self._reactor().view(), self._claims.kept)
         return plan if self._divided is None else self._division.merge(self._divided, plan)
+
+
+def present_of(
+    reactor: Reactor, spec: JobSpec, user: str, project: str, now: Seconds, *, gangs: bool
+) -> Present:
+    """Return what the prediction of a start needs to know about a job that is not submitted."""
+    state = reactor.state
+    job = Job(
+        job=JobId(f"{spec.name}-{state.jobs_accepted + 1}"), spec=spec, snapshot="", user=user,
+        submitted_at=now, project=project,
+    )  # fmt: skip
+    job.accounting.since = job.accounting.placed_at = now
+    job.attempts.next_start_at = spec.earliest_start(now)
+    view, rigid = reactor.view(), reactor.rigid_views()
+    if spec.rigid:
+        rigid.append(rigid_view(state, job))
+    else:
+        view = msgspec.structs.replace(view, jobs={**view.jobs, job.job: job_view(job)})
+    half_life_s = (state.sharing or Sharing()).half_life_s
+    return Present(
+        job=job.job, view=view, rigid=rigid, sharing=state.sharing,
+        ledger=ledger_of(state, now, half_life_s), past=dict(state.past_runs), now=now,
+        gangs=gangs,
+    )  # fmt: skip
 
 
 def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
