@@ -38,6 +38,7 @@ class PlanCycle:
     def __init__(self, reactor: Callable[[], Reactor], *, gangs: bool = False) -> None:
         self._reactor = reactor
         self._claims = NO_CLAIMS  # latest decision about rigid jobs
+        self._gangs = gangs
         self._division = Division(gangs=gangs)
         self._divided: Divided | None = None  # for the latest view
 
@@ -87,29 +88,28 @@ class PlanCycle:
             plan = without_kept(plan, self._reactor().view(), self._claims.kept)
         return plan if self._divided is None else self._division.merge(self._divided, plan)
 
-
-def present_of(
-    reactor: Reactor, spec: JobSpec, user: str, project: str, now: Seconds, *, gangs: bool
-) -> Present:
-    """Return what the prediction of a start needs to know about a job that is not submitted."""
-    state = reactor.state
-    job = Job(
-        job=JobId(f"{spec.name}-{state.jobs_accepted + 1}"), spec=spec, snapshot="", user=user,
-        submitted_at=now, project=project,
-    )  # fmt: skip
-    job.accounting.since = job.accounting.placed_at = now
-    job.attempts.next_start_at = spec.earliest_start(now)
-    view, rigid = reactor.view(), reactor.rigid_views()
-    if spec.rigid:
-        rigid.append(rigid_view(state, job))
-    else:
-        view = msgspec.structs.replace(view, jobs={**view.jobs, job.job: job_view(job)})
-    half_life_s = (state.sharing or Sharing()).half_life_s
-    return Present(
-        job=job.job, view=view, rigid=rigid, sharing=state.sharing,
-        ledger=ledger_of(state, now, half_life_s), past=dict(state.past_runs), now=now,
-        gangs=gangs,
-    )  # fmt: skip
+    def present_with(self, spec: JobSpec, user: str, project: str, now: Seconds) -> Present:
+        """Return the present state with a job that is not submitted, to predict its start."""
+        reactor, state = self._reactor(), self._reactor().state
+        name = JobId(f"{spec.name}-{state.jobs_accepted + 1}")
+        job = Job(job=name, spec=spec, snapshot="", user=user, project=project, submitted_at=now)
+        job.accounting.since = job.accounting.placed_at = now
+        job.attempts.next_start_at = spec.earliest_start(now)
+        view, rigid = reactor.view(), reactor.rigid_views()
+        if spec.rigid:
+            rigid.append(rigid_view(state, job))
+        else:
+            view = msgspec.structs.replace(view, jobs={**view.jobs, name: job_view(job)})
+        return Present(
+            job=name,
+            view=view,
+            rigid=rigid,
+            sharing=state.sharing,
+            ledger=ledger_of(state, now, (state.sharing or Sharing()).half_life_s),
+            past=dict(state.past_runs),
+            now=now,
+            gangs=self._gangs,
+        )
 
 
 def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:

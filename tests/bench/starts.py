@@ -16,7 +16,7 @@ import numpy as np
 
 from controlplane.core.commands import Command
 from controlplane.core.inputs import Input, JobSubmitted
-from controlplane.core.plan_cycle import present_of
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.policy.registry import entry
 from controlplane.policy.sharing.start_times import expected_start
@@ -28,7 +28,7 @@ from schemas.ids import Seconds
 from schemas.wire.client import ExpectedStart
 from tests.bench import report
 
-WEEK_S: Final = 7 * 86_400.0
+DAY_S: Final = 86_400.0
 SOON_S: Final = 30.0  # a start within this time is "now"
 
 
@@ -43,16 +43,15 @@ class Asked:
     """A second core, which is asked for the start of each job just before it is submitted."""
 
     def __init__(self, *, gangs: bool) -> None:
-        self.core, self.gangs = Reactor(), gangs
+        self.core = Reactor()
+        self.cycle = PlanCycle(lambda: self.core, gangs=gangs)
         self.told: dict[str, Told] = {}
 
     def record(self, now: Seconds, event: Input, _: Sequence[Command]) -> None:
         if isinstance(event, JobSubmitted):
             began = time.perf_counter()
-            asked = event.spec, event.user, event.project, now
-            present = present_of(self.core, *asked, gangs=self.gangs)
-            *_, start = expected_start(present, np.random.default_rng(len(self.told)))
-            assert start is not None
+            present = self.cycle.present_with(event.spec, event.user, event.project, now)
+            start = expected_start(present, np.random.default_rng(len(self.told)))
             self.told[event.key] = Told(now, start, (time.perf_counter() - began) * 1000.0)
         self.core.handle(event, now)
 
@@ -60,10 +59,16 @@ class Asked:
 def figures_of(told: dict[str, Told], jobs: Sequence[JobResult]) -> dict[str, float]:
     waits = [(told[j.job], j.started_at - told[j.job].at) for j in jobs if j.started_at is not None]
     now = [wait for one, wait in waits if one.start.starts == "now"]
-    later = [(one, wait) for one, wait in waits if one.start.at is not None and one.start.starts == "later"]
+    later = [
+        (one, wait)
+        for one, wait in waits
+        if one.start.at is not None and one.start.starts == "later"
+    ]
     errors = [abs(one.start.at - one.at - wait) for one, wait in later if one.start.at is not None]
     inside = [
-        (one.start.earliest or 0.0) - SOON_S <= one.at + wait <= (one.start.latest or np.inf) + SOON_S
+        (one.start.earliest or 0.0) - SOON_S
+        <= one.at + wait
+        <= (one.start.latest or np.inf) + SOON_S
         for one, wait in later
     ]
     return {
@@ -89,8 +94,9 @@ def main() -> None:
         seed=(int, 1, "seed of the trace"),
         interval=(float, 150.0, "mean seconds between submissions"),
         gpus=(int, 16, "slots"),
+        days=(float, 7.0, "length of the trace"),
     )
-    span_s = WEEK_S / 14 if chosen.quick else WEEK_S
+    span_s = (0.5 if chosen.quick else chosen.days) * DAY_S
     scenario = Scenario(
         jobs=int(span_s / chosen.interval), interval_s=chosen.interval, arrivals="poisson",
         nodes=(NodeGroup(count=chosen.gpus // 4, slots=4),), rigid=0.3, users=6, projects=3, generations=1, warm_up=0.0,

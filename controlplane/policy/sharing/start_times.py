@@ -1,18 +1,18 @@
 """Predicted start of a job that is not submitted yet, from the present state of a cluster.
 
-Each draw gives every job a length, and rolls the rules of sharing forward without a policy. Claims
-of rigid jobs are served in their order, with backfill. Elastic jobs start if their account's budget
-and the minimums of other jobs leave room, and share the slots that rigid jobs leave. Slots are
-counted, not placed, and jobs that are submitted later are unknown.
+Each draw gives every job a length, and serves those before the job in their order, without a
+policy: claims with backfill as in `claims`, elastic jobs within the budget of their account, which
+is taken to stay. An elastic job waits only if its account's jobs are at their minimum, so these
+keep their speed. Slots are counted, not placed. Jobs that are submitted later are unknown.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.sharing.caps import Ledger, useful_slots
+from controlplane.policy.sharing.caps import Ledger, turn_order
 from controlplane.policy.sharing.claim_order import Standing, standing
 from controlplane.policy.sharing.claims import TURN_S, decide
 from controlplane.policy.sharing.division import Division
@@ -34,6 +34,8 @@ from schemas.wire.client import ExpectedStart
 DRAWS: Final = 64
 QUANTILES: Final = (0.1, 0.5, 0.9)
 MIN_RUNS: Final = 3  # of a program, before its own lengths replace those of all programs
+MODEL_ERROR: Final = 4.0  # largest factor of the wait in a draw, as a prior; a judgement
+ORDER: Final = np.random.default_rng(0).permutation(DRAWS)
 STATED_ERROR: Final = 0.1  # relative error of stated samples over the speed of the last epoch
 
 
@@ -61,40 +63,73 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    name: JobId
-    account: str
-    slots: int  # of a rigid job; else the least with which the job starts
-    work: Sequence[float]  # of each draw: seconds of a rigid job, else slot seconds; inf: unknown
-    rigid: bool
-    held: int  # slots now
-    since: float  # when an elastic job got these slots
-    ready_at: float
-    useful: int = 0  # most slots that an elastic job can use
-    limit_s: float = math.inf  # of a rigid job
-    ends_by: float = math.inf  # time limit of a rigid job that runs
+    name: JobId | None
+    slots: float  # that it needs or gives back
+    left_s: Sequence[float]  # of each draw; infinity: unknown
+    limit_s: float = 0.0  # of a waiting rigid job; 0: elastic jobs may overtake
+    ends_by: float = math.inf  # of a running job
+    rigid: bool = True
 
 
-def expected_start(present: Present, rng: Generator) -> Iterator[ExpectedStart | None]:
-    """Yield None after each draw, so that the caller can give way, and at last the prediction."""
+@dataclass(slots=True)
+class _Share:
+    """Bound of rigid jobs beside elastic jobs that wait; see `claim_order`."""
+
+    capacity: int
+    held: float  # by rigid jobs
+    programs: float  # slots that rigid jobs hold or want
+    trainings: int  # minimums of elastic jobs
+
+    def room(self) -> float:
+        """Return the slots that rigid jobs may still have."""
+        demand = self.programs + self.trainings
+        if demand <= self.capacity or not self.held or not self.trainings:
+            return math.inf
+        return self.capacity * self.programs // demand - self.held
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs with drawn lengths that decide about the start of the last one in `waiting`."""
+
+    now: Seconds
+    ready_at: Seconds
+    free: float  # slots that nobody has
+    share: _Share | None  # of rigid jobs; None: not bounded
+    running: Sequence[_Job]
+    waiting: Sequence[_Job]
+
+
+def expected_start(
+    present: Present, rng: Generator, go_on: Callable[[], bool] = lambda: True
+) -> ExpectedStart:
+    """Return the predicted start.
+
+    Args:
+        present: state of the cluster, with the job.
+        rng: source of the draws.
+        go_on: called after each draw, in which a caller can give way; False: no more draws.
+    """
     sharing = present.sharing or Sharing(fair_share=False)
     rules = standing(present.view, present.rigid, sharing, present.ledger, present.now)
     division = Division(gangs=present.gangs)
     divided = division.divide(present.view, sharing, present.ledger, present.now)
     known = _by_rules(present, rules, divided.waiting)
     if known is not None:
-        yield known
-        return
-    line = _Line(present, rules, divided.budgets, rng)
+        return known
+    lengths = _Lengths(present, rng)
+    if present.job in present.view.jobs:
+        line = _line_of_elastic(present, divided.budgets, lengths)
+    else:
+        line = _line_of_rigid(present, rules, lengths)
     starts = []
     for draw in range(DRAWS):
-        starts.append(_Roll(line, draw).start())
-        yield None
-    yield _summary(line, starts)
+        starts.append(_start(line, draw))
+        if not go_on():
+            break
+    return _summary(line, starts)
 
 
-def _by_rules(
-    present: Present, rules: Standing, waiting: frozenset[JobId]
-) -> ExpectedStart | None:
+def _by_rules(present: Present, rules: Standing, waiting: frozenset[JobId]) -> ExpectedStart | None:
     """Return the start of a job that starts at once, or that can never start as things are."""
     view, now, job = present.view, present.now, present.view.jobs.get(present.job)
     at_once = ExpectedStart(starts="now", at=now, earliest=now, latest=now)
@@ -112,14 +147,170 @@ def _by_rules(
     return at_once if divided and job.job not in waiting and job.ready_at <= now else None
 
 
+def _line_of_rigid(present: Present, rules: Standing, lengths: _Lengths) -> _Line:
+    """Return the claims up to the job. Elastic jobs keep their minimum until their turn is over."""
+    view, now = present.view, present.now
+    claims = {job.job: job for job in rules.order}
+    before = list(claims)[: list(claims).index(present.job) + 1]
+    running = [lengths.rigid(job) for job in present.rigid if job.holds]
+    held = sum(job.slots for job in running)
+    firm = [job for job in view.jobs.values() if job.running_on]
+    for job in firm:
+        turn_at = job.placed_at + TURN_S
+        left = [min(one, max(0.0, turn_at - now)) for one in lengths.elastic(job).left_s]
+        kept = min(job.least, len(job.running_on))
+        running.append(_Job(job.job, kept, left, ends_by=turn_at, rigid=False))
+    capacity = sum(slot.up for slot in view.slots)
+    share = _Share(
+        capacity=capacity,
+        held=held,
+        programs=sum(job.slots for job in present.rigid),
+        trainings=sum(job.least for job in view.jobs.values()),
+    )
+    return _Line(
+        now=now,
+        ready_at=claims[present.job].ready_at,
+        free=capacity - sum(job.slots for job in running),
+        share=None if present.job in rules.exempt else share,
+        running=running,
+        waiting=[lengths.rigid(claims[name]) for name in before],
+    )
+
+
+def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Lengths) -> _Line:
+    """Return the elastic jobs of the account; of all accounts if slots are not divided."""
+    view, now, job = present.view, present.now, present.view.jobs[present.job]
+    capacity = sum(slot.up for slot in view.slots)
+    divided = present.sharing is not None
+    turn_s = present.sharing.turn_s if present.sharing is not None else TURN_S
+    mine = [one for one in view.jobs.values() if not divided or one.account == job.account]
+    order = turn_order(mine, present.ledger, now, turn_s)
+    room = budgets.get(job.account, capacity) if divided else capacity
+    running = [lengths.elastic(one) for one in order if one.running_on]
+    backlogs: dict[str, FloatArray] = defaultdict(lambda: np.zeros(DRAWS))  # slot seconds of others
+    for one in present.rigid:
+        drawn = lengths.rigid(one)
+        if divided and one.account != job.account:
+            backlogs[one.account] += np.array(drawn.left_s) * drawn.slots
+        elif one.holds:
+            running.append(drawn)
+    for one in view.jobs.values() if divided else ():
+        if one.account != job.account:
+            drawn = lengths.elastic(one)
+            backlogs[one.account] += np.array(drawn.left_s) * drawn.slots
+    free = room - sum(one.slots for one in running)
+    for account, backlog in backlogs.items():
+        has = budgets.get(account, present.ledger.outside.get(account, 0))
+        gain = has * room / max(1, capacity - has)
+        running.append(_Job(None, gain, (backlog / max(1, has) / lengths.slack).tolist()))
+    return _Line(
+        now=now,
+        ready_at=job.ready_at,
+        free=free,
+        share=None,
+        running=running,
+        waiting=[lengths.elastic(one) for one in order if not one.running_on],
+    )
+
+
+def _start(line: _Line, draw: int) -> tuple[float, JobId | None]:
+    """Return when the last waiting job starts, infinity if never, and whose end gave it slots."""
+    now, free, left = float(line.now), line.free, line.waiting
+    share = None if line.share is None else replace(line.share)
+    count = len(line.running)
+    ends = [(now + job.left_s[draw], place, job) for place, job in enumerate(line.running)]
+    heapq.heapify(ends)
+    cause: JobId | None = None
+    while True:
+        head, spare, kept = math.inf, 0.0, []  # reservation of the first job that cannot start
+        for job in left:
+            room = free if share is None else min(free, share.room())
+            in_time = now + job.limit_s <= head
+            if job.slots <= room and (in_time or job.slots <= spare):
+                if job is line.waiting[-1]:
+                    return max(now, line.ready_at), cause
+                spare -= 0 if in_time else job.slots
+                free, count = free - job.slots, count + 1
+                if share is not None:
+                    share.held += job.slots
+                run = replace(job, ends_by=now + job.limit_s)
+                heapq.heappush(ends, (now + job.left_s[draw], count, run))
+            else:
+                if math.isinf(head):
+                    head, spare = _reservation(ends, job.slots - room)
+                kept.append(job)
+        left = kept
+        if not ends or math.isinf(ends[0][0]):
+            return math.inf, None
+        now, _, ended = heapq.heappop(ends)
+        free += ended.slots
+        if share is not None and ended.rigid:
+            share.held, share.programs = share.held - ended.slots, share.programs - ended.slots
+        cause = ended.name
+
+
+def _reservation(ends: Sequence[tuple[float, int, _Job]], lacks: float) -> tuple[float, float]:
+    """Return when so many more slots are free at the latest, and how many are left over."""
+    for _, _, job in sorted(ends, key=lambda end: end[2].ends_by):
+        lacks -= job.slots
+        if lacks <= 0:
+            return job.ends_by, -lacks
+    return math.inf, 0.0
+
+
+class _Lengths:
+    """Drawn lengths of jobs, from what they report and from jobs that have ended."""
+
+    def __init__(self, present: Present, rng: Generator) -> None:
+        self._present, self._rng = present, rng
+        self.slack = rng.uniform(0.0, 1.0, DRAWS)  # 1 - load that other accounts add meanwhile
+
+    def elastic(self, job: JobView) -> _Job:
+        """Return a job with the seconds that it still needs on its slots, or on its minimum."""
+        past, now, held = self._present.past, self._present.now, len(job.running_on)
+        known, size = past.get(job.family, ()), job.least
+        if self._present.gangs:
+            size = held or max(job.least, job.wanted)
+        if held and job.samples_per_s > 0.0 and (job.stop_samples or known):
+            done = job.samples_done + job.samples_per_s * max(0.0, now - job.epoch_at)
+            if job.stop_samples is not None:
+                error = np.exp(STATED_ERROR * self._rng.standard_normal(DRAWS))
+                left = max(0.0, job.stop_samples - done) * error
+            else:
+                left = drawn_left(done, [run.samples for run in known], DRAWS, self._rng)
+            return _Job(job.job, size, (left / job.samples_per_s).tolist())
+        totals = [run.slot_s for run in known or past.get("elastic", ())]
+        left = drawn_left(job.served(now), totals, DRAWS, self._rng) / (held or size)
+        return _Job(job.job, size, left.tolist())
+
+    def rigid(self, job: RigidView) -> _Job:
+        """Return a job with the seconds that it still runs, at most until its limit."""
+        past, ran_s = self._present.past, 0.0 if job.waits else self._present.now - job.began_at
+        limit_s = math.inf if job.run_limit_s is None else job.run_limit_s
+        known, others = past.get(job.family, ()), past.get("rigid", ())
+        if len(known) >= MIN_RUNS or math.isinf(limit_s):
+            totals = [run.run_s for run in (known or others)]
+        else:
+            totals = [limit_s * run.share for run in others if run.share is not None]
+        left_s = max(0.0, limit_s - ran_s)
+        if math.isfinite(left_s) and not any(total > ran_s for total in totals):
+            left = self._rng.uniform(0.0, left_s, DRAWS)
+        else:
+            left = np.minimum(drawn_left(ran_s, totals, DRAWS, self._rng), left_s)
+        ends_by = math.inf if job.ends_at is None else job.ends_at
+        return _Job(job.job, job.slots, left.tolist(), limit_s, ends_by)
+
+
 def _summary(line: _Line, starts: Sequence[tuple[float, JobId | None]]) -> ExpectedStart:
-    times = np.array([at for at, _ in starts])
+    spread = MODEL_ERROR ** np.linspace(-1.0, 1.0, DRAWS)[ORDER][: len(starts)]
+    times = line.now + np.array([at - line.now for at, _ in starts]) * spread
     low, middle, high = np.quantile(times, QUANTILES, method="nearest").tolist()
+    ahead = len(line.waiting) - 1
     if math.isinf(middle):
-        names = [job.name for job in line.running if math.isinf(job.work[0])]
+        names = [job.name for job in line.running if math.isinf(job.left_s[0])]
         who = f"{names[0]} has" if names else "jobs before it have"
         reason = f"{who} no time limit, and no ended job tells how long it may run"
-        return ExpectedStart(ahead=line.ahead, reason=reason)
+        return ExpectedStart(ahead=ahead, reason=reason)
     after = Counter(cause for at, cause in starts if math.isfinite(at)).most_common(1)[0][0]
     ends = [at for at, cause in starts if cause == after and math.isfinite(at)]
     return ExpectedStart(
@@ -127,269 +318,7 @@ def _summary(line: _Line, starts: Sequence[tuple[float, JobId | None]]) -> Expec
         at=Seconds(middle),
         earliest=Seconds(low),
         latest=None if math.isinf(high) else Seconds(high),
-        ahead=line.ahead,
+        ahead=ahead,
         after=after,
         after_ends_at=None if after is None else Seconds(float(np.median(ends))),
     )
-
-
-class _Line:
-    """Running and waiting jobs with drawn lengths, and the rules that hold in all draws."""
-
-    def __init__(
-        self, present: Present, rules: Standing, budgets: Mapping[str, int], rng: Generator
-    ) -> None:
-        self._present, self._rng = present, rng
-        view = present.view
-        self.now, self.gangs, self.budgets = present.now, present.gangs, budgets
-        self.capacity = sum(slot.up for slot in view.slots)
-        self.exempt = rules.exempt
-        elastic = {name: self._elastic(job) for name, job in view.jobs.items()}
-        rigid = {job.job: self._rigid(job) for job in present.rigid}
-        self.job = (elastic | rigid)[present.job]
-        self.jobs = [*rigid.values(), *elastic.values()]
-        self.running = sorted((job for job in self.jobs if job.held), key=lambda job: job.since)
-        self.divided = present.sharing is not None
-        self.claims = [rigid[job.job] for job in rules.order]
-        self.queues: dict[str, list[_Job]] = {}  # waiting elastic jobs of each account
-        for job in elastic.values():
-            if not job.held:
-                account = job.account if self.divided else ""
-                self.queues.setdefault(account, []).append(job)
-        queue = next((each for each in self.queues.values() if self.job in each), self.claims)
-        self.ahead = queue.index(self.job)
-
-    def _elastic(self, job: JobView) -> _Job:
-        now, held = self.now, len(job.running_on)
-        useful = useful_slots(job, self.capacity, gangs=self.gangs)
-        return _Job(
-            job.job, job.account, useful if self.gangs else job.least, self._work(job),
-            rigid=False, held=held, since=job.placed_at, useful=useful,
-            ready_at=now if held else job.ready_at,
-        )  # fmt: skip
-
-    def _work(self, job: JobView) -> Sequence[float]:
-        """Return the slot seconds that an elastic job still needs."""
-        past, now = self._present.past, self.now
-        known = past.get(job.family, ())
-        if job.running_on and job.samples_per_s > 0.0 and (job.stop_samples or known):
-            done = job.samples_done + job.samples_per_s * max(0.0, now - job.epoch_at)
-            if job.stop_samples is not None:
-                error = np.exp(STATED_ERROR * self._rng.standard_normal(DRAWS))
-                left = max(0.0, job.stop_samples - done) * error
-            else:
-                left = drawn_left(done, [run.samples for run in known], DRAWS, self._rng)
-            return (left / job.samples_per_s * len(job.running_on)).tolist()
-        totals = [run.slot_s for run in known or past.get("elastic", ())]
-        return drawn_left(job.served(now), totals, DRAWS, self._rng).tolist()
-
-    def _rigid(self, job: RigidView) -> _Job:
-        now, held = self.now, len(job.holds)
-        limit_s = math.inf if job.run_limit_s is None else job.run_limit_s
-        return _Job(
-            job.job, job.account, job.slots, self._seconds(job, limit_s).tolist(), rigid=True,
-            held=held, since=now, ready_at=job.ready_at, limit_s=limit_s,
-            ends_by=math.inf if job.ends_at is None else job.ends_at,
-        )  # fmt: skip
-
-    def _seconds(self, job: RigidView, limit_s: float) -> FloatArray:
-        """Return the seconds that a rigid job still runs, at most until its limit."""
-        past, ran_s = self._present.past, 0.0 if job.waits else self.now - job.began_at
-        known, others = past.get(job.family, ()), past.get("rigid", ())
-        totals = [run.run_s for run in (known if len(known) >= MIN_RUNS else others)]
-        if len(known) < MIN_RUNS and math.isfinite(limit_s):
-            totals = [limit_s * run.share for run in others if run.share is not None]
-        left_s = limit_s - ran_s
-        if math.isfinite(left_s) and not any(total > ran_s for total in totals):
-            return self._rng.uniform(0.0, max(0.0, left_s), DRAWS)
-        return np.minimum(drawn_left(ran_s, totals, DRAWS, self._rng), left_s)
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """Running job in a draw."""
-
-    job: _Job
-    at: float  # when a rigid job ends, or an elastic one by the common clock
-    size: int  # slots by which the clock counts
-    turn_at: float  # when an elastic job may be paused for a claim; time limit of a rigid job
-    paused: bool = False
-
-
-class _Roll:
-    """One draw.
-
-    Elastic jobs progress on a common clock of seconds at the sizes with which they were entered.
-    It is slower while they have fewer slots, so their ends keep their order.
-    """
-
-    def __init__(self, line: _Line, draw: int) -> None:
-        self._line, self._now, self._clock = line, float(line.now), 0.0
-        self._left = {job.name: job.work[draw] for job in line.jobs}
-        self._held = self._firm = self._size = self._useful = 0  # slots: rigid, then elastic jobs
-        self._used = Counter[str]()  # slots of accounts that are not surplus
-        self._demand = Counter[str]()
-        self._ends: list[tuple[float, int, _Run]] = []  # rigid jobs
-        self._finishes: list[tuple[float, int, _Run]] = []  # elastic jobs, by the clock
-        self._turns: deque[_Run] = deque()  # elastic jobs, by the ends of their turns
-        self._rested: list[_Run] = []  # those that may be paused for a claim
-        self._rested_slots = self._count = 0
-        self._programs = sum(job.slots for job in line.jobs if job.rigid)
-        self._trainings = sum(job.slots for job in line.jobs if not job.rigid)
-        for job in line.jobs:
-            self._demand[job.account] += 0 if job.rigid else job.useful
-        self._claims = line.claims
-        self._queues = {account: deque(queue) for account, queue in line.queues.items()}
-        for job in line.running:
-            self._enter(job, job.held, job.since)
-        self._usual = self._level() or 1.0
-
-    def start(self) -> tuple[float, JobId | None]:
-        """Return when the job starts, infinity if never, and the job whose end gave it slots."""
-        cause: JobId | None = None
-        ready_at = self._line.job.ready_at
-        while not (self._serve_claims() or self._serve_elastic()):
-            rate = self._level() / self._usual
-            end = self._ends[0][0] if self._ends else math.inf
-            left = self._finishes[0][0] - self._clock if self._finishes else math.inf
-            finish = self._now + left / rate if rate > 0.0 else math.inf
-            turn = self._turns[0].turn_at if self._turns and self._claims else math.inf
-            at = min(end, finish, turn, ready_at if ready_at > self._now else math.inf)
-            if math.isinf(at):
-                return math.inf, None
-            self._clock += max(0.0, at - self._now) * rate
-            self._now = max(at, self._now)
-            cause = None
-            if at in (end, finish):
-                ended = heapq.heappop(self._ends if at == end else self._finishes)[2]
-                cause = ended.job.name
-                if not ended.paused:
-                    self._leave(ended)
-                    self._programs -= ended.job.slots if ended.job.rigid else 0
-                    self._trainings -= 0 if ended.job.rigid else ended.job.slots
-                    self._demand[ended.job.account] -= 0 if ended.job.rigid else ended.job.useful
-            self._rest()
-        return self._now, cause
-
-    def _level(self) -> float:
-        """Return the slots of elastic jobs, over the sizes by which the clock counts."""
-        if self._line.gangs or not self._size:
-            return 1.0
-        return max(0, min(self._useful, self._line.capacity - self._held)) / self._size
-
-    def _enter(self, job: _Job, size: int, since: float) -> None:
-        self._used[job.account] += job.slots
-        self._count += 1
-        if job.rigid:
-            run = _Run(job, self._now + self._left[job.name], 1, min(job.ends_by, since + job.limit_s))
-            self._held += job.slots
-            self._demand[job.account] += job.slots
-            heapq.heappush(self._ends, (run.at, self._count, run))
-            return
-        run = _Run(job, self._clock + self._left[job.name] / size, size, since + TURN_S)
-        self._firm, self._size = self._firm + job.slots, self._size + size
-        self._useful += job.useful
-        heapq.heappush(self._finishes, (run.at, self._count, run))
-        self._turns.append(run)
-
-    def _leave(self, run: _Run) -> None:
-        job = run.job
-        self._used[job.account] -= job.slots
-        if job.rigid:
-            self._held -= job.slots
-            self._demand[job.account] -= job.slots
-            return
-        self._firm, self._size = self._firm - job.slots, self._size - run.size
-        self._useful -= job.useful
-        run.paused = True
-        if run.turn_at <= self._now:
-            self._rested_slots -= job.slots
-
-    def _rest(self) -> None:
-        """Note the elastic jobs whose turns are over."""
-        while self._turns and (self._turns[0].paused or self._turns[0].turn_at <= self._now):
-            run = self._turns.popleft()
-            if not run.paused:
-                self._rested.append(run)
-                self._rested_slots += run.job.slots
-
-    def _pause(self, slots: int) -> None:
-        """Pause elastic jobs until so many slots are free."""
-        while self._line.capacity - self._held - self._firm < slots:
-            run = self._rested.pop()
-            if not run.paused:
-                self._left[run.job.name] = max(0.0, run.at - self._clock) * run.size
-                self._leave(run)
-                account = run.job.account if self._line.divided else ""
-                self._queues.setdefault(account, deque()).append(run.job)
-
-    def _serve_claims(self) -> bool:
-        """Start the claims that can start, as `claims.decide` does. True: the job is one of them."""
-        line, left, head, spare = self._line, [], math.inf, 0
-        first = True
-        for job in self._claims:
-            free = line.capacity - self._held - self._firm
-            room = free + (self._rested_slots if first else 0)
-            if job.ready_at > self._now or self._beyond_share(job):
-                left.append(job)
-            elif job.slots > room:
-                left.append(job)
-                if first:
-                    head, spare = self._reservation(job.slots - room)
-                    first = math.isinf(head)  # nobody waits behind a claim of unknown turn
-            elif not first and self._now + job.limit_s > head and job.slots > spare:
-                left.append(job)
-            elif job is line.job:
-                return True
-            else:
-                spare -= 0 if first or self._now + job.limit_s <= head else job.slots
-                self._pause(job.slots)
-                self._enter(job, 1, self._now)
-        self._claims = left
-        return False
-
-    def _beyond_share(self, job: _Job) -> bool:
-        """True if rigid jobs would have more than their share of the demand."""
-        demand, capacity = self._programs + self._trainings, self._line.capacity
-        if not self._trainings or demand <= capacity or job.name in self._line.exempt:
-            return False
-        return 0 < self._held and self._held + job.slots > capacity * self._programs // demand
-
-    def _reservation(self, lacks: int) -> tuple[float, int]:
-        """Return when so many more slots are free at the latest, and how many are left over."""
-        runs = [run for _, _, run in self._ends] + [run for run in self._turns if not run.paused]
-        for run in sorted(runs, key=lambda run: run.turn_at):
-            lacks -= run.job.slots
-            if lacks <= 0:
-                return run.turn_at, -lacks
-        return math.inf, 0
-
-    def _serve_elastic(self) -> bool:
-        """Start waiting elastic jobs, those of the account with least first. True: the job starts."""
-        line = self._line
-        while True:
-            room = line.capacity - self._held - self._firm
-            found: deque[_Job] | None = None
-            least = math.inf
-            for account, queue in self._queues.items():
-                if not queue or queue[0].ready_at > self._now:
-                    continue
-                weight = (self._used[account] + 0.5) / max(1, line.budgets.get(account, line.capacity))
-                if queue[0].slots <= min(room, self._room_of(account)) and weight < least:
-                    found, least = queue, weight
-            if found is None:
-                return False
-            job = found.popleft()
-            if job is line.job:
-                return True
-            fair = (line.capacity - self._held) // (len(self._finishes) + 1)
-            size = job.slots if line.gangs else max(1, job.slots, min(fair, job.useful))
-            self._enter(job, size, self._now)
-
-    def _room_of(self, account: str) -> float:
-        """Return the slots that an account may still have. What others cannot use is added."""
-        budget = self._line.budgets.get(account)
-        if budget is None:
-            return math.inf
-        others = self._demand.total() - self._demand[account]
-        return max(budget, self._line.capacity - others) - self._used[account]

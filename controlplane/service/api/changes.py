@@ -393,15 +393,16 @@ class ChangeRequests:
         """State ahead of the journal, used for decisions."""
         return self.commit_loop.reactor.state
 
-    def check(self, request: CheckJob, _: Identity) -> JobChecked:
-        """Return the notes for a job file that would be accepted.
+    async def check(self, request: CheckJob, who: Identity) -> JobChecked:
+        """Return the notes for a job file that would be accepted, and its start if requested.
 
         Raises:
             BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
-        notes = self.reads.notes.of_spec(request.spec)
-        return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
+        notes = (*size_notes(self._state, request.spec), *self.reads.notes.of_spec(request.spec))
+        start = await self.reads.expected_start(request, who) if request.when else None
+        return JobChecked(notes=notes, start=start)
 
     async def put_snapshot(self, request: PutSnapshot, who: Identity) -> SnapshotStored:
         """Store a piece of a working directory."""
