@@ -34,8 +34,7 @@ from schemas.wire.client import ExpectedStart
 DRAWS: Final = 64
 QUANTILES: Final = (0.1, 0.5, 0.9)
 MIN_RUNS: Final = 3  # of a program, before its own lengths replace those of all programs
-MODEL_ERROR: Final = 4.0  # largest factor of the wait in a draw, as a prior; a judgement
-ORDER: Final = np.random.default_rng(0).permutation(DRAWS)
+MODEL_ERROR: Final = 4.0  # largest factor by which all of a draw is wrong; as `start_forecast`
 STATED_ERROR: Final = 0.1  # relative error of stated samples over the speed of the last epoch
 
 
@@ -71,30 +70,13 @@ class _Job:
     rigid: bool = True
 
 
-@dataclass(slots=True)
-class _Share:
-    """Bound of rigid jobs beside elastic jobs that wait; see `claim_order`."""
-
-    capacity: int
-    held: float  # by rigid jobs
-    programs: float  # slots that rigid jobs hold or want
-    trainings: int  # minimums of elastic jobs
-
-    def room(self) -> float:
-        """Return the slots that rigid jobs may still have."""
-        demand = self.programs + self.trainings
-        if demand <= self.capacity or not self.held or not self.trainings:
-            return math.inf
-        return self.capacity * self.programs // demand - self.held
-
-
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs with drawn lengths that decide about the start of the last one in `waiting`."""
 
     now: Seconds
     ready_at: Seconds
     free: float  # slots that nobody has
-    share: _Share | None  # of rigid jobs; None: not bounded
+    share: float  # slots that rigid jobs may still have beside elastic ones
     running: Sequence[_Job]
     waiting: Sequence[_Job]
 
@@ -121,9 +103,11 @@ def expected_start(
         line = _line_of_elastic(present, divided.budgets, lengths)
     else:
         line = _line_of_rigid(present, rules, lengths)
+    errors = MODEL_ERROR ** rng.uniform(-1.0, 1.0, DRAWS)
     starts = []
-    for draw in range(DRAWS):
-        starts.append(_start(line, draw))
+    for draw, error in enumerate(errors.tolist()):
+        at, cause = _start(line, draw)
+        starts.append((max(line.ready_at, line.now + (at - line.now) * error), cause))
         if not go_on():
             break
     return _summary(line, starts)
@@ -147,6 +131,16 @@ def _by_rules(present: Present, rules: Standing, waiting: frozenset[JobId]) -> E
     return at_once if divided and job.job not in waiting and job.ready_at <= now else None
 
 
+def _capacity(present: Present) -> int:
+    """Return the slots of nodes that are up, without those of jobs under a manual override."""
+    held = {slot for job in present.view.jobs.values() for slot in job.running_on}
+    held |= {slot for job in present.rigid for slot in job.holds}
+    return sum(
+        slot.up and (slot.usable or slot.leaving or slot.slot in held)
+        for slot in present.view.slots
+    )
+
+
 def _line_of_rigid(present: Present, rules: Standing, lengths: _Lengths) -> _Line:
     """Return the claims up to the job. Elastic jobs keep their minimum until their turn is over."""
     view, now = present.view, present.now
@@ -160,18 +154,15 @@ def _line_of_rigid(present: Present, rules: Standing, lengths: _Lengths) -> _Lin
         left = [min(one, max(0.0, turn_at - now)) for one in lengths.elastic(job).left_s]
         kept = min(job.least, len(job.running_on))
         running.append(_Job(job.job, kept, left, ends_by=turn_at, rigid=False))
-    capacity = sum(slot.up for slot in view.slots)
-    share = _Share(
-        capacity=capacity,
-        held=held,
-        programs=sum(job.slots for job in present.rigid),
-        trainings=sum(job.least for job in view.jobs.values()),
-    )
+    capacity = _capacity(present)
+    share = math.inf
+    if rules.share is not None and present.job not in rules.exempt:
+        share = max(rules.share, claims[present.job].slots) - held
     return _Line(
         now=now,
         ready_at=claims[present.job].ready_at,
         free=capacity - sum(job.slots for job in running),
-        share=None if present.job in rules.exempt else share,
+        share=share,
         running=running,
         waiting=[lengths.rigid(claims[name]) for name in before],
     )
@@ -180,7 +171,7 @@ def _line_of_rigid(present: Present, rules: Standing, lengths: _Lengths) -> _Lin
 def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Lengths) -> _Line:
     """Return the elastic jobs of the account; of all accounts if slots are not divided."""
     view, now, job = present.view, present.now, present.view.jobs[present.job]
-    capacity = sum(slot.up for slot in view.slots)
+    capacity = _capacity(present)
     divided = present.sharing is not None
     turn_s = present.sharing.turn_s if present.sharing is not None else TURN_S
     mine = [one for one in view.jobs.values() if not divided or one.account == job.account]
@@ -194,10 +185,10 @@ def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Len
             backlogs[one.account] += np.array(drawn.left_s) * drawn.slots
         elif one.holds:
             running.append(drawn)
-    for one in view.jobs.values() if divided else ():
-        if one.account != job.account:
-            drawn = lengths.elastic(one)
-            backlogs[one.account] += np.array(drawn.left_s) * drawn.slots
+    for other in view.jobs.values() if divided else ():
+        if other.account != job.account:
+            drawn = lengths.elastic(other)
+            backlogs[other.account] += np.array(drawn.left_s) * drawn.slots
     free = room - sum(one.slots for one in running)
     for account, backlog in backlogs.items():
         has = budgets.get(account, present.ledger.outside.get(account, 0))
@@ -207,7 +198,7 @@ def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Len
         now=now,
         ready_at=job.ready_at,
         free=free,
-        share=None,
+        share=math.inf,
         running=running,
         waiting=[lengths.elastic(one) for one in order if not one.running_on],
     )
@@ -215,37 +206,31 @@ def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Len
 
 def _start(line: _Line, draw: int) -> tuple[float, JobId | None]:
     """Return when the last waiting job starts, infinity if never, and whose end gave it slots."""
-    now, free, left = float(line.now), line.free, line.waiting
-    share = None if line.share is None else replace(line.share)
-    count = len(line.running)
+    now, free, share, left = float(line.now), line.free, line.share, line.waiting
     ends = [(now + job.left_s[draw], place, job) for place, job in enumerate(line.running)]
     heapq.heapify(ends)
-    cause: JobId | None = None
+    count, cause = len(ends), None
     while True:
         head, spare, kept = math.inf, 0.0, []  # reservation of the first job that cannot start
         for job in left:
-            room = free if share is None else min(free, share.room())
             in_time = now + job.limit_s <= head
-            if job.slots <= room and (in_time or job.slots <= spare):
+            if job.slots <= min(free, share) and (in_time or job.slots <= spare):
                 if job is line.waiting[-1]:
-                    return max(now, line.ready_at), cause
+                    return now, cause
                 spare -= 0 if in_time else job.slots
-                free, count = free - job.slots, count + 1
-                if share is not None:
-                    share.held += job.slots
+                free, share, count = free - job.slots, share - job.slots, count + 1
                 run = replace(job, ends_by=now + job.limit_s)
                 heapq.heappush(ends, (now + job.left_s[draw], count, run))
             else:
-                if math.isinf(head):
-                    head, spare = _reservation(ends, job.slots - room)
+                if math.isinf(head) and job.slots <= share and job is not line.waiting[-1]:
+                    head, spare = _reservation(ends, job.slots - free)
                 kept.append(job)
         left = kept
         if not ends or math.isinf(ends[0][0]):
             return math.inf, None
         now, _, ended = heapq.heappop(ends)
         free += ended.slots
-        if share is not None and ended.rigid:
-            share.held, share.programs = share.held - ended.slots, share.programs - ended.slots
+        share += ended.slots if ended.rigid else 0
         cause = ended.name
 
 
@@ -302,14 +287,15 @@ class _Lengths:
 
 
 def _summary(line: _Line, starts: Sequence[tuple[float, JobId | None]]) -> ExpectedStart:
-    spread = MODEL_ERROR ** np.linspace(-1.0, 1.0, DRAWS)[ORDER][: len(starts)]
-    times = line.now + np.array([at - line.now for at, _ in starts]) * spread
+    times = np.array([at for at, _ in starts])
     low, middle, high = np.quantile(times, QUANTILES, method="nearest").tolist()
     ahead = len(line.waiting) - 1
     if math.isinf(middle):
-        names = [job.name for job in line.running if math.isinf(job.left_s[0])]
-        who = f"{names[0]} has" if names else "jobs before it have"
-        reason = f"{who} no time limit, and no ended job tells how long it may run"
+        unknown = [job for job in (*line.running, *line.waiting[:-1]) if math.isinf(job.left_s[0])]
+        names = [job.name for job in unknown if job.name is not None]
+        reason = "the slots that it needs do not become free"
+        if names:
+            reason = f"nothing tells how long {names[0]} runs: no time limit, and no ended job"
         return ExpectedStart(ahead=ahead, reason=reason)
     after = Counter(cause for at, cause in starts if math.isfinite(at)).most_common(1)[0][0]
     ends = [at for at, cause in starts if cause == after and math.isfinite(at)]
