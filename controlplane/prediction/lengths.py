@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.random import Generator
 from scipy.optimize import nnls
 
 from controlplane.prediction import FloatArray
@@ -30,26 +29,6 @@ def remaining_samples(
     if longer:
         return sum(longer) / len(longer) - done
     return max(2.0 * done, largest) - done
-
-
-def drawn_left(done: float, totals: Sequence[float], count: int, rng: Generator) -> FloatArray:
-    """Return draws of what a job still needs beyond `done`; infinity if `totals` is empty.
-
-    A draw is one of the totals of ended jobs above `done`, in the unit of `done`, with an error
-    that is the larger the fewer they are. If there is none, it is the total of `remaining_samples`.
-
-    Args:
-        done: what the job has done, such as samples or seconds.
-        totals: what similar jobs had done when they ended.
-        count: number of draws.
-        rng: source of the draws.
-    """
-    if not totals:
-        return np.full(count, np.inf)
-    longer = [total for total in totals if total > done] or [max(2.0 * done, *totals)]
-    error = rng.standard_normal(count) / np.sqrt(len(longer) + 1.0)
-    left: FloatArray = rng.choice(longer, count) * np.exp(error) - done
-    return np.maximum(0.0, left)
 
 
 FLOORS: Final = 40  # number of lower bounds of the loss that the fit tries
