@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 import numpy as np
@@ -51,7 +52,7 @@ class Asked:
         if isinstance(event, JobSubmitted):
             began = time.perf_counter()
             present = self.cycle.present_with(event.spec, event.user, event.project, now)
-            start = expected_start(present, np.random.default_rng(len(self.told)))
+            start = expected_start(present, Random(len(self.told)))  # noqa: S311 - no secret
             self.told[event.key] = Told(now, start, (time.perf_counter() - began) * 1000.0)
         self.core.handle(event, now)
 

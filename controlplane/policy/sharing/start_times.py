@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
-from numpy.random import Generator
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.sharing.caps import Ledger, turn_order
@@ -25,13 +23,16 @@ from controlplane.policy.sharing.claim_order import Standing, standing
 from controlplane.policy.sharing.claims import TURN_S, decide
 from controlplane.policy.sharing.division import Division
 from controlplane.policy.sharing.rigid_view import RigidView
-from controlplane.prediction import FloatArray
-from controlplane.prediction.lengths import drawn_left
 from schemas.ids import JobId, Seconds
 from schemas.sharing import Sharing
 from schemas.wire.client import ExpectedStart
 
+if TYPE_CHECKING:
+    from random import Random
+
 DRAWS: Final = 64
+NORMALS: Final = 1024  # of which each job takes a part
+MIN_SLACK: Final = 1e-3
 QUANTILES: Final = (0.1, 0.5, 0.9)
 MIN_RUNS: Final = 3  # of a program, before its own lengths replace those of all programs
 MODEL_ERROR: Final = 4.0  # largest factor by which all of a draw is wrong; as `start_forecast`
@@ -82,7 +83,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_start(
-    present: Present, rng: Generator, go_on: Callable[[], bool] = lambda: True
+    present: Present, rng: Random, go_on: Callable[[], bool] = lambda: True
 ) -> ExpectedStart:
     """Return the predicted start.
 
@@ -92,43 +93,51 @@ def expected_start(
         go_on: called after each draw, in which a caller can give way; False: no more draws.
     """
     sharing = present.sharing or Sharing(fair_share=False)
-    rules = standing(present.view, present.rigid, sharing, present.ledger, present.now)
-    division = Division(gangs=present.gangs)
-    divided = division.divide(present.view, sharing, present.ledger, present.now)
-    known = _by_rules(present, rules, divided.waiting)
-    if known is not None:
-        return known
     lengths = _Lengths(present, rng)
     if present.job in present.view.jobs:
-        line = _line_of_elastic(present, divided.budgets, lengths)
+        division = Division(gangs=present.gangs)
+        divided = division.divide(present.view, sharing, present.ledger, present.now)
+        known = _elastic_by_rules(present, divided.waiting)
+        line = None if known else _line_of_elastic(present, divided.budgets, lengths)
     else:
-        line = _line_of_rigid(present, rules, lengths)
-    errors = MODEL_ERROR ** rng.uniform(-1.0, 1.0, DRAWS)
+        rules = standing(present.view, present.rigid, sharing, present.ledger, present.now)
+        known = _claim_by_rules(present, rules)
+        line = None if known else _line_of_rigid(present, rules, lengths)
+    if known or line is None:
+        return known or ExpectedStart()
     starts = []
-    for draw, error in enumerate(errors.tolist()):
+    for draw in range(DRAWS):
         at, cause = _start(line, draw)
+        error = MODEL_ERROR ** rng.uniform(-1.0, 1.0)
         starts.append((max(line.ready_at, line.now + (at - line.now) * error), cause))
         if not go_on():
             break
     return _summary(line, starts)
 
 
-def _by_rules(present: Present, rules: Standing, waiting: frozenset[JobId]) -> ExpectedStart | None:
-    """Return the start of a job that starts at once, or that can never start as things are."""
-    view, now, job = present.view, present.now, present.view.jobs.get(present.job)
-    at_once = ExpectedStart(starts="now", at=now, earliest=now, latest=now)
-    if job is None:
-        decided = decide(view, present.rigid, now, rules=rules)
-        reason = decided.reasons.get(present.job)
-        if reason is not None and reason.code in {"too_large", "limit"}:
-            return ExpectedStart(reason=reason.text)
-        served = present.job in decided.plan.local_batch
-        return at_once if served or (reason and reason.code == "promised") else None
+def _at_once(now: Seconds) -> ExpectedStart:
+    return ExpectedStart(starts="now", at=now, earliest=now, latest=now)
+
+
+def _claim_by_rules(present: Present, rules: Standing) -> ExpectedStart | None:
+    """Return the start of a rigid job that starts at once, or never as things are."""
+    decided = decide(present.view, present.rigid, present.now, rules=rules)
+    reason = decided.reasons.get(present.job)
+    if reason is not None and reason.code in {"too_large", "limit"}:
+        return ExpectedStart(reason=reason.text)
+    served = present.job in decided.plan.local_batch
+    promised = reason is not None and reason.code == "promised"
+    return _at_once(present.now) if served or promised else None
+
+
+def _elastic_by_rules(present: Present, waiting: frozenset[JobId]) -> ExpectedStart | None:
+    """Return the start of an elastic job that its account's budget starts at once, or never."""
+    view, now, job = present.view, present.now, present.view.jobs[present.job]
     if job.least > len(view.slots):
         return ExpectedStart(reason=f"needs {job.least} slots, the cluster has {len(view.slots)}")
     accounts = {one.account for one in view.jobs.values()} | {*present.ledger.outside}
     divided = present.sharing is not None and len(accounts) > 1
-    return at_once if divided and job.job not in waiting and job.ready_at <= now else None
+    return _at_once(now) if divided and job.job not in waiting and job.ready_at <= now else None
 
 
 def _capacity(present: Present) -> int:
@@ -178,22 +187,28 @@ def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Len
     order = turn_order(mine, present.ledger, now, turn_s)
     room = budgets.get(job.account, capacity) if divided else capacity
     running = [lengths.elastic(one) for one in order if one.running_on]
-    backlogs: dict[str, FloatArray] = defaultdict(lambda: np.zeros(DRAWS))  # slot seconds of others
+    backlogs: dict[str, list[float]] = {}  # slot seconds of other accounts
+
+    def add(account: str, drawn: _Job) -> None:
+        before = backlogs.get(account, [0.0] * DRAWS)
+        each = zip(before, drawn.left_s, strict=True)
+        backlogs[account] = [sum_s + left_s * drawn.slots for sum_s, left_s in each]
+
     for one in present.rigid:
         drawn = lengths.rigid(one)
         if divided and one.account != job.account:
-            backlogs[one.account] += np.array(drawn.left_s) * drawn.slots
+            add(one.account, drawn)
         elif one.holds:
             running.append(drawn)
     for other in view.jobs.values() if divided else ():
         if other.account != job.account:
-            drawn = lengths.elastic(other)
-            backlogs[other.account] += np.array(drawn.left_s) * drawn.slots
+            add(other.account, lengths.elastic(other))
     free = room - sum(one.slots for one in running)
     for account, backlog in backlogs.items():
         has = budgets.get(account, present.ledger.outside.get(account, 0))
         gain = has * room / max(1, capacity - has)
-        running.append(_Job(None, gain, (backlog / max(1, has) / lengths.slack).tolist()))
+        each = zip(backlog, lengths.slack, strict=True)
+        running.append(_Job(None, gain, [left_s / max(1, has) / slack for left_s, slack in each]))
     return _Line(
         now=now,
         ready_at=job.ready_at,
@@ -246,9 +261,11 @@ def _reservation(ends: Sequence[tuple[float, int, _Job]], lacks: float) -> tuple
 class _Lengths:
     """Drawn lengths of jobs, from what they report and from jobs that have ended."""
 
-    def __init__(self, present: Present, rng: Generator) -> None:
+    def __init__(self, present: Present, rng: Random) -> None:
         self._present, self._rng = present, rng
-        self.slack = rng.uniform(0.0, 1.0, DRAWS)  # 1 - load that other accounts add meanwhile
+        # 1 - load that other accounts add meanwhile
+        self.slack = [rng.uniform(MIN_SLACK, 1.0) for _ in range(DRAWS)]
+        self._normal = [rng.gauss(0.0, 1.0) for _ in range(NORMALS)]
 
     def elastic(self, job: JobView) -> _Job:
         """Return a job with the seconds that it still needs on its slots, or on its minimum."""
@@ -259,14 +276,14 @@ class _Lengths:
         if held and job.samples_per_s > 0.0 and (job.stop_samples or known):
             done = job.samples_done + job.samples_per_s * max(0.0, now - job.epoch_at)
             if job.stop_samples is not None:
-                error = np.exp(STATED_ERROR * self._rng.standard_normal(DRAWS))
-                left = max(0.0, job.stop_samples - done) * error
+                samples = max(0.0, job.stop_samples - done)
+                left = [samples * error for error in self._errors(STATED_ERROR)]
             else:
-                left = drawn_left(done, [run.samples for run in known], DRAWS, self._rng)
-            return _Job(job.job, size, (left / job.samples_per_s).tolist())
+                left = self._left(done, [run.samples for run in known])
+            return _Job(job.job, size, [samples / job.samples_per_s for samples in left])
         totals = [run.slot_s for run in known or past.get("elastic", ())]
-        left = drawn_left(job.served(now), totals, DRAWS, self._rng) / (held or size)
-        return _Job(job.job, size, left.tolist())
+        left = self._left(job.served(now), totals)
+        return _Job(job.job, size, [slot_s / (held or size) for slot_s in left])
 
     def rigid(self, job: RigidView) -> _Job:
         """Return a job with the seconds that it still runs, at most until its limit."""
@@ -279,16 +296,34 @@ class _Lengths:
             totals = [limit_s * run.share for run in others if run.share is not None]
         left_s = max(0.0, limit_s - ran_s)
         if math.isfinite(left_s) and not any(total > ran_s for total in totals):
-            left = self._rng.uniform(0.0, left_s, DRAWS)
+            left = [self._rng.uniform(0.0, left_s) for _ in range(DRAWS)]
         else:
-            left = np.minimum(drawn_left(ran_s, totals, DRAWS, self._rng), left_s)
+            left = [min(one, left_s) for one in self._left(ran_s, totals)]
         ends_by = math.inf if job.ends_at is None else job.ends_at
-        return _Job(job.job, job.slots, left.tolist(), limit_s, ends_by)
+        return _Job(job.job, job.slots, left, limit_s, ends_by)
+
+    def _left(self, done: float, totals: Sequence[float]) -> list[float]:
+        """Return draws of what a job still needs beyond `done`; infinity if `totals` is empty.
+
+        A draw is a total of an ended job that is above `done`, with an error that is the larger the
+        fewer they are. If there is none, the job is expected to reach the larger of 2 `done` and
+        all totals, as in `remaining_samples`.
+        """
+        if not totals:
+            return [math.inf] * DRAWS
+        longer = [total for total in totals if total > done] or [max(2.0 * done, *totals)]
+        drawn = self._rng.choices(longer, k=DRAWS)
+        each = zip(drawn, self._errors((len(longer) + 1) ** -0.5), strict=True)
+        return [max(0.0, total * error - done) for total, error in each]
+
+    def _errors(self, deviation: float) -> list[float]:
+        """Return log-normal factors of the deviation, cut from a longer list of draws."""
+        begin = self._rng.randrange(NORMALS - DRAWS)
+        return [math.exp(deviation * one) for one in self._normal[begin : begin + DRAWS]]
 
 
 def _summary(line: _Line, starts: Sequence[tuple[float, JobId | None]]) -> ExpectedStart:
-    times = np.array([at for at, _ in starts])
-    low, middle, high = np.quantile(times, QUANTILES, method="nearest").tolist()
+    low, middle, high = (_quantile([at for at, _ in starts], share) for share in QUANTILES)
     ahead = len(line.waiting) - 1
     if math.isinf(middle):
         unknown = [job for job in (*line.running, *line.waiting[:-1]) if math.isinf(job.left_s[0])]
@@ -306,5 +341,9 @@ def _summary(line: _Line, starts: Sequence[tuple[float, JobId | None]]) -> Expec
         latest=None if math.isinf(high) else Seconds(high),
         ahead=ahead,
         after=after,
-        after_ends_at=None if after is None else Seconds(float(np.median(ends))),
+        after_ends_at=None if after is None else Seconds(_quantile(ends, 0.5)),
     )
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]

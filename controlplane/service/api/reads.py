@@ -13,10 +13,10 @@ from functools import partial
 from heapq import merge
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import msgspec
-from numpy.random import default_rng
 
 from controlplane.core.history import slots_used
 from controlplane.core.model.job import Job, JobOwner, number_of
@@ -401,7 +401,8 @@ def _predict(present: Present) -> ExpectedStart:
         time.sleep(0.0)  # lets the commit loop have the interpreter
         return time.monotonic() < end
 
-    return expected_start(present, default_rng(present.view.version), go_on)
+    rng = Random(present.view.version)  # noqa: S311 - no secret
+    return expected_start(present, rng, go_on)
 
 
 def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
