@@ -209,6 +209,11 @@ def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Len
         gain = has * room / max(1, capacity - has)
         each = zip(backlog, lengths.slack, strict=True)
         running.append(_Job(None, gain, [left_s / max(1, has) / slack for left_s, slack in each]))
+    trained = [one for one in mine if one.running_on]
+    lacks = order[0].least - free - sum(lengths.size(one) for one in trained)
+    if lacks > 0:  # the budget is too small for a job, but accounts take turns
+        turn_at = now if trained else order[0].moved_at + turn_s
+        running.append(_Job(None, lacks, [max(0.0, turn_at - now)] * DRAWS))
     return _Line(
         now=now,
         ready_at=job.ready_at,
@@ -267,12 +272,16 @@ class _Lengths:
         self.slack = [rng.uniform(MIN_SLACK, 1.0) for _ in range(DRAWS)]
         self._normal = [rng.gauss(0.0, 1.0) for _ in range(NORMALS)]
 
+    def size(self, job: JobView) -> int:
+        """Return the slots with which an elastic job starts, or to which it shrinks for others."""
+        if self._present.gangs:
+            return len(job.running_on) or max(job.least, job.wanted)
+        return job.least
+
     def elastic(self, job: JobView) -> _Job:
         """Return a job with the seconds that it still needs on its slots, or on its minimum."""
         past, now, held = self._present.past, self._present.now, len(job.running_on)
-        known, size = past.get(job.family, ()), job.least
-        if self._present.gangs:
-            size = held or max(job.least, job.wanted)
+        known, size = past.get(job.family, ()), self.size(job)
         if held and job.samples_per_s > 0.0 and (job.stop_samples or known):
             done = job.samples_done + job.samples_per_s * max(0.0, now - job.epoch_at)
             if job.stop_samples is not None:
