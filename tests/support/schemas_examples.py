@@ -134,6 +134,16 @@ _KEY: Final = client.KeyInfo(
     expires=Seconds(2_000_000_000.5), state="revoked", kept="file", by="root",
     at=Seconds(1_760_000_000.5),
 )  # fmt: skip
+_START: Final = client.ExpectedStart(
+    starts="later",
+    at=Seconds(1_760_000_600.5),
+    earliest=Seconds(1_760_000_300.5),
+    latest=Seconds(1_760_000_900.5),
+    ahead=1,
+    reason="why",
+    after="a-1",
+    after_ends_at=Seconds(1_760_000_590.25),
+)
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
     number=9, values=VALUES, state="training", reason="promoted", parent=4, graduated_as=JOB, epochs=2,
@@ -332,11 +342,7 @@ _OF_CLIENTS: Final = (
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),
     client.JobChecked(
         notes=(NOTE,),
-        start=client.ExpectedStart(
-            starts="later", at=Seconds(1_760_000_600.5),
-            earliest=Seconds(1_760_000_300.5), latest=Seconds(1_760_000_900.5), ahead=1, after="a-1",
-            after_ends_at=Seconds(1_760_000_590.25),
-        ),
+        start=_START,
     ),
     _SUMMARY,
     client.Jobs(jobs=(_SUMMARY,), left_out=40, next="jobs.52"),
@@ -353,6 +359,7 @@ _OF_CLIENTS: Final = (
     _DECISION,
     _VERSION_INFO,
     _PROMISE,
+    _START,
     client.JobDetail(
         summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
         epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,
