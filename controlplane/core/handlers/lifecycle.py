@@ -331,6 +331,8 @@ def _keep_length(state: State, job: Job, trigger: JobTrigger) -> None:
     counts = trigger is JobTrigger.FINISHED or (job.spec.rigid and trigger is JobTrigger.GAVE_UP)
     if not counts or not account.running_s or job.sweep is not None:
         return
+    if state.sharing is None:  # an older journal, whose snapshots have no lengths
+        return
     run = PastRun(
         samples=job.progress.samples_done,
         slot_s=account.slot_s,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import SendDelta
-from controlplane.core.inputs import DrainExpired, DrainRequested
+from controlplane.core.inputs import DrainExpired, DrainRequested, SharingChanged
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
+from schemas.sharing import Sharing
 from schemas.wire.agent import PREPARE, SUSPEND, SWITCH
 from tests.support.builders import (
     N1,
@@ -231,8 +232,8 @@ def test_a_time_limit_tells_when_slots_are_free() -> None:
 
 def test_the_lengths_of_ended_programs_are_kept_for_predictions() -> None:
     controller = running(ONE, max_run_s=95.0, grace_s=5.0)
+    controller.take(SharingChanged(sharing=Sharing()))
     family = controller.job(A).family
-    assert controller.state.past_runs == {}
 
     controller.now += 50.0
     leave(controller, code=0)
