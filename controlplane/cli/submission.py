@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
 
@@ -24,9 +26,12 @@ from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.settings import convert
 from schemas.sweeps import SweepSpec
+from schemas.wire.client import ExpectedStart
 
 NAMED_FILES: Final = 3  # number of largest files that are named
 LIBRARY: Final = b"elastic"
+HALF_DAY_S: Final = 43_200.0
+Answer = TypeVar("Answer")
 
 
 class Submission(NamedTuple):
@@ -138,32 +143,66 @@ SCRIPT_FIELDS: Final = frozenset({"script", "batch_size", "max_batch_size", "swe
 REPLY_TIMEOUT_S: Final = 3.0  # for the request of the controller's notes
 
 
-def print_dry_run(ready: Sequence[Submission], common: Common) -> None:
-    """Print what would be submitted, with the controller's notes if it replies."""
-    notes, why_not = _notes(ready, common)
+def print_dry_run(ready: Sequence[Submission], common: Common, *, when: bool = False) -> None:
+    """Print what would be submitted, with the controller's notes if it replies.
+
+    If `when`, also print when each job would start, if it were the only one.
+    """
+    notes, why_not = _asked(ready, common, lambda client, one: client.check(one.spec))
     rows = [_dry_run_row(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
+    starts: Sequence[ExpectedStart | None] = [None] * len(ready)
+    if when and why_not is None:
+        starts, why_not = _asked(
+            ready, common, lambda client, one: client.expected_start(one.spec, project=one.project)
+        )
+    if when:
+        rows = [row | {"start": start} for row, start in zip(rows, starts, strict=True)]
     lines = []
-    for one, said in zip(ready, notes, strict=True) if common.output == "table" else ():
+    each = zip(ready, notes, starts, strict=True) if common.output == "table" else ()
+    for one, said, start in each:
         lines.append(f"{one.file} can be submitted")
         lines += [f"  {name:15s} {value}" for name, value in _stated_fields(one.spec).items()]
         lines.append(fit_terminal(f"  {'snapshot':15s} {snapshot_line(one)}", sys.stdout))
         shown = filter(None, (library_note(one), *(said or ())))
         lines += [f"  {'note':15s} {note}" for note in shown]
+        if start is not None:
+            lines.append(f"  {'start':15s} {start_text(start, time.time())}")
     say(common, rows[0] if len(rows) == 1 else rows, *lines)
     if why_not and common.output == "table":
         sys.stderr.write(f"the controller was not asked: {why_not}\n")
 
 
-def _notes(
-    ready: Sequence[Submission], common: Common
-) -> tuple[list[tuple[str, ...] | None], OnesError | None]:
-    """Return the controller's notes on each job, and the error if the controller cannot be asked.
+def start_text(start: ExpectedStart, now: float) -> str:
+    """Return a predicted start in words, in local time."""
 
-    The notes of a job are None if the controller was not asked about it.
+    def at(time_s: float | None) -> str:
+        if time_s is None:
+            return "an unknown time"
+        form = "%H:%M" if abs(time_s - now) < HALF_DAY_S else "%Y-%m-%d %H:%M"
+        return datetime.fromtimestamp(time_s).astimezone().strftime(form)
+
+    if start.starts == "now":
+        return "now"
+    behind = f"behind {start.ahead} job{'s' * (start.ahead != 1)}" if start.ahead else ""
+    if start.at is None:
+        return "; ".join(filter(None, ("unknown", behind, start.reason)))
+    ends = f"{start.after} is expected to end at {at(start.after_ends_at)}" if start.after else ""
+    text = f"about {at(start.at)} (80%: {at(start.earliest)} to {at(start.latest)})"
+    return "; ".join(filter(None, (text, behind, ends)))
+
+
+def _asked(
+    ready: Sequence[Submission],
+    common: Common,
+    ask: Callable[[BlockingClient, Submission], Answer],
+) -> tuple[list[Answer | None], OnesError | None]:
+    """Return the controller's answer about each job, and the error if it cannot be asked.
+
+    The answer is None if the controller was not asked about a job.
     """
     try:
         with BlockingClient(common.home, REPLY_TIMEOUT_S) as client:
-            return [None if one.stored else client.check(one.spec) for one in ready], None
+            return [None if one.stored else ask(client, one) for one in ready], None
     except BadFieldError:
         raise
     except SettingsError:  # no cluster was named

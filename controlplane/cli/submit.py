@@ -301,6 +301,9 @@ def submit(
     dry_run: Annotated[
         bool, Parameter(help="check the job and list its files without submitting")
     ] = False,
+    when: Annotated[
+        bool, Parameter(negative="", help="with --dry-run: predict when the job would start")
+    ] = False,
     yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
@@ -311,6 +314,8 @@ def submit(
     if bool(files) == bool(wrap):
         problem = "FILE and --wrap are both given" if files else "`ones submit` needs FILE"
         raise BadFieldError(problem, "give one of: FILE, --wrap 'COMMAND'", "file")
+    if when and not dry_run:
+        raise BadFieldError("--when predicts and submits nothing", "add --dry-run", "when")
     if key is not None and len(files) > 1:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
@@ -319,7 +324,10 @@ def submit(
         ready = [prepare_wrapped(wrap, set_ or (), options)]
     ready = [one._replace(project=project) for one in ready]
     ready = [ready[place] for place in submission_order([one.spec for one in ready])]
-    return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+    if dry_run:
+        print_dry_run(ready, common, when=when)
+        return Exit.OK
+    return send(ready, key=key, wait=wait, dry_run=False, yes=yes, common=common)
 
 
 def send(

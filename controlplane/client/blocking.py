@@ -137,6 +137,7 @@ class BlockingClient(Blocking[Client]):
     submit_accepted = _blocking(Client.submit_accepted)
     submit_stored = _blocking(Client.submit_stored)
     check = _blocking(Client.check)
+    expected_start = _blocking(Client.expected_start)
 
     jobs = _blocking(Client.jobs)
     find_jobs = _blocking(Client.find_jobs)

@@ -29,6 +29,7 @@ from schemas.wire.client import (
     CheckJob,
     ChoosePolicy,
     DrainNode,
+    ExpectedStart,
     ExplainJob,
     Explanation,
     ForgetNode,
@@ -154,6 +155,18 @@ class Client(Attachments):
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
         return (await self._call(request, JobChecked)).notes
+
+    async def expected_start(self, spec: JobSpec, *, project: str = "") -> ExpectedStart:
+        """Return when a job would start if it were submitted now, with an 80% interval.
+
+        The prediction rests on the present state, and runs no policy. It knows no later jobs.
+
+        Args:
+            spec: as for `check`, which checks the same.
+            project: a project of the key. Empty: that of the job file, or the first one.
+        """
+        request = CheckJob(spec=checked(spec, Path.cwd()), when=True, project=project)
+        return (await self._call(request, JobChecked)).start or ExpectedStart()
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
         """Return summaries of jobs, oldest first. Include ended jobs only if `ended`."""

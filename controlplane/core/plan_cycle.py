@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from controlplane.core.model.job import Job
 from controlplane.core.model.usage import usage_now
+from controlplane.core.policy_view import job_view, rigid_view
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, Plan, Reason
@@ -19,7 +21,9 @@ from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
+from controlplane.policy.sharing.start_times import Present
 from schemas.ids import JobId, Seconds
+from schemas.jobs import JobSpec
 from schemas.sharing import Sharing
 
 
@@ -38,6 +42,7 @@ class PlanCycle:
 
     def use(self, *, gangs: bool) -> None:
         """Divide the cluster for another policy from the next view on."""
+        self._gangs = gangs
         self._division = Division(gangs=gangs)
         self._divided: Divided | None = None  # for the latest view
 
@@ -89,6 +94,29 @@ class PlanCycle:
         if self._claims.kept:
             plan = without_kept(plan, self._reactor().view(), self._claims.kept)
         return plan if self._divided is None else self._division.merge(self._divided, plan)
+
+    def present_with(self, spec: JobSpec, user: str, project: str, now: Seconds) -> Present:
+        """Return the present state with a job that is not submitted, to predict its start."""
+        reactor, state = self._reactor(), self._reactor().state
+        name = JobId(f"{spec.name}-{state.jobs_accepted + 1}")
+        job = Job(job=name, spec=spec, snapshot="", user=user, project=project, submitted_at=now)
+        job.accounting.since = job.accounting.placed_at = now
+        job.attempts.next_start_at = spec.earliest_start(now)
+        view, rigid = reactor.view(), reactor.rigid_views()
+        if spec.rigid:
+            rigid.append(rigid_view(state, job))
+        else:
+            view = replace(view, jobs={**view.jobs, name: job_view(job)})
+        return Present(
+            job=name,
+            view=view,
+            rigid=rigid,
+            sharing=state.sharing,
+            ledger=ledger_of(state, now, (state.sharing or Sharing()).half_life_s),
+            past=dict(state.past_runs),
+            now=now,
+            gangs=self._gangs,
+        )
 
 
 def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:

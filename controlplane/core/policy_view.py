@@ -216,10 +216,11 @@ def rigid_views(state: State) -> list[RigidView]:
     Jobs under a manual override only hold slots.
     """
     jobs = map(state.jobs.__getitem__, state.rigid)
-    return [_rigid_view(state, job) for job in jobs if not job.withheld]
+    return [rigid_view(state, job) for job in jobs if not job.withheld]
 
 
-def _rigid_view(state: State, job: Job) -> RigidView:
+def rigid_view(state: State, job: Job) -> RigidView:
+    """Return the view of a rigid job."""
     spec, status, account = job.spec, job.status, job.accounting
     limit_s = spec.run_limit_s
     ends_at = None
@@ -232,6 +233,7 @@ def _rigid_view(state: State, job: Job) -> RigidView:
         account=job.account,
         submitted_at=job.submitted_at,
         slots=spec.slots[0],
+        family=job.family,
         one_node=spec.single,
         ready_at=job.attempts.next_start_at,
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,

@@ -19,6 +19,7 @@ from controlplane.core.model.sweep import LeftSweep
 from controlplane.core.model.usage import Usage
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import DirtySlots, SlotIndex
+from controlplane.policy.sharing.start_times import PastRun
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
 from schemas.jobs import spec_bytes
@@ -188,6 +189,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     early: dict[JobId, None] = {}  # active jobs whose earliest start has not come
     arrays: dict[JobId, None] = {}  # active arrays with indices that are no jobs yet
     began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
+    past_runs: dict[str, tuple[PastRun, ...]] = {}  # the latest; see `Present.past`
 
     def job(self, job: JobId) -> Job:
         """Return the job of that name. Jobs that have left the state are not found.

@@ -94,6 +94,8 @@ class CheckJob(Message, tag="client.check_job.1"):
     """Ask whether the job would be accepted, without submitting the job."""
 
     spec: JobSpec
+    when: bool = False  # also predict its start
+    project: str = ""  # as in SubmitJob
 
 
 class CancelJob(Message, tag="client.cancel_job.1"):
@@ -333,10 +335,24 @@ class JobAccepted(Message, tag="client.job_accepted.1"):
     notes: tuple[str, ...] = ()  # what the policy needs but the job file lacks, and the fallback
 
 
+class ExpectedStart(Message, tag="client.expected_start.1"):
+    """Predicted start of a job that would be submitted now."""
+
+    starts: Literal["now", "later", "unknown"] = "unknown"
+    at: Seconds | None = None  # median; None: unknown
+    earliest: Seconds | None = None  # 80% of the starts should be between this time
+    latest: Seconds | None = None  # and this one; None: unknown
+    ahead: int = 0  # waiting jobs that are served before it
+    after: str | None = None  # running job whose end most likely gives it slots
+    after_ends_at: Seconds | None = None
+    reason: str = ""  # why the start is unknown
+
+
 class JobChecked(Message, tag="client.job_checked.1"):
     """Reply to CheckJob: the job would be accepted."""
 
     notes: tuple[str, ...] = ()  # as in JobAccepted
+    start: ExpectedStart | None = None  # None: not requested
 
 
 class JobSummary(Message, tag="client.job_summary.1"):

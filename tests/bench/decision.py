@@ -4,6 +4,9 @@ The real search process receives a cluster over its pipes as from the controller
 an end with an arrival, a lost and returned node) the difference of the view and a request are sent, and the
 time to the plan is measured. Between requests the search evolves without pause. Also measured: the same
 process at rest, and `fifo` in this process.
+
+With `--shared`, each decision is measured once more on a cluster that is shared: users in projects have budgets, a
+tenth of the slots is held by programs, and programs wait. Then a decision includes their claims and the division.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -21,6 +26,11 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, SlotView
 from controlplane.policy.registry import make
+from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.claim_order import standing
+from controlplane.policy.sharing.claims import decide, mask
+from controlplane.policy.sharing.division import Divided, Division
+from controlplane.policy.sharing.rigid_view import RigidView
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     EventObserved,
@@ -37,12 +47,17 @@ from controlplane.service.planner.search_messages import (
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from schemas.sharing import Project, Sharing
 from tests.bench import report
 
 PER_NODE: Final = 4
 FAMILIES: Final = 40
 SIZES: Final = ((64, 100), (512, 800), (4096, 4000), (16384, 4000))  # GPUs, jobs
 READ: Final = 1 << 20
+JOBS_PER_USER: Final = 20
+USERS_PER_PROJECT: Final = 5
+CLAIMS: Final = 50  # programs that wait
+GOALS_MS: Final = {64: 5.0, 512: 18.0, 4096: 100.0, 16384: 150.0}
 
 
 class Search:
@@ -88,11 +103,13 @@ class World:
     gpus: int
     jobs_wanted: int
     rng: random.Random
+    shared: bool = False
     now: float = 10_000.0
     version: int = 0
     jobs: dict[JobId, JobView] = field(default_factory=dict)
     lost: set[NodeId] = field(default_factory=set)
     born: int = 0
+    rigid: dict[JobId, RigidView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slots = [
@@ -103,6 +120,12 @@ class World:
             for slot in range(self.gpus)
         ]
         free = [slot for _, slot in self.slots]
+        if self.shared:
+            held, free = free[: self.gpus // 10], free[self.gpus // 10 :]
+            for number, slot in enumerate(held):
+                self.claim(f"p-{number}", 1, slot)
+            for number in range(CLAIMS):
+                self.claim(f"w-{number}", self.rng.choice([8, 16]))
         for _ in range(self.jobs_wanted):
             job = self.arrive()
             size = min(self.rng.choice([1, 1, 2, 4]), len(free))
@@ -110,13 +133,26 @@ class World:
                 place, free = free[:size], free[size:]
                 self.run(job, dict.fromkeys(place, max(1, job.batch_size // size)))
 
+    def claim(self, name: str, slots: int, *holds: SlotId) -> None:
+        at = Seconds(self.now)
+        self.rigid[JobId(name)] = RigidView(
+            job=JobId(name), account=self.account(), submitted_at=at, slots=slots, waits=not holds, holds=holds,
+            began_at=at, run_limit_s=3600.0, ends_at=Seconds(at + self.rng.uniform(60.0, 3600.0)) if holds else None,
+        )  # fmt: skip
+
+    def account(self) -> str:
+        if not self.shared:
+            return ""
+        user = self.rng.randrange(max(3, self.jobs_wanted // JOBS_PER_USER))
+        return f"project-{user // USERS_PER_PROJECT}/user-{user}"
+
     def arrive(self) -> JobView:
         self.born += 1
         family = self.rng.randrange(FAMILIES)
         job = JobView(
             job=JobId(f"j-{self.born}"), submitted_at=Seconds(self.now), family=f"f{family}",
             batch_size=64, batch_limit=2048, local_limit=512, least=1, most=16, wanted=1,
-            stop_samples=self.rng.choice([5, 20, 80]) * 50_000,
+            stop_samples=self.rng.choice([5, 20, 80]) * 50_000, account=self.account(),
         )  # fmt: skip
         self.jobs[job.job] = job
         return job
@@ -125,11 +161,38 @@ class World:
         if dict(job.running_on) == placed:
             return
         at = Seconds(self.now)
-        self.jobs[job.job] = msgspec.structs.replace(job, running_on=placed, moved_at=at)
+        self.jobs[job.job] = msgspec.structs.replace(
+            job, running_on=placed, moved_at=at, placed_at=at
+        )
 
     def follow(self, answer: PlanFound) -> None:
         for job in list(self.jobs.values()):
             self.run(job, answer.plan.local_batch.get(job.job, {}))
+
+    def serve(self, placed: Mapping[JobId, Mapping[SlotId, int]]) -> None:
+        """Start programs, and take slots of other jobs for them."""
+        for name, slots in placed.items():
+            if name in self.jobs:
+                self.run(self.jobs[name], dict(slots))
+            else:
+                at = Seconds(self.now)
+                self.rigid[name] = msgspec.structs.replace(
+                    self.rigid[name],
+                    waits=False,
+                    holds=tuple(slots),
+                    began_at=at,
+                    ends_at=Seconds(at + 3600.0),
+                )
+
+    def outside(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for job in self.rigid.values():
+            found[job.account] += len(job.holds)
+        return found
+
+    def usage(self) -> dict[str, float]:
+        names = {job.account for job in (*self.jobs.values(), *self.rigid.values())}
+        return {name: 1000.0 * len(name) for name in sorted(names)}
 
     def seen(self, job: JobView) -> EpochSeen:
         slots, batch = len(job.running_on), sum(job.running_on.values())
@@ -174,6 +237,7 @@ class World:
     def view(self) -> ClusterView:
         self.version += 1
         taken = {slot for job in self.jobs.values() for slot in job.running_on}
+        taken |= {slot for job in self.rigid.values() for slot in job.holds}
         slots = tuple(
             SlotView(
                 slot=slot, node=node, kind="gpu", usable=slot not in taken and node not in self.lost
@@ -183,24 +247,67 @@ class World:
         return ClusterView(version=self.version, slots=slots, jobs=dict(self.jobs))
 
 
-def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[float], float, int]:
-    world = World(gpus, jobs, random.Random(7))  # noqa: S311 - a workload, no secret
+class Cycle:
+    """What `core.plan_cycle` does around a policy; without sharing nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.division = Division()
+        self.divided: Divided | None = None
+        self.took_ms: list[float] = []  # of this part alone
+        projects = {
+            f"project-{number}": Project(weight=1.0 + number % 3) for number in range(0, 100, 2)
+        }
+        self.sharing = Sharing(projects=projects)
+
+    def view(self) -> ClusterView:
+        """Return the view that the policy sees, after the claims are served."""
+        world, view, now = self.world, self.world.view(), Seconds(self.world.now)
+        if not world.shared:
+            return view
+        began = time.perf_counter()
+        ledger = Ledger(usage=world.usage(), outside=world.outside())
+        rigid = list(world.rigid.values())
+        rules = standing(view, rigid, self.sharing, ledger, now)
+        decided = decide(view, rigid, now, rules=rules)
+        if decided.plan.local_batch:
+            world.serve(decided.plan.local_batch)
+            view = world.view()
+        self.divided = self.division.divide(mask(view, decided.kept), self.sharing, ledger, now)
+        self.took_ms.append((time.perf_counter() - began) * 1000.0)
+        return self.divided.view
+
+    def merged(self, found: PlanFound) -> PlanFound:
+        if self.divided is None:
+            return found
+        began = time.perf_counter()
+        plan = self.division.merge(self.divided, found.plan)
+        self.took_ms[-1] += (time.perf_counter() - began) * 1000.0
+        return msgspec.structs.replace(found, plan=plan)
+
+
+def measure(
+    gpus: int, jobs: int, events: int, *, patience: int, shared: bool = False
+) -> tuple[list[float], float, int, list[float]]:
+    world = World(gpus, jobs, random.Random(7), shared)  # noqa: S311 - a workload, no secret
+    cycle = Cycle(world)
     history: list[tuple[Seconds, PolicyEvent]] = [
         (Seconds(world.now), world.seen(job)) for job in world.jobs.values() if job.running_on
     ]
     search = Search(patience=patience, history=history)
     try:
-        answer, first_s = search.ask(world.view(), Seconds(world.now))
-        world.follow(answer)
+        answer, first_s = search.ask(cycle.view(), Seconds(world.now))
+        world.follow(cycle.merged(answer))
         took: list[float] = []
         for number in range(events):
             for event in world.event(number):
                 search.say(EventObserved(event=event, at=Seconds(world.now)))
-            answer, seconds = search.ask(world.view(), Seconds(world.now))
-            world.follow(answer)
-            took.append(seconds * 1000.0)
+            view = cycle.view()
+            answer, seconds = search.ask(view, Seconds(world.now))
+            world.follow(cycle.merged(answer))
+            took.append(seconds * 1000.0 + (cycle.took_ms[-1] if shared else 0.0))
             time.sleep(0.05)  # it thinks on
-        return took, first_s * 1000.0, answer.stats.generations
+        return took, first_s * 1000.0, answer.stats.generations, cycle.took_ms[1:]
     finally:
         search.close()
 
@@ -233,13 +340,26 @@ def simulated(jobs: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__, "few events, and a short simulation")
+    chosen = report.arguments(
+        __doc__, "few events, and a short simulation",
+        shared=(bool, False, "also with users, budgets and waiting programs, and no simulations"),
+        largest=(int, SIZES[-1][0], "GPUs of the largest cluster"),
+    )  # fmt: skip
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
-    for gpus, jobs in report.counted("size", SIZES, len(SIZES)):
+    rows_shared: list[list[object]] = []
+    sizes = [size for size in SIZES if size[0] <= chosen.largest]
+    for gpus, jobs in report.counted("size", sizes, len(sizes)):
         events = (8 if chosen.quick else 40) if gpus <= 512 else (4 if chosen.quick else 12)
-        busy, cold, generations = measure(gpus, jobs, events, patience=1_000_000)
-        rest, _, _ = measure(gpus, jobs, events, patience=0)
+        busy, cold, generations, _ = measure(gpus, jobs, events, patience=1_000_000)
+        rest, _, _, _ = measure(gpus, jobs, events, patience=0)
+        if chosen.shared:
+            whole, _, _, parts = measure(gpus, jobs, events, patience=1_000_000, shared=True)
+            ratio = median(whole) / median(busy)
+            figures |= {f"ms_{gpus}_shared": median(whole), f"shared_over_plain_{gpus}": ratio}
+            rows_shared.append(
+                [f"{gpus} GPUs, {jobs} jobs", median(busy), median(whole), max(whole), ratio, median(parts), GOALS_MS[gpus]]
+            )  # fmt: skip
         fifo = first_come(gpus, jobs, events)
         figures[f"ms_{gpus}"] = median(busy)
         figures[f"ms_{gpus}_max"] = max(busy)
@@ -249,6 +369,19 @@ def main() -> None:
         )  # fmt: skip
     columns = ("", "busy, median", "max", "at rest, median", "max", "first", "fifo", "generations")
     report.table("a decision of `ones`, ms from the question to the answer", columns, rows)
+    if chosen.shared:
+        columns = (
+            "",
+            "not shared, median",
+            "shared, median",
+            "max",
+            "ratio",
+            "of it claims, division",
+            "goal",
+        )
+        report.table("a decision of `ones` on a shared cluster, busy, ms", columns, rows_shared)
+        report.write(figures, chosen.json)
+        return
     many = 100 if chosen.quick else 400
     short, long, tiresias = simulated(many)
     figures["events_per_s_sim"] = short

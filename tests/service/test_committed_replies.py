@@ -10,6 +10,7 @@ import pytest
 from controlplane.journal import writer as writer_module
 from controlplane.policy.api import EpochSeen
 from schemas.errors import BadFieldError, UnavailableError
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     CheckJob,
@@ -88,6 +89,24 @@ async def test_a_job_larger_than_the_cluster_gets_a_note(service: LiveService) -
     accepted = await service.ask(SubmitJob(spec=spec, snapshot=SNAPSHOT, key="k2"))
 
     assert (checked.notes, accepted.notes) == ((note,), (note,))
+
+
+async def test_a_start_is_predicted_without_names_of_jobs_that_the_user_may_not_see(
+    service: LiveService,
+) -> None:
+    """The only slot is a-1's, of ann, until its turn is over."""
+    spec = job_spec("c", kind="command", command=("true",), slots=1, batch_size=1, script="")
+    bob = Identity("user", "bob")
+
+    mine = (await service.ask(CheckJob(spec=spec, when=True))).start
+    his = (await service.ask(CheckJob(spec=spec, when=True), bob)).start
+    unasked = (await service.ask(CheckJob(spec=spec))).start
+    wrong = (await service.ask(CheckJob(spec=spec, when=True, project="nlp"), bob)).start
+
+    assert (mine.starts, mine.after) == ("later", A)
+    assert (his.starts, his.after) == ("later", "a job of others")
+    assert unasked is None
+    assert (wrong.starts, wrong.reason) == ("unknown", "project 'nlp' is not one of bob")
 
 
 async def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one_is_durable(

@@ -146,6 +146,16 @@ _KEY: Final = client.KeyInfo(
     expires=Seconds(2_000_000_000.5), state="revoked", kept="file", by="root",
     at=Seconds(1_760_000_000.5),
 )  # fmt: skip
+_START: Final = client.ExpectedStart(
+    starts="later",
+    at=Seconds(1_760_000_600.5),
+    earliest=Seconds(1_760_000_300.5),
+    latest=Seconds(1_760_000_900.5),
+    ahead=1,
+    reason="why",
+    after="a-1",
+    after_ends_at=Seconds(1_760_000_590.25),
+)
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
     number=9, values=VALUES, state="training", reason="promoted", parent=4, graduated_as=JOB, epochs=2,
@@ -302,7 +312,7 @@ _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
     client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once", project="vision"),
-    client.CheckJob(spec=SPEC),
+    client.CheckJob(spec=SPEC, when=True, project="vision"),
     client.CancelJob(job=JOB),
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
     client.PauseJob(job=JOB),
@@ -347,7 +357,10 @@ _OF_CLIENTS: Final = (
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),
-    client.JobChecked(notes=(NOTE,)),
+    client.JobChecked(
+        notes=(NOTE,),
+        start=_START,
+    ),
     _SUMMARY,
     client.Jobs(jobs=(_SUMMARY,), left_out=40, next="jobs.52"),
     _SHARE,
@@ -366,6 +379,7 @@ _OF_CLIENTS: Final = (
     _DECISION,
     _VERSION_INFO,
     _PROMISE,
+    _START,
     client.JobDetail(
         summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
         epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,

@@ -33,6 +33,7 @@ from controlplane.core.model.rescale import RescaleTrigger
 from controlplane.core.model.sweep import JobSweep, LeftSweep
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from controlplane.core.state import LeftJob, State, pause_before
+from controlplane.policy.sharing.start_times import PastRun
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.jobs import JobSpec
 from schemas.wire.agent import MAX_NOTICE_S, SETTLED, GroupDelta, NodeNoticed
@@ -302,6 +303,7 @@ def end(
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
+    _keep_length(ctx.state, job, trigger)
     del ctx.state.active[job.job]
     ctx.ended.append(job)
     ctx.state.limited_runs.pop(job.job, None)
@@ -314,6 +316,33 @@ def end(
     _release_sweep(ctx, job)
     forget_exited(ctx, job)
     ctx.plan_needed = True
+
+
+KEPT_RUNS: Final = 32  # of each family
+KEPT_FAMILIES: Final = 300
+
+
+def _keep_length(state: State, job: Job, trigger: JobTrigger) -> None:
+    """Keep how long a job has run, from which starts of other jobs are predicted.
+
+    A program that failed counts as well, because it held its slots until then.
+    """
+    account, limit_s = job.accounting, job.spec.run_limit_s
+    counts = trigger is JobTrigger.FINISHED or (job.spec.rigid and trigger is JobTrigger.GAVE_UP)
+    if not counts or not account.running_s or job.sweep is not None:
+        return
+    if state.sharing is None:  # an older journal, whose snapshots have no lengths
+        return
+    run = PastRun(
+        samples=job.progress.samples_done,
+        slot_s=account.slot_s,
+        run_s=account.running_s,
+        share=account.running_s / (limit_s + job.spec.grace_limit_s) if limit_s else None,
+    )
+    for key in (job.family, "rigid" if job.spec.rigid else "elastic"):
+        state.past_runs[key] = (*state.past_runs.pop(key, ()), run)[-KEPT_RUNS:]
+    while len(state.past_runs) > KEPT_FAMILIES:
+        del state.past_runs[next(iter(state.past_runs))]
 
 
 def _release_sweep(ctx: HandlerContext, job: Job) -> None:

@@ -165,6 +165,7 @@ class _Room:
         self._rules = rules
         self._borrowed = Counter(rules.borrowed)
         self._without_pauses: int | None = None  # slots that claims can have without a pause
+        self._ready: list[tuple[JobId, _Giver | _RigidGiver]] | None = None  # None: to be sorted
         self._holders = [job for job in rigid if job.holds]
         up = {slot.slot for slot in view.slots if slot.up}
         self._givers: dict[JobId, _Giver | _RigidGiver] = {
@@ -226,14 +227,24 @@ class _Room:
                 self._without_pauses = len(self._everywhere(job, None, pauses=False))
             if self._without_pauses < job.slots:
                 return None
+        nodes = [
+            node
+            for node, free in self._free.items()
+            if len(free) >= job.slots and node != avoid and self._is_open(job, node)
+        ]
+        if nodes:  # they cost least
+            node = min(nodes, key=lambda node: len(self._free[node]))
+            return self._remove(self._free[node][: job.slots])
+        everywhere = [] if job.one_node else self._everywhere(job, avoid, pauses=pauses)
+        if not job.one_node and len(everywhere) < job.slots:
+            return None
         offers = [
             slots for node, slots in self._by_node(job, pauses=pauses).items() if node != avoid
         ]
         fitting = [slots[: job.slots] for slots in offers if len(slots) >= job.slots]
         if fitting:
             return self._remove(min(fitting, key=self._cost))
-        chosen = [] if job.one_node else self._everywhere(job, avoid, pauses=pauses)[: job.slots]
-        return self._remove(chosen) if len(chosen) == job.slots else None
+        return None if job.one_node else self._remove(everywhere[: job.slots])
 
     def _by_node(self, job: RigidView, *, pauses: bool = True) -> dict[NodeId, list[SlotId]]:
         """Return the slots of each node that a claim on this node may have, cheapest first.
@@ -281,9 +292,12 @@ class _Room:
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
         """Return the jobs that can give up slots now, in the order in which they are asked."""
-        ready = [one for one in self._givers.items() if one[1].can_change(self._now)]
-        ready.sort(key=lambda one: one[1].place)
-        return sorted(ready, key=lambda one: (one[1].place[0], self._rank(one[0])))
+        if self._ready is None:
+            ready = (one for one in self._givers.items() if one[1].can_change(self._now))
+            self._ready = sorted(
+                ready, key=lambda one: (one[1].place[0], self._rank(one[0]), one[1].place)
+            )
+        return self._ready
 
     def _rank(self, job: JobId) -> int:
         return self._rules.ranks.get(job, 0)
@@ -331,7 +345,7 @@ class _Room:
                     del self._owner[slot]
                     self._coming[node_of(slot)].append(slot)
                 del self._givers[name]
-        self._without_pauses = None
+        self._without_pauses = self._ready = None
         gone = set(chosen)
         for node in {node_of(slot) for slot in chosen}:
             for some in (self._free, self._coming):

@@ -59,6 +59,7 @@ class Division:
         self._usage: Mapping[str, float] = {}  # at `_usage_at`
         self._usage_at = Seconds(0.0)
         self._usage_for: tuple[Sharing, frozenset[str]] | None = None
+        self._capped: dict[JobId, tuple[JobView, int, JobView]] = {}  # seen, cap, then as capped
         self._shown: dict[JobId, tuple[JobView, JobView]] = {}  # seen -> shown
         self._slots: dict[SlotId, tuple[SlotView, SlotView]] = {}  # seen -> leaving
 
@@ -74,11 +75,16 @@ class Division:
         caps = dict(limited.caps)
         for account in bound.values():
             caps |= {job: cap for job, cap in (account.caps or {}).items() if account.useful[job]}
-        slots = {slot.slot: slot for slot in view.slots} if caps else {}
+        up = {slot.slot for slot in view.slots if slot.up} if caps else set()
+        capped: dict[JobId, tuple[JobView, int, JobView]] = {}
         for job, cap in ((view.jobs[name], cap) for name, cap in caps.items()):
-            if not _can_change(job, slots, now):
+            if not _can_change(job, up, now):
                 continue
-            changed = _capped(job, cap)
+            known = self._capped.get(job.job)
+            if known is None or known[0] is not job or known[1] != cap:
+                known = (job, cap, _capped(job, cap))
+            capped[job.job] = known
+            changed = known[2]
             if changed is not job:
                 shown[job.job] = changed
             if not cap:
@@ -88,6 +94,7 @@ class Division:
                 reasons[job.job] = (
                     limited.reason(job, cap) if over else why.of(job.account, job, changed)
                 )
+        self._capped = capped
         if sharing.fair_share and len(accounts) > 1:
             for name, priority in _priorities(accounts).items():
                 job = shown.get(name, view.jobs[name])
@@ -162,13 +169,19 @@ class Division:
             name: Claim(demand=one.demand, floor=one.floor, usage=usage.get(name, 0.0), order=order)
             for order, (name, one) in enumerate(accounts.items())
         }
-        for name, least in self._overdue(accounts, claims, sharing, capacity, now).items():
+        budgets = account_budgets(claims, sharing, capacity)
+        overdue = self._overdue(
+            accounts, claims, budgets, sharing=sharing, capacity=capacity, now=now
+        )
+        for name, least in overdue.items():
             claims[name] = msgspec.structs.replace(
                 claims[name], floor=accounts[name].outside + least
             )
+        if overdue:
+            budgets = account_budgets(claims, sharing, capacity)
         while True:
             unused: dict[str, int] = {}  # account without room for another job -> slots it uses
-            for name, budget in account_budgets(claims, sharing, capacity).items():
+            for name, budget in budgets.items():
                 account = self._bounded(accounts[name], budget, capacity)
                 accounts[name] = account
                 used = account.outside + sum((account.caps or {}).values())
@@ -179,11 +192,14 @@ class Division:
             # One at a time: of two jobs that need the whole cluster, one should get it.
             last = max(unused, key=lambda name: (claims[name].usage, claims[name].order))
             claims[last] = msgspec.structs.replace(claims[last], demand=unused[last])
+            budgets = account_budgets(claims, sharing, capacity)
 
     @staticmethod
     def _overdue(
         accounts: Mapping[str, Account],
         claims: Mapping[str, Claim],
+        budgets: Mapping[str, int],
+        *,
         sharing: Sharing,
         capacity: int,
         now: Seconds,
@@ -195,7 +211,6 @@ class Division:
         """
         found: dict[str, int] = {}
         room = capacity - sum(claim.floor for claim in claims.values())
-        budgets = account_budgets(claims, sharing, capacity)
         for name in sorted(accounts, key=lambda name: (claims[name].usage, claims[name].order)):
             account = accounts[name]
             jobs = [job for job in account.order if account.useful[job.job]]
@@ -250,7 +265,9 @@ class Division:
 
     def _view_with(self, view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
         """Return the view with changed jobs. The slots that they give up are leaving."""
-        jobs = {name: self._cached(job, shown.get(name, job)) for name, job in view.jobs.items()}
+        jobs = dict(view.jobs)
+        for name, changed in shown.items():
+            jobs[name] = self._cached(view.jobs[name], changed)
         self._shown = {name: one for name, one in self._shown.items() if name in shown}
         given_up = {
             slot
@@ -287,12 +304,11 @@ def _capacity(view: ClusterView) -> int:
     return sum(slot.up or slot.slot in held for slot in view.slots)
 
 
-def _can_change(job: JobView, slots: Mapping[SlotId, SlotView], now: Seconds) -> bool:
+def _can_change(job: JobView, up: set[SlotId], now: Seconds) -> bool:
     """True if a plan can change the job now, as `plan_check` and the nodes allow."""
     if not job.running_on:
         return job.movable
-    up = all(slot in slots and slots[slot].up for slot in job.running_on)
-    return job.movable and job.retry_at <= now and up
+    return job.movable and job.retry_at <= now and up.issuperset(job.running_on)
 
 
 def _capped(job: JobView, cap: int) -> JobView:

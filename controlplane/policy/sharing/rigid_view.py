@@ -14,6 +14,7 @@ class RigidView(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""  # PROJECT/USER
     submitted_at: Seconds
     slots: int
+    family: str = ""  # jobs of the same program
     one_node: bool = False  # all its slots must be on one node
     ready_at: Seconds = Seconds(0.0)  # earliest time of a start
     run_limit_s: float | None = None  # time limit of a run; None: unknown

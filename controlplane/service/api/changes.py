@@ -455,8 +455,8 @@ class ChangeRequests:
         """State ahead of the journal, used for decisions."""
         return self.commit_loop.reactor.state
 
-    def check(self, request: CheckJob, who: Identity) -> JobChecked:
-        """Return the notes for a job file that would be accepted.
+    async def check(self, request: CheckJob, who: Identity) -> JobChecked:
+        """Return the notes for a job file that would be accepted, and its start if requested.
 
         Raises:
             BadFieldError: if the job would not be accepted.
@@ -464,9 +464,11 @@ class ChangeRequests:
         _check(request.spec)
         stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
         mine = projects_of(who)
-        check_class(self._newest, request.spec, stated or (mine[0] if mine else ""), who)
-        notes = self.reads.notes.of_spec(request.spec)
-        return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
+        project = request.project or stated or (mine[0] if mine else "")
+        check_class(self._newest, request.spec, project, who)
+        notes = (*size_notes(self._state, request.spec), *self.reads.notes.of_spec(request.spec))
+        start = await self.reads.expected_start(request, who) if request.when else None
+        return JobChecked(notes=notes, start=start)
 
     async def put_snapshot(self, request: PutSnapshot, who: Identity) -> SnapshotStored:
         """Store a piece of a working directory."""

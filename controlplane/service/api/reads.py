@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import datetime as dt
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import msgspec
@@ -25,6 +27,7 @@ from controlplane.journal.database import JournalError, open_for_reading
 from controlplane.journal.ended import EndedJob, EndedJobs, usage_between
 from controlplane.journal.records import JobRecords
 from controlplane.policy.api import Reason
+from controlplane.policy.sharing.start_times import Present, expected_start
 from controlplane.service.api import replies, sweep_replies
 from controlplane.service.api.fair_queue import deadline_of
 from controlplane.service.api.replies import PolicyNotes, account_shares
@@ -32,15 +35,17 @@ from controlplane.service.api.views import Rows, View, numbered, page_of, parse_
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.planner.plan_coordinator import PlanCoordinator
-from controlplane.service.rights import JobOwners
+from controlplane.service.rights import JobOwners, projects_of
 from controlplane.service.worker_telemetry import TelemetryTable
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, UnavailableError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.sharing import Sharing
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
+    CheckJob,
     EventsPage,
+    ExpectedStart,
     ExplainJob,
     Explanation,
     GetJob,
@@ -170,6 +175,7 @@ def _stored_usage(
 
 MAX_USAGE_JOBS: Final = 5000  # of which a page is made
 MAX_EVENTS: Final = 1000
+PREDICTION_S: Final = 0.6  # after which a prediction of a start uses the draws that it has
 MAX_HIDDEN_PAGES: Final = 20  # pages of invisible events to skip before an empty reply
 
 
@@ -187,6 +193,8 @@ class ReadRequests:
     telemetry: TelemetryTable
     notes: PolicyNotes
     owners: JobOwners
+    _predicting: set[str] = field(default_factory=set)  # users
+    _one_prediction: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def _state(self) -> State:
@@ -366,6 +374,38 @@ class ReadRequests:
         when = dt.datetime.fromtimestamp(info.since, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
         return (f"policy {info.name} plans since {when}, chosen by {info.by}",) if info.by else ()
 
+    async def expected_start(self, request: CheckJob, who: Identity) -> ExpectedStart:
+        """Predict the start of a job, from all jobs, in a thread.
+
+        Users have one prediction at a time, and all users together as well, so that predictions
+        take no more than one core from the commit loop.
+
+        Raises:
+            UnavailableError: if a prediction for this user is under way.
+        """
+        spec, mine = request.spec, projects_of(who)
+        stated = request.project or ("" if spec.project is msgspec.UNSET else spec.project)
+        if stated and stated not in mine:
+            return ExpectedStart(reason=f"project {stated[:64]!r} is not one of {', '.join(mine)}")
+        if paused := self._state.scheduling_paused:
+            return ExpectedStart(reason=f"scheduling is {paused}")
+        if spec.parents:
+            return ExpectedStart(reason="it waits for the ends of other jobs (after)")
+        if who.name in self._predicting:
+            what = "a prediction for you is under way"
+            raise UnavailableError(what, "ask again when its reply has come")
+        self._predicting.add(who.name)
+        try:
+            async with self._one_prediction:
+                project = stated or next(iter(mine), "")
+                present = self.plans.present_with(spec, who.name, project)
+                start = await asyncio.to_thread(_predict, present)
+        finally:
+            self._predicting.discard(who.name)
+        view = self.view(who)
+        after = None if start.after is None else view.text(start.after)
+        return msgspec.structs.replace(start, after=after, reason=view.text(start.reason))
+
     def explain(self, request: ExplainJob, who: Identity) -> Explanation:
         """Return a page of the decisions about a job."""
         job = self.commit_loop.job(request.job)
@@ -374,6 +414,17 @@ class ReadRequests:
         explanation = replies.job_explanation(job, records, reason, now, request.cursor)
         notes = () if request.cursor else (*self._policy_notes(), *_missing_notes(records, job.job))
         return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
+
+
+def _predict(present: Present) -> ExpectedStart:
+    end = time.monotonic() + PREDICTION_S
+
+    def go_on() -> bool:
+        time.sleep(0.0)  # lets the commit loop have the interpreter
+        return time.monotonic() < end
+
+    rng = Random(present.view.version)  # noqa: S311 - no secret
+    return expected_start(present, rng, go_on)
 
 
 def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:

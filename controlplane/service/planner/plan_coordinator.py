@@ -36,12 +36,14 @@ from controlplane.policy.api import (
     StartForecast,
 )
 from controlplane.policy.registry import make
+from controlplane.policy.sharing.start_times import Present
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
 from controlplane.service.planner.policy_check import CheckedPolicy
 from controlplane.service.planner.search_planner import SearchPlanner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds
+from schemas.jobs import JobSpec
 from schemas.wire.agent import StepsReported, WorkerStalled, WorkerUsed
 
 log = structlog.get_logger("policy_event_delivery")
@@ -277,6 +279,10 @@ class PlanCoordinator:
         if reason is None or start is None:
             return reason
         return with_start_forecast(reason, start, self._commit_loop.now())
+
+    def present_with(self, spec: JobSpec, user: str, project: str) -> Present:
+        """Return the present state with a job that is not submitted, to predict its start."""
+        return self._cycle.present_with(spec, user, project, self._commit_loop.now())
 
     @property
     def budgets(self) -> Mapping[str, int]:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
 from controlplane.cli.output import Common, byte_count
-from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
+from controlplane.cli.submission import (
+    Submission,
+    library_note,
+    prepare,
+    snapshot_line,
+    start_text,
+)
 from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.files import Fetch, Fetched, JobFiles
 from controlplane.client.interpreters import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
+from schemas.wire.client import ExpectedStart
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
 from tests.support.commands import ones
@@ -73,6 +82,33 @@ def test_the_survey_lists_the_files_of_the_archive(tmp_path: Path) -> None:
     assert {file.path: file.size for file in found} == {
         ".onesignore": 5, **{name: len(text) for name, text in PROJECT.items()}
     }  # fmt: skip
+
+
+NOON = datetime(2026, 12, 1, 12, 0).astimezone().timestamp()
+LATER = ExpectedStart(
+    starts="later", at=Seconds(NOON), earliest=Seconds(NOON - 600.0), latest=Seconds(NOON + 3600.0),
+    ahead=2, after="bert-9", after_ends_at=Seconds(NOON - 60.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (ExpectedStart(starts="now", at=Seconds(NOON)), "now"),
+        (LATER, "about 12:00 (80%: 11:50 to 13:00); behind 2 jobs; bert-9 is expected to end at 11:59"),
+        (replace(LATER, latest=None, ahead=0, after=None), "about 12:00 (80%: 11:50 to an unknown time)"),
+        (ExpectedStart(ahead=1, reason="why"), "unknown; behind 1 job; why"),
+    ],
+)  # fmt: skip
+def test_a_predicted_start_is_said_with_what_it_rests_on(start: ExpectedStart, text: str) -> None:
+    assert start_text(start, NOON - 3600.0) == text
+
+
+def test_a_start_is_predicted_by_a_dry_run_only(tmp_path: Path) -> None:
+    command = ("submit", str(job_folder(tmp_path) / "job.toml"), "--when")
+
+    assert ones(*command).code == 2
+    assert ones(*command, "--dry-run", "-o", "json").json["start"] is None  # no cluster
 
 
 def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:

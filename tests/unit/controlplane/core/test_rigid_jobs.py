@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import SendDelta
-from controlplane.core.inputs import DrainExpired, DrainRequested
+from controlplane.core.inputs import DrainExpired, DrainRequested, SharingChanged
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
+from schemas.sharing import Sharing
 from schemas.wire.agent import PREPARE, SUSPEND, SWITCH
 from tests.support.builders import (
     N1,
@@ -212,7 +213,7 @@ def test_policies_do_not_see_rigid_jobs() -> None:
     assert rigid_views(controller.state) == [
         RigidView(
             job=A, account="ann/ann", submitted_at=Seconds(1000.0), slots=2, waits=False,
-            holds=(S0, T0), began_at=Seconds(1000.0), preemptible=True,
+            family=controller.job(A).family, holds=(S0, T0), began_at=Seconds(1000.0), preemptible=True,
         )
     ]  # fmt: skip
 
@@ -227,6 +228,20 @@ def test_a_time_limit_tells_when_slots_are_free() -> None:
     controller.take(expired)
     job = controller.job(A)
     assert (job.phase, job.attempts.exit_code) == (Phase.FAILED, 124)
+
+
+def test_the_lengths_of_ended_programs_are_kept_for_predictions() -> None:
+    controller = running(ONE, max_run_s=95.0, grace_s=5.0)
+    controller.take(SharingChanged(sharing=Sharing()))
+    family = controller.job(A).family
+
+    controller.now += 50.0
+    leave(controller, code=0)
+
+    (run,) = controller.state.past_runs[family]
+    assert (run.slot_s, run.share) == (run.run_s, run.run_s / 100.0)
+    assert 49.0 <= run.run_s <= 51.0
+    assert controller.state.past_runs["rigid"] == (run,)
 
 
 def test_a_drain_lets_programs_end_and_sends_term_so_that_the_grace_ends_with_it() -> None:
