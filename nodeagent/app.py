@@ -171,7 +171,7 @@ class Agent:
         self._streams = self._bulk.streams = JobStreams(
             send=self._bulk.send,
             place=self._place_of,
-            start_shell=self._manager.start_shell,
+            start_shell=self._start_shell,
             pids=self._manager.processes,
         )
         self._disk_limits = DiskLimits(
@@ -360,6 +360,11 @@ class Agent:
         interactive = assignment is not None and assignment.spec.kind == "interactive"
         runs = known.phase in LISTENING
         return StreamPlace(folder.path, folder.own, known.journal, runs, interactive)
+
+    async def _start_shell(self, asked: OpenStream, folder: Path) -> None:
+        job = self._reconciler.jobs.get(asked.job)
+        secrets = job.delta.secrets if job is not None and job.delta is not None else {}
+        await self._manager.start_shell(asked, folder, secrets)
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

@@ -27,6 +27,7 @@ from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.fork_server import (
     FRAME,
+    NO_SECRETS,
     ForkServer,
     await_start,
     become_worker,
@@ -48,8 +49,9 @@ IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects
 class Launcher:
     """Process of a rigid job before it becomes the job's program."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secrets: Mapping[str, str]) -> None:
         self._folder = folder
+        self._secrets = secrets
         self._assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         self._reports = 0
         os.chdir(self._assignment.workdir)
@@ -71,7 +73,7 @@ class Launcher:
             setproctitle(f"ones: {owner}{assignment.job} holds slot {assignment.slot}")
             while True:
                 signal.pause()
-        environ = environment(assignment, order, port)
+        environ = environment(assignment, order, port, self._secrets)
         if assignment.spec.kind == "interactive":
             environ = {"TERM": TERM, **environ}
             terminals.start(self._folder)
@@ -134,7 +136,7 @@ def execute(argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, int
         return problem, NOT_FOUND if missing else NOT_EXECUTABLE
 
 
-def run_shell(folder: Path) -> NoReturn:
+def run_shell(folder: Path, secrets: Mapping[str, str]) -> NoReturn:
     """Run the program of a `ShellOrder` on a terminal, with the environment of a worker."""
     order = SHELL_ORDER.decode((folder / "order").read_bytes())
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
@@ -145,7 +147,8 @@ def run_shell(folder: Path) -> NoReturn:
         pairs = (one.partition("=") for one in data.decode(errors="surrogateescape").split("\0"))
         inherited = {name: value for name, _, value in pairs if name}
     own = {"ONES_JOB": assignment.job, "ONES_RANK": str(assignment.rank)}
-    environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env, **own, **order.env}
+    environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env}
+    environ |= {**secrets, **own, **order.env}
     os.chdir(assignment.workdir)
     terminals.start(folder, terminals.Bounds(terminals.KEEP_SHELL_S, order.limit_s, leader))
     _, code = execute(terminals.program_of(order.argv), environ)
@@ -172,7 +175,9 @@ def free_port(slot: int) -> int:
     raise OSError(f"ports {', '.join(map(str, mine))} are all in use")
 
 
-def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[str, str]:
+def environment(
+    assignment: Assignment, order: GroupOrder, port: int, secrets: Mapping[str, str] = NO_SECRETS
+) -> dict[str, str]:
     """Return the variables of the program, which for torchrun are those of torch's launcher."""
     members = assignment.group.members
     here = node_of(members[assignment.rank].slot)
@@ -199,7 +204,7 @@ def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[st
             "GROUP_WORLD_SIZE": str(len(nodes)),
             "TORCHELASTIC_RUN_ID": assignment.job,
         }
-    return {"PYTHONUNBUFFERED": "1", **os.environ, **assignment.env, **own}
+    return {"PYTHONUNBUFFERED": "1", **os.environ, **assignment.env, **secrets, **own}
 
 
 def main() -> None:
@@ -211,15 +216,15 @@ def main() -> None:
     gc.freeze()  # so that the children's collectors do not write to shared pages
     worker_start = ForkServer(arguments.socket).serve()
     try:
-        await_start(worker_start.gate)
+        secrets = await_start(worker_start.gate)
         become_worker(worker_start.folder)
         shell = (worker_start.folder / "order").exists()
-        launcher = None if shell else Launcher(worker_start.folder)
+        launcher = None if shell else Launcher(worker_start.folder, secrets)
     except BaseException as error:  # noqa: BLE001 - no program has run
         report_start_failure(worker_start.line, error)
     os.close(worker_start.line)
     if launcher is None:
-        run_shell(worker_start.folder)
+        run_shell(worker_start.folder, secrets)
     launcher.run()
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from nodeagent.settings import AgentSettings, python_of
 from nodeagent.terminals import DRAIN_S, SHELL_S, SOCKET
 from nodeagent.zygotes import LAUNCHER, ZygotePool
 from schemas.codec import encode
+from schemas.host.fork_server import NO_SECRETS
 from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
@@ -300,10 +301,13 @@ class WorkerManager:
         uid = os.getuid() if watched.uid is None else watched.uid
         return [pid for pid in in_session(watched.pid) if belongs_to(pid, uid)]
 
-    async def start_shell(self, asked: OpenStream, folder: Path) -> None:
+    async def start_shell(
+        self, asked: OpenStream, folder: Path, secrets: Mapping[str, str] = NO_SECRETS
+    ) -> None:
         """Start a shell beside a running worker: with its account, group, folder and variables.
 
-        `folder` is a new folder in the agent's folder of the worker.
+        `folder` is a new folder in the agent's folder of the worker. `secrets` are those variables
+        of the job that no file has.
 
         Raises:
             StartError: if the worker does not run, or the shell cannot be started.
@@ -327,7 +331,7 @@ class WorkerManager:
             write_private(folder / "order", encode(order))
         await self._zygotes.get(LAUNCHER, account)
         enter = partial(self._groups.enter, asked.worker) if self._groups.there else None
-        await self._zygotes.fork(LAUNCHER, folder, account, enter)
+        await self._zygotes.fork(LAUNCHER, folder, account, enter, secrets)
 
     def close(self) -> None:
         """Release all resources without stopping workers."""
@@ -392,6 +396,9 @@ class WorkerManager:
             return
         folder = self._folders.worker(worker)
         try:
+            if delta.secrets.keys() != set(delta.spec.secret_names):
+                what = "the controller no longer has the values of its secret_env"
+                raise StartError(what, f"`ones rerun {delta.job} --secret-env FILE`")  # noqa: TRY301
             account = await self._prepare(delta.job, delta.user, delta.journal)
             if account is not None:
                 await self._uids.take(worker, account)
@@ -407,7 +414,7 @@ class WorkerManager:
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
             enter = partial(self._groups.enter, worker) if self._groups.there else None
-            forked = await self._zygotes.fork(python, folder.own, account, enter)
+            forked = await self._zygotes.fork(python, folder.own, account, enter, delta.secrets)
             if account is not None:
                 mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
                 folder.write_mark(mark)

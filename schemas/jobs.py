@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
@@ -48,6 +48,7 @@ KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
 AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
+MAX_SECRET_BYTES: Final = 32_768  # of all secrets of a job, with their names
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
 MAX_SPEC_BYTES: Final = 256 << 10  # encoded; each order and reply about the job contains the spec
@@ -142,6 +143,13 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return 0.0 if late > MAX_EXPONENT else self.value / (1.0 + math.exp(late))
 
 
+class SecretEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Variables of a job whose values are neither in its job file nor in the journal."""
+
+    names: tuple[str, ...]
+    id: str = ""  # under which the controller keeps the values; chosen by the controller
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its user describes it. Its fields are the fields of a job file."""
 
@@ -170,6 +178,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "utility": "{ value = 80, deadline_s = 3600, decay = 0.01 }",
         "project": '"vision"',
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "secret_env": '"secrets.env"',
         "labels": '{ team = "vision" }',
         "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
@@ -201,6 +210,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     project: str | msgspec.UnsetType = msgspec.UNSET  # default: the first one of the user's key
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    secret_env: str | SecretEnv | msgspec.UnsetType = msgspec.UNSET  # a file, until the submission
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
@@ -340,6 +350,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return start_time(self.not_before, submitted_at)
 
     @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Names of the variables whose values the job file does not contain."""
+        return self.secret_env.names if isinstance(self.secret_env, SecretEnv) else ()
+
+    @property
     def stated_utility(self) -> Utility | None:
         """Utility given by the user, or None."""
         return None if self.utility is msgspec.UNSET else self.utility
@@ -459,12 +474,32 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
             yield JobProblem(f"env.{name[:60]}", "invalid variable", remedy)
-        if name.startswith(CLUSTER_PREFIX):
-            remedy = "choose a name without the prefix ONES_"
-            yield JobProblem(f"env.{name}", "is reserved for the cluster", remedy)
-        if name in CLUSTER_VARIABLES:
-            what = "is set by the cluster for each worker"
-            yield JobProblem(f"env.{name}", what, CLUSTER_VARIABLES[name])
+        yield from _reserved("env", name)
+    if isinstance(spec.secret_env, str):
+        yield JobProblem("secret_env", "is a file of the client", "submit it with `ones submit`")
+    for name in spec.secret_names:
+        if not ENV_NAME.fullmatch(name):  # which may be a value by mistake
+            remedy = "names are letters, digits and _"
+            yield JobProblem("secret_env", "a name is no variable name", remedy)
+        elif name in spec.env:
+            remedy = "remove it from one of them"
+            yield JobProblem(f"secret_env.{name}", "is a variable of [env], too", remedy)
+        yield from _reserved("secret_env", name)
+
+
+def _reserved(field: str, name: str) -> Iterator[JobProblem]:
+    if name.startswith(CLUSTER_PREFIX):
+        remedy = "choose a name without the prefix ONES_"
+        yield JobProblem(f"{field}.{name}", "is reserved for the cluster", remedy)
+    if name in CLUSTER_VARIABLES:
+        what = "is set by the cluster for each worker"
+        yield JobProblem(f"{field}.{name}", what, CLUSTER_VARIABLES[name])
+
+
+def are_secrets(values: Mapping[str, str]) -> bool:
+    """True if a process can receive these values of secrets."""
+    sizes = (len(name) + len(value.encode()) for name, value in values.items() if is_text(value))
+    return all(map(_is_word, values.values())) and sum(sizes) <= MAX_SECRET_BYTES
 
 
 def is_text(text: str) -> bool:

@@ -69,7 +69,7 @@ def main() -> None:
     worker_start = ForkServer(arguments.socket, str(torch.__version__)).serve()
     folder = worker_start.folder
     try:
-        await_start(worker_start.gate)
+        os.environ.update(await_start(worker_start.gate))
         become_worker(folder)
         _replace_streams("utf-8")
         _start_afresh_if_needed(folder)
@@ -99,7 +99,7 @@ def _start_afresh_if_needed(folder: Path) -> None:
     started.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-    names = assignment.spec.env.keys() - ALSO_LATER
+    names = {*assignment.spec.env, *assignment.spec.secret_names} - ALSO_LATER
     if not any(fnmatchcase(name, pattern) for name in names for pattern in AT_START):
         return
     os.chdir(assignment.workdir)  # relative paths of PYTHONPATH begin there

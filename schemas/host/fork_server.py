@@ -18,10 +18,12 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
 from setproctitle import setproctitle
 
 from schemas.codec import TO_ZYGOTE, encode
@@ -42,7 +44,8 @@ from schemas.wire.worker import (
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
 CHECK_INTERVAL_S: Final = 1.0  # interval between checks of the socket's file
-GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
+GO: Final = b"\0"  # over a gate, precedes the secrets of a child that starts, else an error text
+NO_SECRETS: Final[Mapping[str, str]] = {}
 MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pipe
 
 
@@ -149,15 +152,16 @@ class ForkServer:
             elif isinstance(message, LetGo):
                 for child in self._children:
                     if str(child.folder) == message.folder:
-                        self._release(child, message.error)
+                        self._release(child, message.error, message.secrets)
         return None
 
     @staticmethod
-    def _release(child: _Child, error: str) -> None:
+    def _release(child: _Child, error: str, secrets: Mapping[str, str] = NO_SECRETS) -> None:
         if child.gate is None:
             return
+        data = error[:MAX_ERROR_CHARACTERS].encode() or GO + msgspec.msgpack.encode(secrets)
         with contextlib.suppress(OSError):  # the child was killed
-            os.write(child.gate, error[:MAX_ERROR_CHARACTERS].encode() or GO)
+            os.write(child.gate, data)
         os.close(child.gate)
         child.gate = None
 
@@ -286,16 +290,19 @@ def _listen_at(path: Path) -> socket.socket:
     return listener
 
 
-def await_start(gate: int) -> None:
+def await_start(gate: int) -> dict[str, str]:
     """Wait until the agent has checked this process and placed it in its control group.
+
+    Return the secret variables of the worker. They come over a pipe, so that no file has them.
 
     Raises:
         OSError: if the agent or the server is gone, or if the agent refuses the process.
     """
-    error_text = os.read(gate, MAX_ERROR_CHARACTERS)
-    os.close(gate)
-    if error_text != GO:
-        raise OSError(error_text.decode(errors="replace") or "its zygote is gone")
+    with os.fdopen(gate, "rb") as pipe:
+        data = pipe.read()
+    if not data.startswith(GO):
+        raise OSError(data.decode(errors="replace") or "its zygote is gone")
+    return msgspec.msgpack.decode(data[len(GO) :], type=dict[str, str])
 
 
 def become_worker(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from schemas.ids import JobId, Pid, Rank, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member
@@ -121,6 +123,8 @@ class LetGo(Message, tag="zygote.let_go.1"):
 
     folder: str
     error: str = ""  # reason why the worker must not start and the process must exit
+    # Variables of the worker that are in no file
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Forked(Message, tag="zygote.forked.1"):

@@ -286,7 +286,9 @@ _OF_AGENTS: Final = (
 _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
-    client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once", project="vision"),
+    client.SubmitJob(
+        spec=SPEC, snapshot=DIGEST, key="once", project="vision", secrets={"TOKEN": "hunter2"}
+    ),
     client.CheckJob(spec=SPEC),
     client.CancelJob(job=JOB),
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
@@ -294,7 +296,7 @@ _OF_CLIENTS: Final = (
     client.ResumeJob(job=JOB, auto=True),
     client.HoldJob(job=JOB),
     client.ReleaseJob(job=JOB),
-    client.RerunJob(job=JOB, key="again"),
+    client.RerunJob(job=JOB, key="again", secrets={"TOKEN": "hunter2"}),
     client.ListJobs(
         ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
         labels={"team": "vision"}, older_s=7200.0, newest_first=True, limit=50,

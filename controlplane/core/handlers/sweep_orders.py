@@ -81,6 +81,7 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
         priority=spec.priority,
         retries=spec.retries,
         env=spec.env,
+        secret_env=spec.secret_env,
         trial=trial,
     )
 

@@ -41,6 +41,7 @@ from controlplane.service.api.replies import node_info, shown_state, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.rights import Action, may, projects_of
+from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import (
@@ -52,7 +53,14 @@ from schemas.errors import (
     suggestion,
 )
 from schemas.ids import JobId, NodeId
-from schemas.jobs import JobSpec, problems, spec_bytes
+from schemas.jobs import (
+    MAX_SECRET_BYTES,
+    JobSpec,
+    SecretEnv,
+    are_secrets,
+    problems,
+    spec_bytes,
+)
 from schemas.sharing import problems as problems_of_sharing
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
@@ -380,6 +388,7 @@ class ChangeRequests:
     commit_loop: CommitLoop
     reads: ReadRequests
     snapshots: SnapshotStore
+    secrets: SecretStore
     quota: JobQuota
     limits: Callable[[], Limits]
 
@@ -419,7 +428,7 @@ class ChangeRequests:
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
         stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
         project = _project(request.project or stated, who)
-        return await self._submit(request.spec, request.snapshot, request.key, project, who)
+        return await self._submit(request, request.spec, request.snapshot, project, who)
 
     async def rerun(self, request: RerunJob, who: Identity) -> JobAccepted:
         """Submit a job again, even if it has ended. The new job waits for nothing."""
@@ -432,13 +441,24 @@ class ChangeRequests:
             what = f"job: the working directory of {job.job} is no longer stored"
             raise BadFieldError(what, "submit its job file", "job")
         spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET, after=msgspec.UNSET)
+        if request.secrets:
+            secret_env = SecretEnv(names=tuple(request.secrets))
+            spec = msgspec.structs.replace(spec, secret_env=secret_env)
+            _check(spec)
         mine = projects_of(who)
         project = job.owner.project if job.owner.project in mine else mine[0]
-        return await self._submit(spec, job.snapshot, request.key, project, who)
+        return await self._submit(request, spec, job.snapshot, project, who)
 
     async def _submit(
-        self, spec: JobSpec, snapshot: str, key: str, project: str, who: Identity
+        self,
+        request: SubmitJob | RerunJob,
+        spec: JobSpec,
+        snapshot: str,
+        project: str,
+        who: Identity,
     ) -> JobAccepted:
+        key, values = request.key, request.secrets
+        _check_secrets(spec, values)
         await self.snapshots.inspect(snapshot)
         submitted = JobSubmitted(
             spec=spec,
@@ -461,11 +481,21 @@ class ChangeRequests:
             self._refuse_if_outdated()
             outcomes = await self._outcomes(spec, who)  # the last wait before the decision
             self.quota.take(who.name, spec)
-            submitted = msgspec.structs.replace(submitted, outcomes=outcomes)
+            if values:
+                spec = msgspec.structs.replace(spec, secret_env=self._stored(values))
+            submitted = msgspec.structs.replace(submitted, spec=spec, outcomes=outcomes)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not accepted", "see the controller's log")
+
+    def _stored(self, values: dict[str, str]) -> SecretEnv:
+        try:
+            self.commit_loop.refuse_while_stalled()
+            return self.secrets.put(values)
+        except OSError as error:
+            what = f"the controller cannot store secrets: {error.strerror}"
+            raise UnavailableError(what, "free space there, and submit the job again") from None
 
     async def _outcomes(self, spec: JobSpec, who: Identity) -> dict[JobId, str]:
         """Return the final states of parents that have ended.
@@ -659,6 +689,15 @@ def _check_key(key: str) -> None:
     if len(key) > MAX_KEY:
         what = f"key: {len(key)} characters exceed {MAX_KEY}"
         raise BadFieldError(what, "use a shorter key", "key")
+
+
+def _check_secrets(spec: JobSpec, values: dict[str, str]) -> None:
+    if set(values) != set(spec.secret_names):
+        what = f"secret_env: the values of {', '.join(sorted(spec.secret_names))} are needed"
+        raise BadFieldError(what, "name their file with --secret-env FILE", "secret_env")
+    if not are_secrets(values):
+        what = f"secret_env: a value has a NUL byte, or all have more than {MAX_SECRET_BYTES} bytes"
+        raise BadFieldError(what, "put large secrets into a file on the nodes", "secret_env")
 
 
 def _check(spec: JobSpec) -> None:
