@@ -126,7 +126,10 @@ class Agent:
         )
         self._reconciler = Reconciler(self._node)
         self._ended_jobs = EndedJobs(
-            self._folders, lambda: self._settings, lambda: set(self._reconciler.jobs)
+            self._folders,
+            lambda: self._settings,
+            lambda: set(self._reconciler.jobs),
+            lambda: self._manager.environments,
         )
         self._server_keys = ServerKeys(home / settings.controller.key)
         self._ports = ControllerPorts(

@@ -16,6 +16,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -23,6 +24,7 @@ from typing import Any, Final, NoReturn
 from setproctitle import setproctitle
 
 from nodeagent import terminals
+from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.fork_server import (
@@ -41,6 +43,7 @@ from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, W
 PORTS: Final = range(20_000, 30_000)  # below the ports that the kernel gives to clients
 SLOTS_APART: Final = 512  # the ports of two slots of a node differ by less than this
 POLL_S: Final = 1.0
+WORKER_MODULE: Final = "elastic.worker.zygote"
 TERM: Final = "xterm"  # unless the client names its terminal
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as those of a shell
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects the defaults
@@ -62,6 +65,8 @@ class Launcher:
         owner = f"{assignment.user}/" if assignment.user else ""
         setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank} waits for its gang")
         gang = assignment.spec.kind == "torchrun"
+        holds_only = assignment.spec.single and assignment.rank > 0
+        found = self._build() if assignment.environment and not holds_only else {}
         port = free_port(assignment.slot) if gang and assignment.rank == 0 else 0
         self._report(WorkerReady, epoch_samples=0, resumed_epoch=0, parameters=0, store_port=port)
         dealer = ThreadDealer(assignment.socket)
@@ -69,15 +74,39 @@ class Launcher:
         self._report(GroupFormed, group=order.version, epoch=0, step=0)
         dealer.send(encode(Reported(count=self._reports, **self._identity)))
         dealer.close()
-        if not gang and assignment.rank > 0:
+        if holds_only:
             setproctitle(f"ones: {owner}{assignment.job} holds slot {assignment.slot}")
             while True:
                 signal.pause()
-        environ = environment(assignment, order, port, self._secrets)
+        environ = environment(assignment, order, port, self._secrets) | found
         if assignment.spec.kind == "interactive":
             environ = {"TERM": TERM, **environ}
             terminals.start(self._folder)
         self._execute(environ)
+
+    def _build(self) -> dict[str, str]:
+        """Build the job's environment, and return the variables that lead programs to it.
+
+        An elastic job becomes a worker with the environment's interpreter, and does not return.
+        """
+        assignment, spec = self._assignment, self._assignment.spec
+        setproctitle(f"ones: {assignment.job} rank {assignment.rank} builds its environment")
+        environ = {**os.environ, **assignment.env, **self._secrets}
+        try:
+            folder = Path(assignment.environment)
+            python = build(folder, spec.stated_requirements, assignment.python, environ)
+        except (BuildError, OSError, subprocess.SubprocessError) as error:
+            said = last_lines(self._folder / "log")
+            problem = f"environment of {spec.stated_requirements}: {error}: {said}"
+            self._report(ScriptFailed, error=problem, where=spec.stated_requirements)
+            os._exit(1)
+        path = f"{python.parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+        found = {"PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
+        if not spec.rigid:
+            argv = (str(python), "-P", "-m", WORKER_MODULE, "--worker", str(self._folder))
+            _, code = execute(argv, environ | found)
+            os._exit(code)
+        return found
 
     @property
     def _identity(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ import structlog
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
 from nodeagent.devices import device_environment, usable_cores
+from nodeagent.ended_jobs import mark_used
+from nodeagent.environments import name_of
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
@@ -60,7 +62,7 @@ from schemas.host.fork_server import NO_SECRETS
 from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
-from schemas.wire.agent import ScriptReport
+from schemas.wire.agent import GroupDelta, ScriptReport
 from schemas.wire.streams import OpenStream
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark, ShellOrder
 
@@ -179,6 +181,7 @@ class WorkerManager:
         self._watched: dict[WorkerId, _Watched] = {}
         self.tokens: dict[WorkerId, str] = {}  # each worker sends its token when it greets
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
+        self._environments: dict[WorkerId, str] = {}  # name of the environment of each worker
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- actions of the reconciler
@@ -321,7 +324,8 @@ class WorkerManager:
         owner = account.owner if account is not None else None
         python = Path(assignment.spec.python or python_of(self._settings())).parent
         path = f"{python}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        path = "" if assignment.spec.rigid or not python.name else path  # it has one already
+        inherits = assignment.spec.rigid or assignment.environment or not python.name
+        path = "" if inherits else path
         named = {"TERM": asked.term, "LANG": asked.lang, "PATH": path}
         env = {name: value for name, value in named.items() if value}
         order = ShellOrder(argv=asked.argv, env=env, worker=watched.pid, limit_s=SHELL_S)
@@ -354,6 +358,8 @@ class WorkerManager:
         spec = assignment.spec
         grace_s = spec.grace_limit_s if spec.rigid else None
         interactive = spec.kind == "interactive"
+        if assignment.environment:
+            self._environments[folder.worker] = Path(assignment.environment).name
         return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s, interactive=interactive)
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
@@ -406,10 +412,11 @@ class WorkerManager:
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
-            python = LAUNCHER if delta.spec.rigid else python
+            environment = await asyncio.to_thread(self._environment, worker, delta, python, account)
+            python = LAUNCHER if delta.spec.rigid or environment else python
             await self._zygotes.get(python, account)
             token = secrets.token_hex()
-            assignment = self._assignment(action, delta.group, delta.spec, token)
+            assignment = self._assignment(action, delta.group, delta.spec, token, environment)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
@@ -452,8 +459,34 @@ class WorkerManager:
             await self._check_node()
         return fault
 
+    def _environment(
+        self, worker: WorkerId, delta: GroupDelta, python: str, account: Account | None
+    ) -> str:
+        """Return the folder of a job's environment, which may have to be built; empty: none."""
+        if delta.spec is None or not (wanted := delta.spec.stated_requirements):
+            return ""
+        owner = account.owner if account is not None else None
+        with acting_as(owner):
+            file = self._folders.job(delta.job) / wanted
+            key = name_of(
+                file, python, user=delta.user, snapshot=delta.snapshot, env=delta.spec.env
+            )
+        name = f"{'agent' if owner is None else owner.uid}-{key}"
+        if owner is not None and self._accounts is not None and self._accounts.is_own(owner.uid):
+            name = f"{delta.job}-{key}"  # another job may get this uid later
+        folder = self._folders.environments / name
+        self._environments[worker] = name
+        mark_used(self._folders.environments, name)
+        make_folder(folder, owner)
+        return str(folder)
+
+    @property
+    def environments(self) -> set[str]:
+        """Names of the environments that workers use."""
+        return set(self._environments.values())
+
     def _assignment(
-        self, action: StartWorker, group: Group, spec: JobSpec, token: str
+        self, action: StartWorker, group: Group, spec: JobSpec, token: str, environment: str = ""
     ) -> Assignment:
         member = group.members[action.rank]
         index = index_of(member.slot)
@@ -493,6 +526,8 @@ class WorkerManager:
             states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
             token=token,
             user=action.delta.user,
+            environment=environment,
+            python=spec.python or python_of(self._settings()),
         )
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
@@ -603,6 +638,7 @@ class WorkerManager:
 
     def _remove(self, worker: WorkerId) -> None:
         self._watched.pop(worker, None)
+        self._environments.pop(worker, None)
         self.tokens.pop(worker, None)
         self._shipper.forget(worker)
         path = self._folders.worker(worker).path

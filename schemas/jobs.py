@@ -167,6 +167,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "family": '"resnet"',
         "slots_wanted": "2",
         "python": '".venv/bin/python"',
+        "requirements": '"requirements.txt"',
         "record_samples": "true",
         "stop": "{ epochs = 30 }, { samples = 1000000 }, "
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
@@ -198,6 +199,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     family: str | None = None  # equal for jobs of one script and model; default: name, script, args
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
+    requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
@@ -348,6 +350,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.not_before is msgspec.UNSET:
             return Seconds(0.0)
         return start_time(self.not_before, submitted_at)
+
+    @property
+    def stated_requirements(self) -> str:
+        """Requirements file in the working directory, or "" if the job has none."""
+        return "" if self.requirements is msgspec.UNSET else self.requirements
 
     @property
     def secret_names(self) -> tuple[str, ...]:
@@ -517,7 +524,11 @@ def _is_word(text: str) -> bool:
 
 
 def _paths(spec: JobSpec) -> Iterator[JobProblem]:
-    for field in ("script", "workdir", "python"):
+    parts = spec.stated_requirements.removeprefix("./").split("/")
+    if spec.requirements is not msgspec.UNSET and not {"", ".", ".."}.isdisjoint(parts):
+        remedy = "give a path relative to workdir, such as requirements.txt"
+        yield JobProblem("requirements", "it is not inside workdir", remedy)
+    for field in ("script", "workdir", "python", "requirements"):
         path = getattr(spec, field) or ""
         if len(path) > MAX_PATH:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"

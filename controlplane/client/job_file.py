@@ -291,6 +291,9 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     for problem in problems(separated(spec).spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = _folder(base, spec.workdir)
+    if (wanted := spec.stated_requirements) and not (workdir / wanted).is_file():
+        what = f"requirements: {wanted} is not in {workdir}"
+        raise BadFieldError(what, "correct requirements or workdir", "requirements")
     if spec.rigid:
         if not workdir.is_dir():
             raise BadFieldError(f"workdir: {workdir} is not a folder", "correct workdir", "workdir")

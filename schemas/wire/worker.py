@@ -55,6 +55,8 @@ class Assignment(Message, tag="worker.assignment.3"):
     token: str = ""  # repeated in `WorkerHello`; empty: agent or zygote is older
     user: str = ""  # owner of the job; empty: older agent
     journal: str = ""  # of the job, see `GroupDelta`
+    environment: str = ""  # folder of the environment that the worker uses; empty: none
+    python: str = ""  # interpreter on which that environment is based
 
 
 class ShellOrder(Message, tag="worker.shell_order.1"):
