@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn
 from setproctitle import setproctitle
 
 from nodeagent import terminals
+from nodeagent.containers import in_container, pull
 from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
@@ -66,6 +67,8 @@ class Launcher:
         setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank} waits for its gang")
         gang = assignment.spec.kind == "torchrun"
         holds_only = assignment.spec.single and assignment.rank > 0
+        if assignment.container and not holds_only:
+            self._pull(assignment.container[0])
         found = self._build() if assignment.environment and not holds_only else {}
         port = free_port(assignment.slot) if gang and assignment.rank == 0 else 0
         self._report(WorkerReady, epoch_samples=0, resumed_epoch=0, parameters=0, store_port=port)
@@ -83,6 +86,13 @@ class Launcher:
             environ = {"TERM": TERM, **environ}
             terminals.start(self._folder)
         self._execute(environ)
+
+    def _pull(self, engine: str) -> None:
+        image = self._assignment.spec.stated_image
+        if not pull(engine, image, os.environ):
+            said = last_lines(self._folder / "log")
+            self._report(ScriptFailed, error=f"image {image}: {said}", where="")
+            os._exit(1)
 
     def _build(self) -> dict[str, str]:
         """Build the job's environment, and return the variables that lead programs to it.
@@ -145,7 +155,12 @@ class Launcher:
         os.close(file)
 
     def _execute(self, environ: Mapping[str, str]) -> NoReturn:
-        argv = self._assignment.spec.argv
+        assignment, argv = self._assignment, self._assignment.spec.argv
+        if assignment.container:
+            own = {*assignment.spec.env, *self._secrets}
+            names = [name for name in environ if name in own or name not in os.environ]
+            image = assignment.spec.stated_image
+            argv = in_container(assignment.container, image, argv, names)
         problem, code = execute(argv, environ)
         self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
         os._exit(code)

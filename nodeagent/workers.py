@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
+from nodeagent.containers import container_name, engine_words, remove
 from nodeagent.devices import device_environment, usable_cores
 from nodeagent.ended_jobs import mark_used
 from nodeagent.environments import name_of
@@ -417,6 +419,9 @@ class WorkerManager:
             await self._zygotes.get(python, account)
             token = secrets.token_hex()
             assignment = self._assignment(action, delta.group, delta.spec, token, environment)
+            if delta.spec.stated_image:
+                words = self._engine_words(assignment, account)
+                assignment = msgspec.structs.replace(assignment, container=words)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
@@ -479,6 +484,26 @@ class WorkerManager:
         mark_used(self._folders.environments, name)
         make_folder(folder, owner)
         return str(folder)
+
+    def _engine_words(self, assignment: Assignment, account: Account | None) -> tuple[str, ...]:
+        uid = os.geteuid() if account is None else account.owner.uid
+        return engine_words(
+            self._settings().containers,
+            container_name(assignment.journal, assignment.job, assignment.version, assignment.rank),
+            assignment.workdir,
+            uid=uid,
+            own_uid=self._accounts is not None and self._accounts.is_own(uid),
+            tty=assignment.spec.kind == "interactive",
+        )
+
+    async def _remove_container(self, watched: _Watched) -> None:
+        if (one := watched.folder.assignment()) is None or not one.container:
+            return
+        name = container_name(one.journal, one.job, one.version, one.rank)
+        try:
+            await remove(one.container[0], name, watched.uid)
+        except (OSError, KeyError) as error:  # or no reply of the engine
+            log.warning("container not removed", container=name, why=repr(error))
 
     @property
     def environments(self) -> set[str]:
@@ -561,6 +586,7 @@ class WorkerManager:
                 if watched.uid is None or belongs_to(left_behind, watched.uid):
                     with contextlib.suppress(OSError):
                         os.kill(left_behind, signal.SIGKILL)
+        await self._remove_container(watched)
         exceeded = await asyncio.to_thread(self._groups.release, worker)
         watched.end()
         await self._read_last_reports(worker, watched)

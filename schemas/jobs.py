@@ -28,6 +28,7 @@ from schemas.relations import (
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STATES: Final = (
     "queued", "starting", "running", "rescaling", "paused", "succeeded", "failed", "cancelled",
@@ -168,6 +169,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "slots_wanted": "2",
         "python": '".venv/bin/python"',
         "requirements": '"requirements.txt"',
+        "image": '"docker.io/library/python:3.13"',
         "record_samples": "true",
         "stop": "{ epochs = 30 }, { samples = 1000000 }, "
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
@@ -200,6 +202,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
+    image: str | msgspec.UnsetType = msgspec.UNSET  # container in which a rigid job runs
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
@@ -357,6 +360,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "" if self.requirements is msgspec.UNSET else self.requirements
 
     @property
+    def stated_image(self) -> str:
+        """Image of the containers in which the job runs, or "" if it runs in none."""
+        return "" if self.image is msgspec.UNSET else self.image
+
+    @property
     def secret_names(self) -> tuple[str, ...]:
         """Names of the variables whose values the job file does not contain."""
         return self.secret_env.names if isinstance(self.secret_env, SecretEnv) else ()
@@ -388,7 +396,15 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
 
 def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     """Check that a job has the fields of its kind, and no others."""
+    if spec.image is not msgspec.UNSET and not IMAGE.fullmatch(spec.image):
+        remedy = f"write image = {JobSpec.EXAMPLES['image']}"
+        yield JobProblem("image", "it is not the name of an image", remedy)
+    if spec.stated_image and spec.stated_requirements:
+        yield JobProblem("requirements", "does not apply to an image", "install them in the image")
     if not spec.rigid:
+        if spec.stated_image:
+            remedy = 'give kind = "torchrun" or "command", or use requirements'
+            yield JobProblem("image", "does not apply to an elastic job", remedy)
         for field in ("script", "batch_size"):
             if not getattr(spec, field):
                 remedy = f"write {field} = {JobSpec.EXAMPLES[field]}"

@@ -57,6 +57,7 @@ class Assignment(Message, tag="worker.assignment.3"):
     journal: str = ""  # of the job, see `GroupDelta`
     environment: str = ""  # folder of the environment that the worker uses; empty: none
     python: str = ""  # interpreter on which that environment is based
+    container: tuple[str, ...] = ()  # beginning of the command that runs its program; empty: none
 
 
 class ShellOrder(Message, tag="worker.shell_order.1"):

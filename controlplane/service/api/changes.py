@@ -409,6 +409,7 @@ class ChangeRequests:
             BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
+        self._check_image(request.spec)
         notes = self.reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
@@ -422,6 +423,7 @@ class ChangeRequests:
     async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         """Submit a job. A repeated request with the same key submits nothing."""
         _check(request.spec)
+        self._check_image(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
@@ -488,6 +490,18 @@ class ChangeRequests:
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not accepted", "see the controller's log")
+
+    def _check_image(self, spec: JobSpec) -> None:
+        """Refuse an image if no node runs containers.
+
+        Raises:
+            BadFieldError: if so.
+        """
+        nodes = self._newest.nodes.values()
+        if spec.stated_image and not any(node.spec.containers for node in nodes):
+            what = "image: no node of this cluster runs containers"
+            hint = 'leave it out, or have [containers] engine = "podman" set for an agent'
+            raise BadFieldError(what, hint, "image")
 
     def _stored(self, values: dict[str, str]) -> SecretEnv:
         try:
