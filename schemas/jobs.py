@@ -500,6 +500,8 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
         yield from _reserved("env", name)
     if isinstance(spec.secret_env, str):
         yield JobProblem("secret_env", "is a file of the client", "submit it with `ones submit`")
+    elif spec.secret_env is not msgspec.UNSET and not spec.secret_names:
+        yield JobProblem("secret_env", "has no variable", "leave it out")
     for name in spec.secret_names:
         if not ENV_NAME.fullmatch(name):  # which may be a value by mistake
             remedy = "names are letters, digits and _"

@@ -72,6 +72,7 @@ async def test_values_are_in_one_private_file_and_nowhere_else(
         ({"TOKEN": "a\0"}, NAMED, "a value has a NUL byte"),
         ({"TOKEN": "a" * 40_000}, NAMED, "more than 32768 bytes"),
         ({}, "secrets.env", "is a file of the client"),
+        ({}, SecretEnv(names=(), id="../keys.json"), "has no variable"),
         ({"a b": "1"}, SecretEnv(names=("a b",)), "no variable name"),
     ],
 )
