@@ -132,7 +132,10 @@ class Agent:
         )
         self._reconciler = Reconciler(self._node)
         self._ended_jobs = EndedJobs(
-            self._folders, lambda: self._settings, lambda: set(self._reconciler.jobs)
+            self._folders,
+            lambda: self._settings,
+            lambda: set(self._reconciler.jobs),
+            lambda: self._manager.environments,
         )
         self._server_keys = ServerKeys(home / settings.controller.key)
         self._ports = ControllerPorts(
@@ -179,7 +182,7 @@ class Agent:
         self._streams = self._bulk.streams = JobStreams(
             send=self._bulk.send,
             place=self._place_of,
-            start_shell=self._manager.start_shell,
+            start_shell=self._start_shell,
             pids=self._manager.processes,
         )
         self._usage = UsageWatch(
@@ -396,6 +399,11 @@ class Agent:
         assignment = folder.assignment()
         interactive = assignment is not None and assignment.spec.kind == "interactive"
         return StreamPlace(folder.path, folder.own, interactive)
+
+    async def _start_shell(self, asked: OpenStream, folder: Path) -> None:
+        job = self._reconciler.jobs.get(asked.job)
+        secrets = job.delta.secrets if job is not None and job.delta is not None else {}
+        await self._manager.start_shell(asked, folder, secrets)
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

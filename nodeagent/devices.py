@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,12 +313,16 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
     Raises:
         SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
-            not respond, CUDA_VISIBLE_DEVICES is invalid, or `fence_s` is too short.
+            not respond, CUDA_VISIBLE_DEVICES is invalid, `fence_s` is too short, or the engine of
+            containers is not installed.
     """
     if settings.devices not in {"auto", "cpu"}:
         raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
     slots = gpu_slots(list_gpus(), environ) if settings.devices == "auto" else ()
     slots = slots or cpu_slots(settings.slots)
+    if (engine := settings.containers.engine) and shutil.which(engine) is None:
+        what = f"containers.engine: there is no program {engine} on this host"
+        raise SettingsError(what, "install it and catatonit, or leave it out", "containers.engine")
     if settings.cores < 0:
         raise SettingsError(f"cores: {settings.cores} is below 0", "leave it out", "cores")
     if not slots:
@@ -331,6 +336,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         memory_bytes=psutil.virtual_memory().total,
         release=__version__,
         fenced_s=fenced_s(settings),
+        containers=settings.containers.engine,
     )
 
 

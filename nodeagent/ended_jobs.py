@@ -224,6 +224,17 @@ class Leftovers:
         return entry.stat(follow_symlinks=False).st_mtime
 
 
+def mark_used(environments: Path, name: str) -> None:
+    """Record that an environment is used now. Its age is the time since then.
+
+    Raises:
+        OSError: if the disk cannot store the mark.
+    """
+    mark = environments / MARKS / name
+    mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mark.touch()
+
+
 def _names(root: Path) -> list[str]:
     """Return the names of the files in a folder; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
@@ -246,6 +257,7 @@ class EndedJobs:
         folders: NodeFolders,
         settings: Callable[[], AgentSettings],
         busy: Callable[[], set[JobId]],
+        busy_environments: Callable[[], set[str]] = set,
     ) -> None:
         def work() -> KeepLimits:
             own = settings()
@@ -270,6 +282,7 @@ class EndedJobs:
             Keeper(self._own[0], work, busy),
             Keeper(self._own[1], states, busy),
             Keeper(shared, checkpoints, busy),
+            Keeper(Leftovers(folders.environments), work, busy_environments),
         )
 
     async def find(self) -> list[JobId]:
@@ -326,7 +339,7 @@ class Keeper:
     """Task that keeps one folder within its limits. Its file operations run in a thread."""
 
     def __init__(
-        self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], set[JobId]]
+        self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], Container[str]]
     ) -> None:
         self._area = area
         self._keep = keep
@@ -383,7 +396,7 @@ class Keeper:
             log.warning("ends of jobs not recorded", ended=noted, why=str(error))
         return left
 
-    def _delete(self, keep: KeepLimits, busy: set[JobId]) -> None:
+    def _delete(self, keep: KeepLimits, busy: Container[str]) -> None:
         try:
             ended = None if self._early else {job for job, end in self._noted.items() if end}
             gone = self._area.delete(keep, busy, time.time(), self._sizes, ended)

@@ -228,11 +228,13 @@ class NodeFolders:
             )
         if self.mode == PASSABLE:
             self.all_states.mkdir(mode=PRIVATE, exist_ok=True)
+            self.environments.mkdir(mode=PRIVATE, exist_ok=True)
             self._make_passable()
 
     def _make_passable(self) -> None:
-        inner = (self.run / "workers", self.sockets, self.work, self.all_states, self.checkpoints)
-        for path in inner:
+        run = (self.run / "workers", self.sockets)
+        inner = (self.work, self.all_states, self.environments, self.checkpoints)
+        for path in (*run, *inner):
             if path.stat().st_uid == os.geteuid():
                 path.chmod(PASSABLE)
         for name, path in (
@@ -297,6 +299,11 @@ class NodeFolders:
     def all_states(self) -> Path:
         """Folder with the states of all sweeps. It contains a folder for each job."""
         return self.work / ".states"
+
+    @property
+    def environments(self) -> Path:
+        """Folder with the environments of jobs. It contains a folder for each environment."""
+        return self.work / ".environments"
 
     def states(self, job: JobId) -> Path:
         """Return the path of a sweep's states on this node, even if the folder does not exist."""

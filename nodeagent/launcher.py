@@ -15,6 +15,7 @@ import argparse
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,11 @@ from typing import Any, Final, NoReturn
 from setproctitle import setproctitle
 
 from nodeagent import terminals
+from nodeagent.containers import in_container, pull
+from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
-from schemas.host.fork_server import framed, serve_forks
+from schemas.host.fork_server import NO_SECRETS, framed, serve_forks
 from schemas.ids import index_of, node_of
 from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import SWITCH, GroupFormed, ScriptFailed, ScriptReport, WorkerReady
@@ -34,6 +37,7 @@ from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, W
 PORTS: Final = range(20_000, 30_000)  # below the ports that the kernel gives to clients
 SLOTS_APART: Final = 512  # the ports of two slots of a node differ by less than this
 POLL_S: Final = 1.0
+WORKER_MODULE: Final = "elastic.worker.zygote"
 TERM: Final = "xterm"  # unless the client names its terminal
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as those of a shell
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects the defaults
@@ -42,8 +46,9 @@ IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # a program expects
 class Launcher:
     """Process of a rigid job before it becomes the job's program."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secrets: Mapping[str, str]) -> None:
         self._folder = folder
+        self._secrets = secrets
         self._assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         self._reports = 0
         os.chdir(self._assignment.workdir)
@@ -54,6 +59,10 @@ class Launcher:
         owner = f"{assignment.user}/" if assignment.user else ""
         setproctitle(f"ones: {owner}{assignment.job} rank {assignment.rank} waits for its gang")
         gang = assignment.spec.kind == "torchrun"
+        holds_only = assignment.spec.single and assignment.rank > 0
+        if assignment.container and not holds_only:
+            self._pull(assignment.container[0])
+        found = self._build() if assignment.environment and not holds_only else {}
         port = free_port(assignment.slot) if gang and assignment.rank == 0 else 0
         self._report(WorkerReady, epoch_samples=0, resumed_epoch=0, parameters=0, store_port=port)
         dealer = ThreadDealer(assignment.socket)
@@ -61,15 +70,46 @@ class Launcher:
         self._report(GroupFormed, group=order.version, epoch=0, step=0)
         dealer.send(encode(Reported(count=self._reports, **self._identity)))
         dealer.close()
-        if not gang and assignment.rank > 0:
+        if holds_only:
             setproctitle(f"ones: {owner}{assignment.job} holds slot {assignment.slot}")
             while True:
                 signal.pause()
-        environ = environment(assignment, order, port)
+        environ = environment(assignment, order, port, self._secrets) | found
         if assignment.spec.kind == "interactive":
             environ = {"TERM": TERM, **environ}
             terminals.start(self._folder)
         self._execute(environ)
+
+    def _pull(self, engine: str) -> None:
+        image = self._assignment.spec.stated_image
+        if not pull(engine, image, os.environ):
+            said = last_lines(self._folder / "log")
+            self._report(ScriptFailed, error=f"image {image}: {said}", where="")
+            os._exit(1)
+
+    def _build(self) -> dict[str, str]:
+        """Build the job's environment, and return the variables that lead programs to it.
+
+        An elastic job becomes a worker with the environment's interpreter, and does not return.
+        """
+        assignment, spec = self._assignment, self._assignment.spec
+        setproctitle(f"ones: {assignment.job} rank {assignment.rank} builds its environment")
+        environ = {**os.environ, **assignment.env, **self._secrets}
+        try:
+            folder = Path(assignment.environment)
+            python = build(folder, spec.stated_requirements, assignment.python, environ)
+        except (BuildError, OSError, subprocess.SubprocessError) as error:
+            said = last_lines(self._folder / "log")
+            problem = f"environment of {spec.stated_requirements}: {error}: {said}"
+            self._report(ScriptFailed, error=problem, where=spec.stated_requirements)
+            os._exit(1)
+        path = f"{python.parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+        found = {"PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
+        if not spec.rigid:
+            argv = (str(python), "-P", "-m", WORKER_MODULE, "--worker", str(self._folder))
+            _, code = execute(argv, environ | found)
+            os._exit(code)
+        return found
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -108,7 +148,12 @@ class Launcher:
         os.close(file)
 
     def _execute(self, environ: Mapping[str, str]) -> NoReturn:
-        argv = self._assignment.spec.argv
+        assignment, argv = self._assignment, self._assignment.spec.argv
+        if assignment.container:
+            own = {*assignment.spec.env, *self._secrets}
+            names = [name for name in environ if name in own or name not in os.environ]
+            image = assignment.spec.stated_image
+            argv = in_container(assignment.container, image, argv, names)
         problem, code = execute(argv, environ)
         self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
         os._exit(code)
@@ -128,7 +173,7 @@ def execute(argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, int
         return problem, NOT_FOUND if missing else NOT_EXECUTABLE
 
 
-def run_shell(folder: Path) -> NoReturn:
+def run_shell(folder: Path, secrets: Mapping[str, str]) -> NoReturn:
     """Run the program of a `ShellOrder` on a terminal, with the environment of a worker."""
     order = SHELL_ORDER.decode((folder / "order").read_bytes())
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
@@ -139,7 +184,8 @@ def run_shell(folder: Path) -> NoReturn:
         pairs = (one.partition("=") for one in data.decode(errors="surrogateescape").split("\0"))
         inherited = {name: value for name, _, value in pairs if name}
     own = {"ONES_JOB": assignment.job, "ONES_RANK": str(assignment.rank)}
-    environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env, **own, **order.env}
+    environ = {"TERM": TERM, **os.environ, **inherited, **assignment.env}
+    environ |= {**secrets, **own, **order.env}
     os.chdir(assignment.workdir)
     terminals.start(folder, terminals.Bounds(terminals.KEEP_SHELL_S, order.limit_s, leader))
     _, code = execute(order.argv, environ)
@@ -166,7 +212,9 @@ def free_port(slot: int) -> int:
     raise OSError(f"ports {', '.join(map(str, mine))} are all in use")
 
 
-def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[str, str]:
+def environment(
+    assignment: Assignment, order: GroupOrder, port: int, secrets: Mapping[str, str] = NO_SECRETS
+) -> dict[str, str]:
     """Return the variables of the program, which for torchrun are those of torch's launcher."""
     members = assignment.group.members
     here = node_of(members[assignment.rank].slot)
@@ -193,7 +241,7 @@ def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[st
             "GROUP_WORLD_SIZE": str(len(nodes)),
             "TORCHELASTIC_RUN_ID": assignment.job,
         }
-    return {"PYTHONUNBUFFERED": "1", **os.environ, **assignment.env, **own}
+    return {"PYTHONUNBUFFERED": "1", **os.environ, **assignment.env, **secrets, **own}
 
 
 def main() -> None:
@@ -204,9 +252,9 @@ def main() -> None:
     serve_forks(arguments.socket, _prepare)
 
 
-def _prepare(folder: Path) -> Callable[[], NoReturn]:
+def _prepare(folder: Path, secrets: Mapping[str, str]) -> Callable[[], NoReturn]:
     is_shell = (folder / "order").exists()
-    return partial(run_shell, folder) if is_shell else Launcher(folder).run
+    return partial(run_shell, folder, secrets) if is_shell else Launcher(folder, secrets).run
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_NOTICE_S)] = 30.0  # if it contains none
 
 
+class Containers(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine that runs jobs with an image."""
+
+    engine: Literal["", "podman"] = ""  # "": this node runs no containers
+    options: tuple[str, ...] = ()  # of `podman run`, such as "--device=nvidia.com/gpu=all"
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an agent's TOML file. Relative paths start at the file's folder."""
 
@@ -82,6 +89,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     jobs: Jobs = Jobs()
     notice: Notice = Notice()
+    containers: Containers = Containers()
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
     pid_file: str = ""

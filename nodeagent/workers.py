@@ -8,18 +8,22 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
+from nodeagent.containers import container_name, engine_words, remove
 from nodeagent.devices import device_environment, usable_cores
+from nodeagent.ended_jobs import mark_used
+from nodeagent.environments import name_of
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
@@ -56,10 +60,11 @@ from nodeagent.settings import AgentSettings, python_of
 from nodeagent.terminals import DRAIN_S, SHELL_S, SOCKET
 from nodeagent.zygotes import LAUNCHER, ZygotePool
 from schemas.codec import encode
+from schemas.host.fork_server import NO_SECRETS
 from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
-from schemas.wire.agent import ScriptReport
+from schemas.wire.agent import GroupDelta, ScriptReport
 from schemas.wire.streams import OpenStream
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark, ShellOrder
 
@@ -178,6 +183,7 @@ class WorkerManager:
         self._watched: dict[WorkerId, _Watched] = {}
         self.tokens: dict[WorkerId, str] = {}  # each worker sends its token when it greets
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
+        self._environments: dict[WorkerId, str] = {}  # name of the environment of each worker
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- actions of the reconciler
@@ -300,10 +306,13 @@ class WorkerManager:
         uid = os.getuid() if watched.uid is None else watched.uid
         return [pid for pid in in_session(watched.pid) if belongs_to(pid, uid)]
 
-    async def start_shell(self, asked: OpenStream, folder: Path) -> None:
+    async def start_shell(
+        self, asked: OpenStream, folder: Path, secrets: Mapping[str, str] = NO_SECRETS
+    ) -> None:
         """Start a shell beside a running worker: with its account, group, folder and variables.
 
-        `folder` is a new folder in the agent's folder of the worker.
+        `folder` is a new folder in the agent's folder of the worker. `secrets` are those variables
+        of the job that no file has.
 
         Raises:
             StartError: if the worker does not run, or the shell cannot be started.
@@ -317,7 +326,8 @@ class WorkerManager:
         owner = account.owner if account is not None else None
         python = Path(assignment.spec.python or python_of(self._settings())).parent
         path = f"{python}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        path = "" if assignment.spec.rigid or not python.name else path  # it has one already
+        inherits = assignment.spec.rigid or assignment.environment or not python.name
+        path = "" if inherits else path
         named = {"TERM": asked.term, "LANG": asked.lang, "PATH": path}
         env = {name: value for name, value in named.items() if value}
         order = ShellOrder(argv=asked.argv, env=env, worker=watched.pid, limit_s=SHELL_S)
@@ -327,7 +337,7 @@ class WorkerManager:
             write_private(folder / "order", encode(order))
         await self._zygotes.get(LAUNCHER, account)
         enter = partial(self._groups.enter, asked.worker) if self._groups.there else None
-        await self._zygotes.fork(LAUNCHER, folder, account, enter)
+        await self._zygotes.fork(LAUNCHER, folder, account, enter, secrets)
 
     def close(self) -> None:
         """Release all resources without stopping workers."""
@@ -350,6 +360,8 @@ class WorkerManager:
         spec = assignment.spec
         grace_s = spec.grace_limit_s if spec.rigid else None
         interactive = spec.kind == "interactive"
+        if assignment.environment:
+            self._environments[folder.worker] = Path(assignment.environment).name
         return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s, interactive=interactive)
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
@@ -392,6 +404,9 @@ class WorkerManager:
             return
         folder = self._folders.worker(worker)
         try:
+            if delta.secrets.keys() != set(delta.spec.secret_names):
+                what = "the controller no longer has the values of its secret_env"
+                raise StartError(what, f"`ones rerun {delta.job} --secret-env FILE`")  # noqa: TRY301
             account = await self._prepare(delta.job, delta.user, delta.journal)
             if account is not None:
                 await self._uids.take(worker, account)
@@ -399,15 +414,19 @@ class WorkerManager:
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
-            python = LAUNCHER if delta.spec.rigid else python
+            environment = await asyncio.to_thread(self._environment, worker, delta, python, account)
+            python = LAUNCHER if delta.spec.rigid or environment else python
             await self._zygotes.get(python, account)
             token = secrets.token_hex()
-            assignment = self._assignment(action, delta.group, delta.spec, token)
+            assignment = self._assignment(action, delta.group, delta.spec, token, environment)
+            if delta.spec.stated_image:
+                words = self._engine_words(assignment, account)
+                assignment = msgspec.structs.replace(assignment, container=words)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
             enter = partial(self._groups.enter, worker) if self._groups.there else None
-            forked = await self._zygotes.fork(python, folder.own, account, enter)
+            forked = await self._zygotes.fork(python, folder.own, account, enter, delta.secrets)
             if account is not None:
                 mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
                 folder.write_mark(mark)
@@ -445,8 +464,54 @@ class WorkerManager:
             await self._check_node()
         return fault
 
+    def _environment(
+        self, worker: WorkerId, delta: GroupDelta, python: str, account: Account | None
+    ) -> str:
+        """Return the folder of a job's environment, which may have to be built; empty: none."""
+        if delta.spec is None or not (wanted := delta.spec.stated_requirements):
+            return ""
+        owner = account.owner if account is not None else None
+        with acting_as(owner):
+            file = self._folders.job(delta.job) / wanted
+            key = name_of(
+                file, python, user=delta.user, snapshot=delta.snapshot, env=delta.spec.env
+            )
+        name = f"{'agent' if owner is None else owner.uid}-{key}"
+        if owner is not None and self._accounts is not None and self._accounts.is_own(owner.uid):
+            name = f"{delta.job}-{key}"  # another job may get this uid later
+        folder = self._folders.environments / name
+        self._environments[worker] = name
+        mark_used(self._folders.environments, name)
+        make_folder(folder, owner)
+        return str(folder)
+
+    def _engine_words(self, assignment: Assignment, account: Account | None) -> tuple[str, ...]:
+        uid = os.geteuid() if account is None else account.owner.uid
+        return engine_words(
+            self._settings().containers,
+            container_name(assignment.journal, assignment.job, assignment.version, assignment.rank),
+            assignment.workdir,
+            uid=uid,
+            own_uid=self._accounts is not None and self._accounts.is_own(uid),
+            tty=assignment.spec.kind == "interactive",
+        )
+
+    async def _remove_container(self, watched: _Watched) -> None:
+        if (one := watched.folder.assignment()) is None or not one.container:
+            return
+        name = container_name(one.journal, one.job, one.version, one.rank)
+        try:
+            await remove(one.container[0], name, watched.uid)
+        except (OSError, KeyError) as error:  # or no reply of the engine
+            log.warning("container not removed", container=name, why=repr(error))
+
+    @property
+    def environments(self) -> set[str]:
+        """Names of the environments that workers use."""
+        return set(self._environments.values())
+
     def _assignment(
-        self, action: StartWorker, group: Group, spec: JobSpec, token: str
+        self, action: StartWorker, group: Group, spec: JobSpec, token: str, environment: str = ""
     ) -> Assignment:
         member = group.members[action.rank]
         index = index_of(member.slot)
@@ -486,6 +551,8 @@ class WorkerManager:
             states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
             token=token,
             user=action.delta.user,
+            environment=environment,
+            python=spec.python or python_of(self._settings()),
         )
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
@@ -519,6 +586,7 @@ class WorkerManager:
                 if watched.uid is None or belongs_to(left_behind, watched.uid):
                     with contextlib.suppress(OSError):
                         os.kill(left_behind, signal.SIGKILL)
+        await self._remove_container(watched)
         exceeded = await asyncio.to_thread(self._groups.release, worker)
         watched.end()
         await self._read_last_reports(worker, watched)
@@ -596,6 +664,7 @@ class WorkerManager:
 
     def _remove(self, worker: WorkerId) -> None:
         self._watched.pop(worker, None)
+        self._environments.pop(worker, None)
         self.tokens.pop(worker, None)
         self._shipper.forget(worker)
         path = self._folders.worker(worker).path

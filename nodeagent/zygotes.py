@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -45,7 +45,7 @@ from nodeagent.settings import Jobs
 from schemas.codec import FROM_ZYGOTE
 from schemas.errors import MalformedMessageError, OnesError
 from schemas.host.files import open_regular
-from schemas.host.fork_server import framed, read_frame
+from schemas.host.fork_server import NO_SECRETS, framed, read_frame
 from schemas.host.logging import Audit
 from schemas.jobs import is_reserved
 from schemas.wire import Message
@@ -240,6 +240,7 @@ class _Start:
     folder: str
     answer: asyncio.Future[Forked]
     enter: Callable[[int], None] | None
+    secrets: Mapping[str, str]
     named: bool = False  # the zygote has named a process
     process: ProcessMark | None = None  # after it was checked and may start
 
@@ -268,17 +269,23 @@ class ZygoteConnection:
         """True while the connection can be used."""
         return not self._task.done()
 
-    async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
+    async def fork(
+        self,
+        folder: Path,
+        enter: Callable[[int], None] | None = None,
+        secrets: Mapping[str, str] = NO_SECRETS,
+    ) -> Forked:
         """Have the zygote start the worker of a folder that contains an assignment.
 
-        `enter` moves the process into its control group before the worker starts. If the zygote
-        exits after the worker was allowed to start, the worker counts as started.
+        `enter` moves the process into its control group before the worker starts. `secrets` are
+        further variables of the worker, which only its process receives. If the zygote exits after
+        the worker was allowed to start, the worker counts as started.
 
         Raises:
             StartError: if the worker did not start, or if the zygote named another process.
         """
         name = str(folder)
-        start = _Start(name, asyncio.get_running_loop().create_future(), enter)
+        start = _Start(name, asyncio.get_running_loop().create_future(), enter, secrets)
         self._starts[name] = start
         try:
             if not self.alive:
@@ -307,7 +314,7 @@ class ZygoteConnection:
         except OSError as error:
             self._send(LetGo(folder=held.folder, error=f"its control group: {error}"))
         else:
-            self._send(LetGo(folder=held.folder))
+            self._send(LetGo(folder=held.folder, secrets=dict(start.secrets)))
 
     def _check(self, pid: int, enter: Callable[[int], None] | None) -> ProcessMark:
         """Move a child of the zygote into its control group. The pidfd excludes a reused pid.
@@ -420,21 +427,22 @@ class ZygotePool:
         folder: Path,
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
+        secrets: Mapping[str, str] = NO_SECRETS,
     ) -> Forked:
         """Start a worker. If the zygote exits meanwhile, replace the zygote once.
 
-        `enter` moves the process into its control group before the worker starts.
+        `enter` and `secrets` are those of `ZygoteConnection.fork`.
 
         Raises:
             StartError: if the worker did not start. It names the interpreter and quotes its output.
         """
         zygote = await self.get(python, account)
         try:
-            return await zygote.fork(folder, enter)
+            return await zygote.fork(folder, enter, secrets)
         except NodeStartError:
             if zygote.alive:
                 raise
-        return await (await self.get(python, account)).fork(folder, enter)
+        return await (await self.get(python, account)).fork(folder, enter, secrets)
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
         """Return the zygote of an interpreter and account. Start a zygote if none is found.

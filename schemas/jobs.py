@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
@@ -28,6 +28,7 @@ from schemas.relations import (
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STATES: Final = (
     "queued", "starting", "running", "rescaling", "paused", "succeeded", "failed", "cancelled",
@@ -48,6 +49,7 @@ KEEP: Final = "keep"  # `max_batch_size`: keep the batch of the job file
 AUTO: Final = "auto"  # `max_batch_size`: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_VARIABLES: Final = 4096
+MAX_SECRET_BYTES: Final = 32_768  # of all secrets of a job, with their names
 MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
 MAX_SPEC_BYTES: Final = 256 << 10  # encoded; each order and reply about the job contains the spec
@@ -142,6 +144,13 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return 0.0 if late > MAX_EXPONENT else self.value / (1.0 + math.exp(late))
 
 
+class SecretEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Variables of a job whose values are neither in its job file nor in the journal."""
+
+    names: tuple[str, ...]
+    id: str = ""  # under which the controller keeps the values; chosen by the controller
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its user describes it. Its fields are the fields of a job file."""
 
@@ -159,6 +168,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "family": '"resnet"',
         "slots_wanted": "2",
         "python": '".venv/bin/python"',
+        "requirements": '"requirements.txt"',
+        "image": '"docker.io/library/python:3.13"',
         "record_samples": "true",
         "stop": "{ epochs = 30 }, { samples = 1000000 }, "
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
@@ -171,6 +182,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "project": '"vision"',
         "class": '"urgent"',
         "env": '{ OMP_NUM_THREADS = "1" }',
+        "secret_env": '"secrets.env"',
         "labels": '{ team = "vision" }',
         "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
@@ -190,6 +202,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     family: str | None = None  # equal for jobs of one script and model; default: name, script, args
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
+    requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
+    image: str | msgspec.UnsetType = msgspec.UNSET  # container in which a rigid job runs
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
@@ -203,6 +217,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     project: str | msgspec.UnsetType = msgspec.UNSET  # default: the first one of the user's key
     job_class: str | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="class")
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    secret_env: str | SecretEnv | msgspec.UnsetType = msgspec.UNSET  # a file, until the submission
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
@@ -347,6 +362,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return start_time(self.not_before, submitted_at)
 
     @property
+    def stated_requirements(self) -> str:
+        """Requirements file in the working directory, or "" if the job has none."""
+        return "" if self.requirements is msgspec.UNSET else self.requirements
+
+    @property
+    def stated_image(self) -> str:
+        """Image of the containers in which the job runs, or "" if it runs in none."""
+        return "" if self.image is msgspec.UNSET else self.image
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Names of the variables whose values the job file does not contain."""
+        return self.secret_env.names if isinstance(self.secret_env, SecretEnv) else ()
+
+    @property
     def stated_utility(self) -> Utility | None:
         """Utility given by the user, or None."""
         return None if self.utility is msgspec.UNSET else self.utility
@@ -373,7 +403,15 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
 
 def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     """Check that a job has the fields of its kind, and no others."""
+    if spec.image is not msgspec.UNSET and not IMAGE.fullmatch(spec.image):
+        remedy = f"write image = {JobSpec.EXAMPLES['image']}"
+        yield JobProblem("image", "it is not the name of an image", remedy)
+    if spec.stated_image and spec.stated_requirements:
+        yield JobProblem("requirements", "does not apply to an image", "install them in the image")
     if not spec.rigid:
+        if spec.stated_image:
+            remedy = 'give kind = "torchrun" or "command", or use requirements'
+            yield JobProblem("image", "does not apply to an elastic job", remedy)
         for field in ("script", "batch_size"):
             if not getattr(spec, field):
                 remedy = f"write {field} = {JobSpec.EXAMPLES[field]}"
@@ -466,12 +504,34 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
             yield JobProblem(f"env.{name[:60]}", "invalid variable", remedy)
-        if name.startswith(CLUSTER_PREFIX):
-            remedy = "choose a name without the prefix ONES_"
-            yield JobProblem(f"env.{name}", "is reserved for the cluster", remedy)
-        if name in CLUSTER_VARIABLES:
-            what = "is set by the cluster for each worker"
-            yield JobProblem(f"env.{name}", what, CLUSTER_VARIABLES[name])
+        yield from _reserved("env", name)
+    if isinstance(spec.secret_env, str):
+        yield JobProblem("secret_env", "is a file of the client", "submit it with `ones submit`")
+    elif spec.secret_env is not msgspec.UNSET and not spec.secret_names:
+        yield JobProblem("secret_env", "has no variable", "leave it out")
+    for name in spec.secret_names:
+        if not ENV_NAME.fullmatch(name):  # which may be a value by mistake
+            remedy = "names are letters, digits and _"
+            yield JobProblem("secret_env", "a name is no variable name", remedy)
+        elif name in spec.env:
+            remedy = "remove it from one of them"
+            yield JobProblem(f"secret_env.{name}", "is a variable of [env], too", remedy)
+        yield from _reserved("secret_env", name)
+
+
+def _reserved(field: str, name: str) -> Iterator[JobProblem]:
+    if name.startswith(CLUSTER_PREFIX):
+        remedy = "choose a name without the prefix ONES_"
+        yield JobProblem(f"{field}.{name}", "is reserved for the cluster", remedy)
+    if name in CLUSTER_VARIABLES:
+        what = "is set by the cluster for each worker"
+        yield JobProblem(f"{field}.{name}", what, CLUSTER_VARIABLES[name])
+
+
+def are_secrets(values: Mapping[str, str]) -> bool:
+    """True if a process can receive these values of secrets."""
+    sizes = (len(name) + len(value.encode()) for name, value in values.items() if is_text(value))
+    return all(map(_is_word, values.values())) and sum(sizes) <= MAX_SECRET_BYTES
 
 
 def is_text(text: str) -> bool:
@@ -489,7 +549,11 @@ def _is_word(text: str) -> bool:
 
 
 def _paths(spec: JobSpec) -> Iterator[JobProblem]:
-    for field in ("script", "workdir", "python"):
+    parts = spec.stated_requirements.removeprefix("./").split("/")
+    if spec.requirements is not msgspec.UNSET and not {"", ".", ".."}.isdisjoint(parts):
+        remedy = "give a path relative to workdir, such as requirements.txt"
+        yield JobProblem("requirements", "it is not inside workdir", remedy)
+    for field in ("script", "workdir", "python", "requirements"):
         path = getattr(spec, field) or ""
         if len(path) > MAX_PATH:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"

@@ -28,6 +28,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     release: str  # release of the agent
     fenced_s: float = 0.0  # time without a reply after which its workers are dead; 0: never
+    containers: str = ""  # engine that runs containers; empty: none
     states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
 
 

@@ -50,6 +50,10 @@ class JobOptions:
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
 
+    secret_env: Annotated[
+        Path | None, Parameter(help="file of secret variables, NAME=VALUE on each line, mode 600")
+    ] = None
+
     def fields(self) -> dict[str, Any]:
         """Return the stated fields of a job file."""
         after = None if self.after is None else tuple(self.after.split(","))
@@ -58,6 +62,7 @@ class JobOptions:
             "array": self.array,
             "not_before": self.not_before,
             "class": self.class_,
+            "secret_env": None if self.secret_env is None else str(self.secret_env.absolute()),
         }
         if self.label:
             stated["labels"] = labels_of(self.label)

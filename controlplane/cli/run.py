@@ -26,6 +26,7 @@ from controlplane.client import BlockingClient
 from controlplane.client.archive import survey
 from controlplane.client.command_line import job_of_command, job_on_terminal
 from controlplane.client.job_file import checked
+from controlplane.client.secret_env import secret_file
 from schemas.errors import BadFieldError, OnesError
 from schemas.jobs import ENDED, JobSpec
 
@@ -75,7 +76,8 @@ def run(
         spec = checked(msgspec.convert({**fields, "workdir": str(workdir)}, JobSpec), Path.cwd())
         if remark:
             sys.stderr.write(f"ones: {remark}\n")
-        one = Submission(Path("command"), spec, survey(Path(spec.workdir)), project=project)
+        uploads = survey(Path(spec.workdir), secret_file(spec))
+        one = Submission(Path("command"), spec, uploads, project=project)
         if detach:
             return send([one], key=None, wait=False, dry_run=False, yes=yes, common=common)
         return _run(one, common)

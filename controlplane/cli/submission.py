@@ -21,6 +21,7 @@ from controlplane.client.archive import PackedFile, survey
 from controlplane.client.command_line import job_of_command, shell_command
 from controlplane.client.job_file import checked, load_job
 from controlplane.client.sbatch import BASH, command_line, job_of_batch_script
+from controlplane.client.secret_env import secret_file
 from controlplane.client.spec_overrides import with_overrides
 from controlplane.client.sweeps.sweep import describe_parameter
 from schemas.errors import BadFieldError, OnesError, SettingsError
@@ -57,7 +58,7 @@ class Submission(NamedTuple):
 def prepare(file: Path, overrides: Sequence[str], options: JobOptions = NO_OPTIONS) -> Submission:
     """Read and check a job file, and list the files to upload."""
     spec = options.applied(load_job(file, overrides))
-    return Submission(file, spec, survey(Path(spec.workdir)))
+    return Submission(file, spec, survey(Path(spec.workdir), secret_file(spec)))
 
 
 def prepare_wrapped(
@@ -67,7 +68,7 @@ def prepare_wrapped(
     fields, _ = job_of_command(shell_command(text))
     table = with_overrides(fields, overrides) if overrides else fields
     spec = options.applied(checked(convert(JobSpec, table, Path("--wrap")), Path.cwd()))
-    return Submission(Path("command"), spec, survey(Path(spec.workdir)))
+    return Submission(Path("command"), spec, survey(Path(spec.workdir), secret_file(spec)))
 
 
 def snapshot_line(one: Submission) -> str:

@@ -232,10 +232,18 @@ def _chosen(
     return chosen if confirmed(f"{verb} {len(chosen)} jobs ({shown})?") else ()
 
 
-def rerun(job: JobName, *, key: Key = None, common: Common = COMMON) -> None:
+def rerun(
+    job: JobName,
+    *,
+    key: Key = None,
+    secret_env: Annotated[
+        Path | None, Parameter(help="file of secret variables, which are not kept after the end")
+    ] = None,
+    common: Common = COMMON,
+) -> None:
     """Submit your JOB again, with its stored working directory, even if it has ended."""
     with BlockingClient(common.home) as client:
-        accepted = client.rerun(job, key)
+        accepted = client.rerun(job, key, secret_env=secret_env or "")
     say(common, accepted, accepted.job, quiet=[accepted.job])
     if common.output == "table":
         sys.stderr.writelines(f"{accepted.job}: {note}\n" for note in accepted.notes)

@@ -28,7 +28,7 @@ IGNORED_PATTERNS: Final = (
 )  # fmt: skip
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, without: Path | None = None) -> bytes:
     """Return a gzipped tar of `folder`. The same files produce the same bytes.
 
     The archive has no version control, caches, virtual environments, folders made by `fetch`, or
@@ -38,12 +38,13 @@ def pack(folder: Path) -> bytes:
     Args:
         folder: links to files inside are followed; links to folders and to anything outside are
             refused.
+        without: a file that is left out, under each of its names.
 
     Raises:
         BadFieldError: if `folder` is not a folder or a file cannot be read.
         TooLargeError: if the files or the archive exceed the limits of a cluster.
     """
-    files = survey(folder)
+    files = survey(folder, without)
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as zipped,
@@ -63,7 +64,7 @@ class PackedFile(NamedTuple):
     size: int  # bytes
 
 
-def survey(folder: Path) -> tuple[PackedFile, ...]:
+def survey(folder: Path, without: Path | None = None) -> tuple[PackedFile, ...]:
     """Return the files that `pack` would include, in archive order; raise the same errors."""
     if not folder.is_dir():
         raise BadFieldError(f"workdir {folder} is not a folder", "correct the path", "workdir")
@@ -71,7 +72,7 @@ def survey(folder: Path) -> tuple[PackedFile, ...]:
     for path in _limited_files(folder):
         with _errors_named(path):
             size = path.stat().st_size  # links are followed
-            if path.is_file():
+            if path.is_file() and not (without is not None and path.samefile(without)):
                 found.append(PackedFile(str(path.relative_to(folder)), size))
     total = sum(file.size for file in found)
     if total > LIMITS.size:

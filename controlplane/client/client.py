@@ -13,6 +13,7 @@ import msgspec
 from controlplane.client.archive import digest_of, pack
 from controlplane.client.attachments import Attachments
 from controlplane.client.job_file import checked
+from controlplane.client.secret_env import read_secrets, secret_file, separated
 from controlplane.client.streams import POLL_S
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
@@ -124,7 +125,7 @@ class Client(Attachments):
             TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = checked(spec, Path.cwd())
-        archive = await asyncio.to_thread(pack, Path(spec.workdir))
+        archive = await asyncio.to_thread(pack, Path(spec.workdir), secret_file(spec))
         digest = digest_of(archive)
         await self._upload(digest, archive, on_sent)
         return await self.submit_stored(spec, digest, key, project=project)
@@ -135,7 +136,7 @@ class Client(Attachments):
         """Submit a job with a working directory that the cluster already stores.
 
         Args:
-            spec: its `workdir` is informational.
+            spec: its `workdir` is informational; `secret_env` names a file here.
             snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
             key: idempotency key; the same key returns the same job. None: a new job each time.
             project: a project of the key; its members see the job. Empty: the first project.
@@ -144,7 +145,8 @@ class Client(Attachments):
             BadFieldError: if the archive is not stored; the field is `snapshot`.
         """
         key = key or uuid.uuid4().hex
-        request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
+        spec, secrets = separated(spec)
+        request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project, secrets=secrets)
         return await self._call(request, JobAccepted)
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
@@ -153,7 +155,7 @@ class Client(Attachments):
         Returns notes on values that the policy needs but the job lacks, and on the values that are
         used instead.
         """
-        request = CheckJob(spec=checked(spec, Path.cwd()))
+        request = CheckJob(spec=separated(checked(spec, Path.cwd())).spec)
         return (await self._call(request, JobChecked)).notes
 
     async def expected_start(self, spec: JobSpec, *, project: str = "") -> ExpectedStart:
@@ -304,18 +306,23 @@ class Client(Attachments):
         """End a hold."""
         return await self._detail(ReleaseJob(job=JobId(job)), JobId(job))
 
-    async def rerun(self, job: str, key: str | None = None) -> JobAccepted:
+    async def rerun(
+        self, job: str, key: str | None = None, *, secret_env: str | Path = ""
+    ) -> JobAccepted:
         """Submit the spec and the working directory of your job again, even if it has ended.
 
         The new job waits neither for other jobs nor for a time.
 
         Args:
             key: idempotency key; the same key returns the same job. None: a new job each time.
+            secret_env: file of secret variables; required if the job had some.
 
         Raises:
-            BadFieldError: if the working directory is no longer stored.
+            BadFieldError: if the working directory is no longer stored, or `secret_env` is missing.
         """
-        return await self._call(RerunJob(job=JobId(job), key=key or uuid.uuid4().hex), JobAccepted)
+        secrets = read_secrets(Path(secret_env)) if secret_env else {}
+        request = RerunJob(job=JobId(job), key=key or uuid.uuid4().hex, secrets=secrets)
+        return await self._call(request, JobAccepted)
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nodes."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.client.sbatch import is_batch_script, job_of_batch_script
+from controlplane.client.secret_env import separated
 from controlplane.client.spec_overrides import nearest, parsed, toml_value, with_overrides
 from controlplane.client.sweeps.sweep import BY_TYPE, JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
@@ -284,9 +285,15 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     spec = _typed(spec)
     if (python := spec.python) is not None and "/" in python:
         spec = msgspec.structs.replace(spec, python=str((base / python).absolute()))
-    for problem in problems(spec):
+    if isinstance(spec.secret_env, str):
+        secret_env = str((base / spec.secret_env).absolute())
+        spec = msgspec.structs.replace(spec, secret_env=secret_env)
+    for problem in problems(separated(spec).spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = _folder(base, spec.workdir)
+    if (wanted := spec.stated_requirements) and not (workdir / wanted).is_file():
+        what = f"requirements: {wanted} is not in {workdir}"
+        raise BadFieldError(what, "correct requirements or workdir", "requirements")
     if spec.rigid:
         if not workdir.is_dir():
             raise BadFieldError(f"workdir: {workdir} is not a folder", "correct workdir", "workdir")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,7 @@ from controlplane.service.planner.plan_coordinator import (
 )
 from controlplane.service.planner.policy_check import CheckedPolicy, check_policy
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
+from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import (
     ControllerSettings,
     JournalSettings,
@@ -64,7 +65,8 @@ from schemas.host.logging import Audit, extended_start, notify, watchdog
 from schemas.host.metrics_server import MetricsServer
 from schemas.host.reload import SettingsReload
 from schemas.host.tasks import supervised
-from schemas.ids import Seconds, Term
+from schemas.ids import JobId, Seconds, Term
+from schemas.jobs import JobSpec
 from schemas.session import SessionTimings
 from schemas.sharing import Sharing
 from schemas.transport.keys import (
@@ -182,6 +184,8 @@ class Controller:
         self._snapshots.needed = self._needed_archives
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
         self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
+        self._secrets = SecretStore(self._folder / "secrets")
+        self._secrets.keep_only(self._live_specs())
 
     # --- lifecycle
 
@@ -215,6 +219,7 @@ class Controller:
             on_usage=self._observer.usage_reported,
             audit=self._audit,
             next_key=self._next_key(),
+            secrets=self._secrets.of,
         )
         self._webhooks = Webhooks(
             self._settings.webhooks,
@@ -257,6 +262,7 @@ class Controller:
             socket=await self._bind("ROUTER", listen.clients, largest=MAX_REQUEST),
             feed=self._feed,
             snapshots=self._snapshots,
+            secrets=self._secrets,
             telemetry=self._telemetry,
             audit=self._audit,
             notes=self._notes,
@@ -505,6 +511,12 @@ class Controller:
                 self._feed.publish(event)
                 if event.job:
                     self._log_relay.job_changed(event.job)
+                    self._forget_secrets(event.job)
+
+    def _forget_secrets(self, name: JobId) -> None:
+        job = self._state().jobs.get(name)
+        if job is not None and job.ended and job.spec.secret_names:
+            self._secrets.forget(job.spec, self._live_specs())
 
     def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
         left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
@@ -525,6 +537,11 @@ class Controller:
         """Return the archives of jobs that have not ended, including jobs not yet durable."""
         state = self._commit_loop.reactor.state
         return {state.jobs[name].snapshot for name in state.active}
+
+    def _live_specs(self) -> Iterator[JobSpec]:
+        """Yield the specs of jobs that have not ended, including jobs not yet durable."""
+        state = self._commit_loop.reactor.state
+        return (state.jobs[name].spec for name in state.active)
 
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(

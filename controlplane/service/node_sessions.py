@@ -36,6 +36,7 @@ from schemas.codec import FROM_AGENT, MAX_BYTES, PUBLISHED, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term, node_of, worker_id
+from schemas.jobs import JobSpec
 from schemas.session import (
     Condition,
     ControllerOutput,
@@ -166,6 +167,7 @@ class NodeSessions:
     on_usage: Callable[[WorkerUsed], None]
     audit: Audit
     next_key: str = ""  # public key after the rotation of the server's key; empty: none
+    secrets: Callable[[JobSpec], dict[str, str]] = lambda _: {}  # of a job, added to its deltas
 
     def __post_init__(self) -> None:
         """Set up the state that no caller passes."""
@@ -407,7 +409,7 @@ class NodeSessions:
 
     def _send(self, node: NodeId, route: bytes, message: ToSession) -> None:
         """Send a message. Withdraw an oversized order, because the agent would disconnect."""
-        data = encode(message)
+        data = encode(self._with_secrets(message))
         if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
             self.orders.send(route, data)
             return
@@ -417,6 +419,12 @@ class NodeSessions:
         self._sessions[node].withdraw(message)
         told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
         asyncio.get_running_loop().call_soon(self.commit_loop.handle, told)
+
+    def _with_secrets(self, message: ToSession) -> ToSession:
+        spec = message.spec if isinstance(message, GroupDelta) else None
+        if not isinstance(message, GroupDelta) or spec is None or not spec.secret_names:
+            return message
+        return msgspec.structs.replace(message, secrets=self.secrets(spec))
 
     def _answer(self, route: bytes, outputs: Iterable[ControllerOutput]) -> None:
         """Send messages on a route that has no session."""

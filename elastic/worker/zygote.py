@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NoReturn
@@ -61,7 +61,8 @@ def main() -> None:
     serve_forks(arguments.socket, _prepare, str(torch.__version__))
 
 
-def _prepare(folder: Path) -> Callable[[], NoReturn]:
+def _prepare(folder: Path, secrets: Mapping[str, str]) -> Callable[[], NoReturn]:
+    os.environ.update(secrets)
     _replace_streams("utf-8")
     _start_afresh_if_needed(folder)
     run = run_script.prepare_worker(folder)
@@ -87,7 +88,7 @@ def _start_afresh_if_needed(folder: Path) -> None:
     started.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-    names = assignment.spec.env.keys() - ALSO_LATER
+    names = {*assignment.spec.env, *assignment.spec.secret_names} - ALSO_LATER
     if not any(fnmatchcase(name, pattern) for name in names for pattern in AT_START):
         return
     os.chdir(assignment.workdir)  # relative paths of PYTHONPATH begin there

@@ -19,11 +19,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import msgspec
 from setproctitle import setproctitle
 
 from schemas.codec import TO_ZYGOTE, encode
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
 CHECK_INTERVAL_S: Final = 1.0  # interval between checks of the socket's file
-GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
+GO: Final = b"\0"  # over a gate, precedes the secrets of a child that starts, else an error text
+NO_SECRETS: Final[Mapping[str, str]] = {}
 MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pipe
 
 
@@ -154,15 +156,16 @@ class ForkServer:
             elif isinstance(message, LetGo):
                 for child in self._children:
                     if str(child.folder) == message.folder:
-                        self._release(child, message.error)
+                        self._release(child, message.error, message.secrets)
         return None
 
     @staticmethod
-    def _release(child: _Child, error: str) -> None:
+    def _release(child: _Child, error: str, secrets: Mapping[str, str] = NO_SECRETS) -> None:
         if child.gate is None:
             return
+        data = error[:MAX_ERROR_CHARACTERS].encode() or GO + msgspec.msgpack.encode(secrets)
         with contextlib.suppress(OSError):  # the child was killed
-            os.write(child.gate, error[:MAX_ERROR_CHARACTERS].encode() or GO)
+            os.write(child.gate, data)
         os.close(child.gate)
         child.gate = None
 
@@ -310,35 +313,41 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def serve_forks(
-    path: Path, prepare: Callable[[Path], Callable[[], NoReturn]], torch: str = ""
+    path: Path,
+    prepare: Callable[[Path, Mapping[str, str]], Callable[[], NoReturn]],
+    torch: str = "",
 ) -> NoReturn:
-    """Run a fork server. Each child calls `prepare` with its folder, and then what that returns.
+    """Run a fork server. Each child calls `prepare`, and then what that returns.
 
-    A failure before that is reported as a failed start.
+    `prepare` gets the folder and the secret variables of the worker. A failure before that is
+    reported as a failed start.
     """
     gc.collect()
     gc.freeze()  # so that the children's collectors do not write to shared pages
     start = ForkServer(path, torch).serve()
     try:
-        _await_start(start.gate)
+        secrets = _await_start(start.gate)
         _become_worker(start.folder)
-        run = prepare(start.folder)
+        run = prepare(start.folder, secrets)
     except BaseException as error:  # noqa: BLE001 - no line of the program has run
         _report_failure(start.line, error)
     os.close(start.line)
     run()
 
 
-def _await_start(gate: int) -> None:
+def _await_start(gate: int) -> dict[str, str]:
     """Wait until the agent has checked this process and placed it in its control group.
+
+    Return the secret variables of the worker. They come over a pipe, so that no file has them.
 
     Raises:
         OSError: if the agent or the server is gone, or if the agent refuses the process.
     """
-    error_text = os.read(gate, MAX_ERROR_CHARACTERS)
-    os.close(gate)
-    if error_text != GO:
-        raise OSError(error_text.decode(errors="replace") or "its zygote is gone")
+    with os.fdopen(gate, "rb") as pipe:
+        data = pipe.read()
+    if not data.startswith(GO):
+        raise OSError(data.decode(errors="replace") or "its zygote is gone")
+    return msgspec.msgpack.decode(data[len(GO) :], type=dict[str, str])
 
 
 def _become_worker(folder: Path) -> None:

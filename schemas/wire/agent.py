@@ -484,6 +484,8 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     source: Rank | None = None  # recover: all members copy this rank's state; None: equal states
     user: str = ""  # owner of the job, set if `group` is; empty: older controller
     journal: str = ""  # id of the journal that accepted the job; identifies it together with `job`
+    # Values of `spec.secret_env`, added when the delta is sent
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):

@@ -88,6 +88,8 @@ class SubmitJob(Message, tag="client.submit_job.1"):
     snapshot: str  # digest of an uploaded archive, or of a job with files that you may read
     key: str = ""  # idempotency key, per user
     project: str = ""  # a project of your key; its members see the job; empty: first project
+    # Values of the variables in `spec.secret_env`
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class CheckJob(Message, tag="client.check_job.1"):
@@ -151,6 +153,8 @@ class RerunJob(Message, tag="client.rerun_job.1"):
 
     job: JobId
     key: str = ""  # idempotency key, per user
+    # Required if the job has a `secret_env`, because none are kept
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):

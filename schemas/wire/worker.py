@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from schemas.ids import JobId, Pid, Rank, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member
@@ -53,6 +55,9 @@ class Assignment(Message, tag="worker.assignment.3"):
     token: str = ""  # repeated in `WorkerHello`; empty: agent or zygote is older
     user: str = ""  # owner of the job; empty: older agent
     journal: str = ""  # of the job, see `GroupDelta`
+    environment: str = ""  # folder of the environment that the worker uses; empty: none
+    python: str = ""  # interpreter on which that environment is based
+    container: tuple[str, ...] = ()  # beginning of the command that runs its program; empty: none
 
 
 class ShellOrder(Message, tag="worker.shell_order.1"):
@@ -121,6 +126,8 @@ class LetGo(Message, tag="zygote.let_go.1"):
 
     folder: str
     error: str = ""  # reason why the worker must not start and the process must exit
+    # Variables of the worker that are in no file
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Forked(Message, tag="zygote.forked.1"):

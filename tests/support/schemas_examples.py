@@ -84,6 +84,7 @@ NODE_SPEC: Final = NodeSpec(
     node=NODE, host="ash", address="10.0.0.7",
     slots=(SlotSpec(index=2, kind="gpu", model="H200", memory_bytes=141 << 30, uuid="GPU-1f"),),
     cores=16, memory_bytes=128 << 30, release="0.1.0", fenced_s=32.0, states_port=7706,
+    containers="podman",
 )  # fmt: skip
 STATE: Final = sweeps.StateRef(trial=4, version=11, digest=DIGEST)
 SOURCE: Final = sweeps.StateSource(node=NODE, address="10.0.0.7:7706")
@@ -298,7 +299,7 @@ _OF_AGENTS: Final = (
     agent.GroupDelta(
         job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, group=GROUP, spec=SPEC,
         snapshot=DIGEST, forget=True, kind=agent.RECOVER, former=FORMER, store=STORE, source=RANK,
-        user="ann", journal=JOURNAL,
+        user="ann", journal=JOURNAL, secrets={"TOKEN": "hunter2"},
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
     sweeps.SweepDelta(
@@ -311,7 +312,9 @@ _OF_AGENTS: Final = (
 _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
-    client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once", project="vision"),
+    client.SubmitJob(
+        spec=SPEC, snapshot=DIGEST, key="once", project="vision", secrets={"TOKEN": "hunter2"}
+    ),
     client.CheckJob(spec=SPEC, when=True, project="vision"),
     client.CancelJob(job=JOB),
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
@@ -319,7 +322,7 @@ _OF_CLIENTS: Final = (
     client.ResumeJob(job=JOB, auto=True),
     client.HoldJob(job=JOB),
     client.ReleaseJob(job=JOB),
-    client.RerunJob(job=JOB, key="again"),
+    client.RerunJob(job=JOB, key="again", secrets={"TOKEN": "hunter2"}),
     client.ListJobs(
         ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
         labels={"team": "vision"}, older_s=7200.0, newest_first=True, limit=50,
@@ -454,6 +457,8 @@ _ON_A_NODE: Final = (
         checkpoints="/var/ones/checkpoints/digits-7", socket="ipc:///run/ones/agent.sock",
         env={"CUDA_VISIBLE_DEVICES": "2"}, address="10.0.0.7", kind=agent.JOIN, granted=False,
         states="/var/ones/work/.states/digits-7", token=SHOWN, user="alice",
+        environment="/var/ones/work/.environments/agent-9f86", python="/opt/ones/bin/python",
+        container=("podman", "run"),
     ),
     worker.WorkerHello(**_RANK, pid=4711, token=SHOWN),
     worker.Reported(**_RANK, count=3),
@@ -465,7 +470,7 @@ _ON_A_NODE: Final = (
     sweeps.UnitTask(unit=UNIT, states_key="8f0c2d"),
     worker.Fork(folder="/run/ones/digits-7.v5.r1", held=False),
     worker.Held(folder="/run/ones/digits-7.v5.r1", pid=4711),
-    worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group"),
+    worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group", secrets={"A": "1"}),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
     worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),
     worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0"),

@@ -32,6 +32,7 @@ from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyFile, KeyTable
 from controlplane.service.planner.plan_coordinator import PlanCoordinator, PolicyObserver
 from controlplane.service.rights import JobOwners
+from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -80,7 +81,8 @@ class LiveService:
         )
         self.server = RequestServer(
             commit_loop=self.loop, plans=plans, socket=NONE, feed=self.feed,
-            snapshots=SnapshotStore(folder / "snapshots", 1 << 20), telemetry=telemetry,
+            snapshots=SnapshotStore(folder / "snapshots", 1 << 20),
+            secrets=SecretStore(folder / "secrets"), telemetry=telemetry,
             audit=Audit(), notes=PolicyNotes("fifo", ()), cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
             owners=owners, limits=Limits(), keys=KeyTable(KeyFile(folder / "keys.json"), {}),

@@ -153,7 +153,7 @@ def _default_configurations(least: int, most: int, eta: int) -> int:
 
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env",
-    "after", "not_before", "labels",
+    "after", "not_before", "labels", "secret_env", "requirements",
 )  # fmt: skip
 SWEEP_FIELDS: Final = tuple(name for name in SweepSpec.__struct_fields__ if name != "search")
 
@@ -186,6 +186,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
                 "after",
                 "not_before",
                 "labels",
+                "secret_env",
+                "requirements",
             )
         },
     }
@@ -218,6 +220,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # jobs that end before
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    secret_env: str | msgspec.UnsetType = msgspec.UNSET  # file of secret variables
+    requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
 
     def sweep_spec(self) -> SweepSpec:
         """Return the checked search and training spec.

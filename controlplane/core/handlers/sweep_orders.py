@@ -77,11 +77,13 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
         max_batch_size=KEEP,
         slots=(1, min(spec.slots[1], batch)),
         python=spec.python,
+        requirements=spec.requirements,
         stop=StopRule(epochs=trial.epochs - trial.epochs_done),
         priority=spec.priority,
         retries=spec.retries,
         job_class=spec.job_class,
         env=spec.env,
+        secret_env=spec.secret_env,
         trial=trial,
     )
 

@@ -42,6 +42,7 @@ from controlplane.service.api.replies import node_info, shown_state, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.rights import OPERATORS, Action, may, projects_of
+from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from schemas.errors import (
@@ -53,7 +54,14 @@ from schemas.errors import (
     suggestion,
 )
 from schemas.ids import JobId, NodeId
-from schemas.jobs import JobSpec, problems, spec_bytes
+from schemas.jobs import (
+    MAX_SECRET_BYTES,
+    JobSpec,
+    SecretEnv,
+    are_secrets,
+    problems,
+    spec_bytes,
+)
 from schemas.sharing import Sharing
 from schemas.sharing import problems as problems_of_sharing
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
@@ -441,6 +449,7 @@ class ChangeRequests:
     commit_loop: CommitLoop
     reads: ReadRequests
     snapshots: SnapshotStore
+    secrets: SecretStore
     quota: JobQuota
     limits: Callable[[], Limits]
     prepare_policy: PreparePolicy  # raises if it cannot be used, else returns the exchange
@@ -462,6 +471,7 @@ class ChangeRequests:
             BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
+        self._check_image(request.spec)
         stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
         mine = projects_of(who)
         project = request.project or stated or (mine[0] if mine else "")
@@ -480,13 +490,14 @@ class ChangeRequests:
     async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         """Submit a job. A repeated request with the same key submits nothing."""
         _check(request.spec)
+        self._check_image(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
         stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
         project = _project(request.project or stated, who)
-        return await self._submit(request.spec, request.snapshot, request.key, project, who)
+        return await self._submit(request, request.spec, request.snapshot, project, who)
 
     async def rerun(self, request: RerunJob, who: Identity) -> JobAccepted:
         """Submit a job again, even if it has ended. The new job waits for nothing."""
@@ -499,13 +510,24 @@ class ChangeRequests:
             what = f"job: the working directory of {job.job} is no longer stored"
             raise BadFieldError(what, "submit its job file", "job")
         spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET, after=msgspec.UNSET)
+        if request.secrets:
+            secret_env = SecretEnv(names=tuple(request.secrets))
+            spec = msgspec.structs.replace(spec, secret_env=secret_env)
+            _check(spec)
         mine = projects_of(who)
         project = job.owner.project if job.owner.project in mine else mine[0]
-        return await self._submit(spec, job.snapshot, request.key, project, who)
+        return await self._submit(request, spec, job.snapshot, project, who)
 
     async def _submit(
-        self, spec: JobSpec, snapshot: str, key: str, project: str, who: Identity
+        self,
+        request: SubmitJob | RerunJob,
+        spec: JobSpec,
+        snapshot: str,
+        project: str,
+        who: Identity,
     ) -> JobAccepted:
+        key, values = request.key, request.secrets
+        _check_secrets(spec, values)
         await self.snapshots.inspect(snapshot)
         submitted = JobSubmitted(
             spec=spec,
@@ -529,11 +551,33 @@ class ChangeRequests:
             outcomes = await self._outcomes(spec, who)  # the last wait before the decision
             check_class(self._newest, spec, project, who)
             self.quota.take(who.name, spec)
-            submitted = msgspec.structs.replace(submitted, outcomes=outcomes)
+            if values:
+                spec = msgspec.structs.replace(spec, secret_env=self._stored(values))
+            submitted = msgspec.structs.replace(submitted, spec=spec, outcomes=outcomes)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not accepted", "see the controller's log")
+
+    def _check_image(self, spec: JobSpec) -> None:
+        """Refuse an image if no node runs containers.
+
+        Raises:
+            BadFieldError: if so.
+        """
+        nodes = self._newest.nodes.values()
+        if spec.stated_image and not any(node.spec.containers for node in nodes):
+            what = "image: no node of this cluster runs containers"
+            hint = 'leave it out, or have [containers] engine = "podman" set for an agent'
+            raise BadFieldError(what, hint, "image")
+
+    def _stored(self, values: dict[str, str]) -> SecretEnv:
+        try:
+            self.commit_loop.refuse_while_stalled()
+            return self.secrets.put(values)
+        except OSError as error:
+            what = f"the controller cannot store secrets: {error.strerror}"
+            raise UnavailableError(what, "free space there, and submit the job again") from None
 
     async def _outcomes(self, spec: JobSpec, who: Identity) -> dict[JobId, str]:
         """Return the final states of parents that have ended.
@@ -744,6 +788,15 @@ def _check_key(key: str) -> None:
     if len(key) > MAX_KEY:
         what = f"key: {len(key)} characters exceed {MAX_KEY}"
         raise BadFieldError(what, "use a shorter key", "key")
+
+
+def _check_secrets(spec: JobSpec, values: dict[str, str]) -> None:
+    if set(values) != set(spec.secret_names):
+        what = f"secret_env: the values of {', '.join(sorted(spec.secret_names))} are needed"
+        raise BadFieldError(what, "name their file with --secret-env FILE", "secret_env")
+    if not are_secrets(values):
+        what = f"secret_env: a value has a NUL byte, or all have more than {MAX_SECRET_BYTES} bytes"
+        raise BadFieldError(what, "put large secrets into a file on the nodes", "secret_env")
 
 
 def _check(spec: JobSpec) -> None:

@@ -37,6 +37,7 @@ from controlplane.service.rights import (
     permit,
     refuse_revoked,
 )
+from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import Limits
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -138,6 +139,7 @@ class RequestServer:
         socket: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
+        secrets: SecretStore,
         telemetry: TelemetryTable,
         audit: Audit,
         notes: PolicyNotes,
@@ -162,7 +164,7 @@ class RequestServer:
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits)
         self._changes = ChangeRequests(
-            commit_loop, self._reads, snapshots, quota, lambda: self.limits, prepare_policy
+            commit_loop, self._reads, snapshots, secrets, quota, lambda: self.limits, prepare_policy
         )
         reads, changes = self._reads, self._changes
         self.routes: Mapping[type[Message], Route] = {

@@ -15,9 +15,12 @@ from nodeagent.devices import (
     Gpu,
     Selection,
     device_environment,
+    inventory,
     select_visible,
     usable_cores,
 )
+from nodeagent.settings import AgentSettings, Containers
+from schemas.errors import SettingsError
 from schemas.nodes import SlotSpec
 from tests.unit.nodeagent.fake_nvml import Hosts, broken_driver, build_driver
 
@@ -259,3 +262,11 @@ def test_only_indices_depend_on_the_order_of_gpus() -> None:
     by_index = {v: select_visible(v, HOST).by_index for v in ("0", "-1", "GPU-aa1", "MIG-c1", "")}
     assert by_index == {"0": True, "-1": True, "GPU-aa1": False, "MIG-c1": False, "": False}
     assert select_visible("0", ()) == Selection((), by_index=True, ended_by="0")
+
+
+def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    settings = AgentSettings(node="n", devices="cpu", containers=Containers(engine="podman"))
+
+    with pytest.raises(SettingsError, match="there is no program podman on this host"):
+        inventory(settings)

@@ -21,6 +21,7 @@ from nodeagent.ended_jobs import (
     EndedJobs,
     KeepLimits,
     Leftovers,
+    mark_used,
 )
 from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
@@ -460,3 +461,18 @@ async def test_changed_settings_apply_at_once(tmp_path: Path) -> None:
     node.settings = AgentSettings(node="n1", keep_work_s=1.0, keep_checkpoints_bytes=0)
 
     assert await node.turn() == [False, False, False]
+
+
+def test_an_environment_is_kept_while_workers_use_it_and_a_week_after_that(tmp_path: Path) -> None:
+    root = tmp_path / ".environments"
+    for name in ("agent-used", "agent-old", "agent-again"):
+        (root / name).mkdir(parents=True)
+        mark_used(root, name)
+        _at(root / MARKS / name, 8.0)
+    mark_used(root, "agent-again")
+    _at(root / MARKS / "agent-again", 6.0)
+
+    Leftovers(root).delete(WEEK, {"agent-used"}, NOW, {})
+
+    left = sorted(path.name for path in root.iterdir() if path.name != MARKS)
+    assert left == ["agent-again", "agent-used"]

@@ -20,6 +20,7 @@ from controlplane.service.node_sessions import UNDER_WAY, NodeSessions
 from schemas.codec import FROM_AGENT, MAX_BYTES, TO_AGENT, encode
 from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term
+from schemas.jobs import SecretEnv
 from schemas.session import SessionTimings
 from schemas.sweeps import MAX_EPOCH_METRICS
 from schemas.transport.keys import Identity
@@ -537,3 +538,16 @@ def test_an_ended_job_does_not_fail_again() -> None:
 
     assert controller.job(A).phase is Phase.CANCELLED
     assert controller.replayed() == controller.state
+
+
+async def test_values_of_secret_variables_are_added_when_a_delta_leaves() -> None:
+    controller = running(secret_env=SecretEnv(names=("TOKEN",), id="f00d"))
+    service = Service(controller)
+    service.sessions.secrets = lambda spec: dict.fromkeys(spec.secret_names, "hunter2")
+    await service.greet(msgspec.structs.replace(hello(), workers=(builders.seen(A),)))
+    delta = desired(controller.state, controller.job(A), N1)
+
+    service.sessions.send(SendDelta(N1, delta))
+
+    sent = msgspec.structs.replace(delta, secrets={"TOKEN": "hunter2"})
+    assert service.sent == [(N1, sent)]

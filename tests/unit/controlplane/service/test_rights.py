@@ -111,7 +111,7 @@ WITHOUT: Final = {
 SIGNS: Final = {"+": DONE, "-": DENIED, "?": UNKNOWN}
 NONE: Final[Any] = None
 ROUTES: Final = RequestServer(
-    commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, telemetry=NONE,
+    commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, secrets=NONE, telemetry=NONE,
     audit=NONE, notes=NONE, cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
     prepare_policy=NONE, keys=NONE,
 ).routes  # fmt: skip

@@ -1,0 +1,85 @@
+"""Containers of jobs with `image`, run by podman as the account of the job.
+
+The engine's process is the worker: it has the signals and the exit code of the program. Its monitor
+(conmon) is not its child and outlives it, so the agent removes the container when the worker ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from nodeagent.errors import NodeStartError
+from nodeagent.settings import Containers
+from schemas.ids import JobId, Rank, Version
+
+REMOVE_LIMIT_S: Final = 60.0
+
+
+def container_name(journal: str, job: JobId, version: Version, rank: Rank) -> str:
+    """Return the name of the container of a worker."""
+    return f"ones-{journal[:8]}-{job}-v{version}-r{rank}"
+
+
+def engine_words(
+    settings: Containers, name: str, folder: str, *, uid: int, own_uid: bool, tty: bool
+) -> tuple[str, ...]:
+    """Return the beginning of the command that runs a container.
+
+    The working directory `folder` has the same path inside. The container has the network and the
+    shared memory of the host (NCCL), and its own processes.
+
+    Raises:
+        NodeStartError: if the node runs no containers.
+    """
+    if not settings.engine:
+        hint = 'set engine = "podman" in [containers] of its agent'
+        raise NodeStartError("image: this node runs no containers", hint)
+    if own_uid:
+        what = "image: the jobs of this node have uids of their own, which have no images"
+        raise NodeStartError(what, 'set jobs.run_as = "submitter" (or "agent") for its agent')
+    return (
+        settings.engine, "run", "--rm", "--init", "--name", name, "--cgroups=no-conmon",
+        "--network=host", "--ipc=host", *(("--userns=keep-id",) if uid else ()),
+        *(("--interactive", "--tty") if tty else ()), "--workdir", folder,
+        f"--volume={folder}:{folder}", *settings.options,
+    )  # fmt: skip
+
+
+def in_container(
+    words: tuple[str, ...], image: str, argv: tuple[str, ...], names: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the command that runs a program in a container.
+
+    Variables are passed by name, because others can read the values in a command.
+    """
+    return (*words, *(f"--env={name}" for name in sorted(names)), image, *argv)
+
+
+def pull(engine: str, image: str, environ: Mapping[str, str]) -> bool:
+    """Pull an image, unless the account has it. Return whether it is there."""
+    for action in (("image", "exists"), ("pull", "--quiet")):
+        command = [engine, *action, image]
+        if subprocess.run(command, env=environ, check=False).returncode == 0:  # noqa: S603
+            return True
+    return False
+
+
+async def remove(engine: str, name: str, uid: int | None) -> None:
+    """End the processes of a container, and remove it. It may be gone."""
+    identity: dict[str, Any] = {}
+    entry = pwd.getpwuid(os.geteuid() if uid is None else uid)
+    if uid is not None:
+        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        identity = {"user": uid, "group": entry.pw_gid, "extra_groups": groups, "cwd": "/"}
+    environ = {"PATH": os.environ.get("PATH", os.defpath), "HOME": entry.pw_dir}
+    words = (engine, "rm", "--force", "--ignore", "--time", "0", name)
+    null = asyncio.subprocess.DEVNULL
+    ending = await asyncio.create_subprocess_exec(
+        *words, stdin=null, stdout=null, stderr=null, env=environ, **identity
+    )
+    await asyncio.wait_for(ending.wait(), REMOVE_LIMIT_S)

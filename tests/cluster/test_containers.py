@@ -1,0 +1,130 @@
+"""Jobs in containers on a real cluster: their output, signals and ends, with podman."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, kill, looked, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]  # a cluster of its own; images are imported
+
+BUSYBOX = Path("/bin/busybox")  # of Debian's busybox-static
+IMAGE = "localhost/ones-test:1"
+WORDS = ("sh", "cat", "cut", "echo", "env", "id", "sha256sum", "sleep", "true")
+MOST = 10_000  # open files and processes of a container
+TOKEN = "7c1f-correct-horse-battery"  # noqa: S105 - of this test
+SAVES = "trap 'echo saved; exit 0' TERM; echo up; while true; do sleep 0.1; done"
+
+
+def podman(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["podman", *words], capture_output=True, text=True, check=False)
+
+
+def limits() -> list[str]:
+    """Options with limits below those of this process, which may not be able to raise them."""
+    found = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    hard = {name: resource.getrlimit(which)[1] for name, which in found.items()}
+    most = {name: min(limit, MOST) if limit > 0 else MOST for name, limit in hard.items()}
+    return [f"--ulimit={name}={limit}:{limit}" for name, limit in most.items()]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if shutil.which("podman") is None or not BUSYBOX.exists():
+        pytest.skip("podman or busybox-static is not installed")
+    root = tmp_path_factory.mktemp("image")
+    for folder in ("bin", "etc", "proc", "tmp"):
+        (root / folder).mkdir()
+    shutil.copy(BUSYBOX, root / "bin" / "busybox")
+    for word in WORDS:
+        (root / "bin" / word).symlink_to("busybox")
+    tar = root.with_suffix(".tar")
+    subprocess.run(["tar", "-C", str(root), "-cf", str(tar), "."], check=True)
+    podman("import", str(tar), IMAGE)
+    tried = podman("run", "--rm", "--init", "--cgroups=no-conmon", *limits(), IMAGE, "/bin/true")
+    if tried.returncode:
+        pytest.skip(f"podman cannot run here: {tried.stderr.strip()[-200:]}")
+    yield IMAGE
+    podman("rmi", "--force", IMAGE)
+
+
+@pytest.fixture(scope="module")
+def house(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    assert image == IMAGE
+    with running(tmp_path_factory.mktemp("o"), slots=2, policy="fifo") as made:
+        made.down()
+        with (made.home / "agent-1.toml").open("a") as file:
+            file.write(f'[containers]\nengine = "podman"\noptions = {limits()}\n')
+        made.up()
+        yield made
+
+
+@pytest.fixture
+def cluster(house: Cluster) -> Iterator[Cluster]:
+    yield house
+    house.clear()
+    assert containers() == []
+
+
+def containers() -> list[str]:
+    return podman("ps", "--all", "--filter", "name=ones-", "--format", "{{.Names}}").stdout.split()
+
+
+def submit(cluster: Cluster, folder: Path, text: str, image: str = IMAGE, more: str = "") -> str:
+    fields = f'name = "box"\nkind = "command"\nimage = "{image}"\n{more}'
+    (folder / "job.toml").write_text(f'{fields}command = ["sh", "-c", "{text}"]\n')
+    done = cluster.ones("submit", str(folder / "job.toml"), "-o", "quiet")
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def test_a_program_sees_its_folder_its_variables_and_its_secrets(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "my.env").write_text(f"TOKEN={TOKEN}\n")
+    (tmp_path / "my.env").chmod(0o600)
+    (tmp_path / "words.txt").write_text("of the folder\n")
+    says = "cat words.txt; echo $ONES_JOB $A; echo -n $TOKEN | sha256sum | cut -c-64; exit 3"
+
+    job = submit(cluster, tmp_path, says, more='secret_env = "my.env"\nenv = { A = "1" }\n')
+    cluster.wait(job)
+
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    assert cluster.output(job) == ["of the folder", f"{job} 1", digest]
+    assert cluster.show(job)["reason"] == "the program ended with exit code 3"
+
+
+def test_term_reaches_the_program_of_a_cancelled_job(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, SAVES)
+    cluster.until(job, lambda _: cluster.output(job) == ["up"])
+    assert len(containers()) == 1
+
+    cluster.ones("cancel", job)
+    cluster.until(job, lambda shown: not shown["workers"])
+
+    assert cluster.output(job) == ["up", "saved"]
+    assert containers() == []
+
+
+def test_a_killed_engine_leaves_no_container(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, SAVES)
+    shown = cluster.until(job, lambda _: cluster.output(job) == ["up"])
+
+    kill(shown["workers"][0]["pid"])
+    cluster.wait(job)
+
+    looked(lambda: containers() == [])
+
+
+def test_an_image_that_does_not_exist_is_the_reason(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, "true", image="localhost/ones-missing:1")
+    cluster.wait(job)
+
+    assert cluster.show(job)["reason"].startswith("image localhost/ones-missing:1: ")
