@@ -32,7 +32,7 @@ from schemas.host.fork_server import (
     become_worker,
     report_start_failure,
 )
-from schemas.ids import index_of, node_of
+from schemas.ids import index_of, is_place, node_of
 from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import SWITCH, GroupFormed, ScriptFailed, ScriptReport, WorkerReady
 from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, WorkerHello
@@ -175,15 +175,16 @@ def free_port(slot: int) -> int:
 def environment(assignment: Assignment, order: GroupOrder, port: int) -> dict[str, str]:
     """Return the variables of the program, which for torchrun are those of torch's launcher."""
     members = assignment.group.members
+    slots = [member for member in members if not is_place(member.slot)]
     here = node_of(members[assignment.rank].slot)
     local = [member.rank for member in members if node_of(member.slot) == here]
     nodes = list(dict.fromkeys(node_of(member.slot) for member in members))
     own = {
         "ONES_JOB": assignment.job,
         "ONES_RANK": str(assignment.rank),
-        "ONES_SLOTS": str(len(members)),
+        "ONES_SLOTS": str(len(slots)),
         "ONES_SLOT_INDICES": ",".join(
-            str(index_of(member.slot)) for member in members if member.rank in local
+            str(index_of(member.slot)) for member in slots if member.rank in local
         ),
     }
     if assignment.spec.kind == "torchrun":

@@ -45,6 +45,13 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     variables: tuple[str, ...] = ()  # of the agent, which jobs get too; patterns such as "HF_*"
 
 
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node sets aside for jobs without slots."""
+
+    cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None  # default: a 16th of the cores, >= 1
+    memory_bytes: Bytes | None = None  # default: a 16th of the memory
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an agent's TOML file. Relative paths start at the file's folder."""
 
@@ -72,6 +79,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     jobs: Jobs = Jobs()
+    places: Places = Places()
+    labels: dict[str, str] = {}  # by which jobs choose nodes
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
     pid_file: str = ""
