@@ -19,7 +19,8 @@ MOUNTS: Final = Path("/proc/self/mounts")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
-MEMORY, PIDS = "memory", "pids"
+MEMORY, PIDS, CPU = "memory", "pids", "cpu"
+PERIOD_US: Final = 100_000  # in which a group may use its part of the cores
 REST_GROUP: Final = "ones-rest"  # for processes of a divided group; version 2 needs them in leaves
 KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks for longer is left alone
 POLL_INTERVAL_S: Final = 0.005
@@ -31,7 +32,7 @@ class Hierarchy:
     """Tree of control groups."""
 
     base: Path  # parent of the jobs' groups
-    controllers: frozenset[str]  # a subset of `MEMORY` and `PIDS`
+    controllers: frozenset[str]  # a subset of `MEMORY`, `PIDS` and `CPU`
     unified: bool  # version 2
 
 
@@ -50,9 +51,9 @@ def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tupl
     unified, former = list[Hierarchy](), list[Hierarchy]()
     for _, mount, kind, options, *_ in table:
         if kind == "cgroup2" and (base := _base(mount, group or paths.get("", ""))):
-            offered = _words(base / "cgroup.controllers") & {MEMORY, PIDS}
+            offered = _words(base / "cgroup.controllers") & {MEMORY, PIDS, CPU}
             unified.append(Hierarchy(base, frozenset(offered), unified=True))
-        offered = set(options.split(",")) & {MEMORY, PIDS}
+        offered = set(options.split(",")) & {MEMORY, PIDS, CPU}
         path = group or paths.get(min(offered, default=""), "")
         if kind == "cgroup" and offered and (base := _base(mount, path)):
             former.append(Hierarchy(base, frozenset(offered), unified=False))
@@ -205,6 +206,21 @@ def bound_pids(group: Path, most: int) -> None:
     """
     if most or (group / "pids.max").exists():
         write(group / "pids.max", str(most or "max"))
+
+
+def bound_cpus(tree: Hierarchy, group: Path, most: float) -> None:
+    """Limit the cores that the processes in and below a group use. 0 is unlimited.
+
+    Raises:
+        OSError: if the kernel refuses the limit.
+    """
+    quota = round(most * PERIOD_US)
+    if tree.unified:
+        if most or (group / "cpu.max").exists():
+            write(group / "cpu.max", f"{quota or 'max'} {PERIOD_US}")
+    elif most or (group / "cpu.cfs_quota_us").exists():
+        write(group / "cpu.cfs_period_us", str(PERIOD_US))
+        write(group / "cpu.cfs_quota_us", str(quota or -1))
 
 
 def write(path: Path, value: str) -> None:

@@ -22,9 +22,10 @@ import structlog
 
 from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
-from schemas.errors import SettingsError
+from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
+from schemas.relations import check_labels
 
 driver_log = structlog.get_logger("gpu_driver")
 log = structlog.get_logger("devices")
@@ -33,6 +34,7 @@ DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel m
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
+PLACE_PART: Final = 16  # one part of so many is for jobs without slots
 FENCE_SPARE_S: Final = 2.0  # until the timeout is noticed and the killed processes have exited
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
@@ -327,16 +329,27 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         raise SettingsError(f"cores: {settings.cores} is below 0", "leave it out", "cores")
     if not slots:
         raise SettingsError("slots: the node offers none", "set slots to 1 or more", "slots")
+    try:
+        check_labels(settings.labels)
+    except BadFieldError as error:
+        raise SettingsError(error.message, error.hint, error.field) from None
+    cores, memory = settings.cores or usable_cores(), usable_memory()
+    aside = settings.places
     return NodeSpec(
         node=NodeId(settings.node),
         host=socket.gethostname(),
         address=settings.address,
         slots=slots,
-        cores=settings.cores or usable_cores(),
-        memory_bytes=psutil.virtual_memory().total,
+        cores=cores,
+        memory_bytes=memory,
         release=__version__,
         fenced_s=fenced_s(settings),
         containers=settings.containers.engine,
+        labels=settings.labels,
+        place_cores=max(1.0, cores / PLACE_PART) if aside.cpus is None else aside.cpus,
+        place_memory_bytes=(
+            memory // PLACE_PART if aside.memory_bytes is None else aside.memory_bytes
+        ),
     )
 
 
@@ -361,6 +374,21 @@ def usable_cores(groups: Path = CGROUPS) -> int:
     The host's number of cores would be meaningless in a container.
     """
     cores = float(len(os.sched_getaffinity(0)))
+    for limit in _limits("cpu.max", groups):
+        with contextlib.suppress(ValueError):
+            quota, period = limit.split()
+            cores = min(cores, int(quota) / int(period))
+    return max(1, math.floor(cores))
+
+
+def usable_memory(groups: Path = CGROUPS) -> int:
+    """Return the memory of this host in bytes, limited by the control group and its parents."""
+    limits = [int(limit) for limit in _limits("memory.max", groups) if limit.isdecimal()]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def _limits(file: str, groups: Path) -> Iterator[str]:
+    """Yield the contents of a file of this process's control group and its parents."""
     try:
         own = OWN_CGROUP.read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
     except OSError:
@@ -368,11 +396,8 @@ def usable_cores(groups: Path = CGROUPS) -> int:
     place = groups / own
     while place.is_relative_to(groups):
         with contextlib.suppress(OSError, ValueError):
-            quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
-            if quota != "max":
-                cores = min(cores, int(quota) / int(period))
+            yield (place / file).read_text(encoding="ascii").strip()
         place = place.parent
-    return max(1, math.floor(cores))
 
 
 def cpu_slots(count: int) -> tuple[SlotSpec, ...]:

@@ -12,10 +12,12 @@ from typing import Final
 import structlog
 
 from nodeagent.cgroups import (
+    CPU,
     MEMORY,
     PIDS,
     Hierarchy,
     below,
+    bound_cpus,
     bound_memory,
     bound_pids,
     divide,
@@ -28,6 +30,7 @@ from nodeagent.cgroups import (
 from nodeagent.settings import Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId
+from schemas.jobs import Shape
 
 log = structlog.get_logger("cgroups")
 PREFIX: Final = "ones-run-"
@@ -46,7 +49,8 @@ def group_of_job(job: JobId) -> str:
 class JobGroups:
     """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if it has trees.
 
-    Limits apply to the job's group and are multiplied by the job's slots here. A worker's group
+    Limits apply to the job's group and are multiplied by the job's slots here. What a job file
+    states for a slot replaces the limit of the settings. A worker's group
     also contains the processes that the worker leaves behind. Methods use kernel files and might
     take some 10 ms, so call them in threads. Concurrent calls are allowed.
     """
@@ -58,6 +62,7 @@ class JobGroups:
         self._tops = [(tree, tree.base / self.name) for tree in trees]
         self._limits = Jobs() if limits is None else limits
         self._held: dict[WorkerId, JobId] = {}
+        self._stated: dict[str, Shape] = {}  # requests of jobs, by group
         self._killed: dict[Path, int] = {}  # numbers of killed processes that were reported
         self._lock = threading.RLock()
 
@@ -99,10 +104,12 @@ class JobGroups:
                     if group.name.startswith(PREFIX):
                         remove(group)
 
-    def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
+    def adopt(
+        self, worker: WorkerId, job: JobId, pid: int | None, stated: Shape | None = None
+    ) -> None:
         """Register a worker of an earlier agent, and move its process, if any, into its group."""
         try:
-            self.hold(worker, job)
+            self.hold(worker, job, stated)
             if pid is not None:
                 self.enter(worker, pid)
         except OSError as error:
@@ -118,8 +125,10 @@ class JobGroups:
             end_all(leaf)
         self.tidy()
 
-    def hold(self, worker: WorkerId, job: JobId) -> None:
+    def hold(self, worker: WorkerId, job: JobId, stated: Shape | None = None) -> None:
         """Register a worker that is about to start. This adds one slot to the limits of its job.
+
+        `stated` has the cores and the memory that the job states for each slot.
 
         Raises:
             OSError: if limits apply and cannot be set.
@@ -127,6 +136,8 @@ class JobGroups:
         group = group_of_job(job)
         with self._lock, self._ignored_without_limits():
             self._held[worker] = job
+            if stated is not None:
+                self._stated[group] = stated
             held = [name for name, other in self._held.items() if other == job]
             try:
                 self._make_leaves(group, held, len(held))
@@ -168,7 +179,7 @@ class JobGroups:
         if job is None:
             return None
         exceeded = self._exceeded(job, worker)
-        limit = self._limits.memory_bytes * self._slots(group_of_job(job))
+        limit = self._memory_bytes(group_of_job(job)) * self._slots(group_of_job(job))
         leaves = [top / group_of_job(job) / worker for _, top in self._tops]
         for leaf in leaves:
             end_all(leaf)
@@ -177,7 +188,9 @@ class JobGroups:
             for leaf in leaves:
                 remove(leaf)
             last = job not in self._held.values()
-            if not last:
+            if last:
+                self._stated.pop(group_of_job(job), None)
+            else:
                 self._reduce_limits(job)
         if last:  # a zygote may have left processes, too
             for _, top in self._tops:
@@ -225,7 +238,12 @@ class JobGroups:
 
     def _divide(self) -> None:
         """Enable controllers for the jobs' groups. Version 2 requires parents without processes."""
-        wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
+        stated = self._stated.values()
+        wanted = {
+            MEMORY: self._limits.memory_bytes or any(one.memory_bytes for one in stated),
+            PIDS: self._limits.pids,
+            CPU: any(one.cpus for one in stated),
+        }
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
             if tree.unified and names & tree.controllers:
@@ -234,7 +252,8 @@ class JobGroups:
                 divide(top, names & tree.controllers)
 
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
-        self._divide()  # a starting agent removes empty groups, including its own
+        with self._ignored_without_limits():
+            self._divide()  # a starting agent removes empty groups, including its own
         for name in names:
             self._make_leaf(group, name)
         self._bound(group, slots)
@@ -259,10 +278,17 @@ class JobGroups:
     def _slots(self, group: str) -> int:
         return sum(group_of_job(job) == group for job in self._held.values())
 
+    def _memory_bytes(self, group: str) -> int:
+        """Return the memory limit of a slot, or 0 for none."""
+        stated = self._stated.get(group)
+        return (stated.memory_bytes if stated else 0) or self._limits.memory_bytes
+
     def _bound(self, group: str, slots: int) -> None:
         for tree, top in self._tops:
             if MEMORY in tree.controllers:
-                bound_memory(tree, top / group, self._limits.memory_bytes * slots)
+                bound_memory(tree, top / group, self._memory_bytes(group) * slots)
+            if CPU in tree.controllers and (stated := self._stated.get(group)):
+                bound_cpus(tree, top / group, stated.cpus * slots)
             if PIDS in tree.controllers:
                 bound_pids(top / group, self._limits.pids * slots)
 

@@ -29,7 +29,7 @@ from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.fork_server import NO_SECRETS, framed, serve_forks
-from schemas.ids import index_of, node_of
+from schemas.ids import index_of, is_place, node_of
 from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import SWITCH, GroupFormed, ScriptFailed, ScriptReport, WorkerReady
 from schemas.wire.worker import Assignment, GroupOrder, Reported, SlotGranted, WorkerHello
@@ -217,15 +217,16 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of the program, which for torchrun are those of torch's launcher."""
     members = assignment.group.members
+    slots = [member for member in members if not is_place(member.slot)]
     here = node_of(members[assignment.rank].slot)
     local = [member.rank for member in members if node_of(member.slot) == here]
     nodes = list(dict.fromkeys(node_of(member.slot) for member in members))
     own = {
         "ONES_JOB": assignment.job,
         "ONES_RANK": str(assignment.rank),
-        "ONES_SLOTS": str(len(members)),
+        "ONES_SLOTS": str(len(slots)),
         "ONES_SLOT_INDICES": ",".join(
-            str(index_of(member.slot)) for member in members if member.rank in local
+            str(index_of(member.slot)) for member in slots if member.rank in local
         ),
     }
     if assignment.spec.kind == "torchrun":

@@ -61,6 +61,13 @@ class Containers(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()  # of `podman run`, such as "--device=nvidia.com/gpu=all"
 
 
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node sets aside for jobs without slots."""
+
+    cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None  # default: a 16th of the cores, >= 1
+    memory_bytes: Bytes | None = None  # default: a 16th of the memory
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an agent's TOML file. Relative paths start at the file's folder."""
 
@@ -90,6 +97,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Jobs = Jobs()
     notice: Notice = Notice()
     containers: Containers = Containers()
+    places: Places = Places()
+    labels: dict[str, str] = {}  # by which jobs choose nodes
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
     pid_file: str = ""

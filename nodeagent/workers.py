@@ -61,7 +61,7 @@ from nodeagent.terminals import DRAIN_S, SHELL_S, SOCKET
 from nodeagent.zygotes import LAUNCHER, ZygotePool
 from schemas.codec import encode
 from schemas.host.fork_server import NO_SECRETS
-from schemas.ids import JobId, Rank, WorkerId, index_of, node_of
+from schemas.ids import JobId, Rank, WorkerId, index_of, is_place, node_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
 from schemas.wire.agent import GroupDelta, ScriptReport
@@ -232,7 +232,8 @@ class WorkerManager:
             watched = self._watched[folder.worker] = self._watch_folder(folder, assignment)
             watched.earned_at -= folder.age_s
             runs = mark is not None and start_ticks(mark.pid) == mark.started_ticks
-            self._groups.adopt(folder.worker, assignment.job, pid if runs else None)
+            stated = assignment.spec.shape
+            self._groups.adopt(folder.worker, assignment.job, pid if runs else None, stated)
             if mark is not None:
                 self._watch_process(folder.worker, watched, mark.pid, mark.started_ticks)
             else:
@@ -410,7 +411,7 @@ class WorkerManager:
             account = await self._prepare(delta.job, delta.user, delta.journal)
             if account is not None:
                 await self._uids.take(worker, account)
-            await asyncio.to_thread(self._groups.hold, worker, delta.job)
+            await asyncio.to_thread(self._groups.hold, worker, delta.job, delta.spec.shape)
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
@@ -515,24 +516,21 @@ class WorkerManager:
     ) -> Assignment:
         member = group.members[action.rank]
         index = index_of(member.slot)
-        slot = self._slots.get(index)
-        if slot is None:
+        if index not in self._slots and not is_place(member.slot):
             hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
             raise StartError(f"slot {member.slot} is not offered any more", hint)
-        threads = max(1, usable_cores() // len(self._slots))
         own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
         if (element := spec.stated_element) is not None:
             own |= element.variables
-        devices = [slot]
+        own_node, here = node_of(member.slot), [index]
         if spec.rigid:  # its program sees the devices of all its slots here
-            own_node = node_of(member.slot)
             here = [index_of(one.slot) for one in group.members if node_of(one.slot) == own_node]
-            devices = [self._slots[one] for one in here if one in self._slots]
-            threads *= len(devices) if spec.single else 1
             folder = Path(spec.python or python_of(self._settings())).parent
             path = os.environ.get("PATH", os.defpath)
             own = {"PATH": f"{folder}{os.pathsep}{path}" if folder.name else path, **own}
-        environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(*devices)}
+        devices = [self._slots[one] for one in here if one in self._slots]
+        own = {"OMP_NUM_THREADS": str(self._threads(spec, len(here))), **own}
+        environ = {**own, **device_environment(*devices)}
         return Assignment(
             job=action.delta.job,
             journal=action.delta.journal,
@@ -554,6 +552,13 @@ class WorkerManager:
             environment=environment,
             python=spec.python or python_of(self._settings()),
         )
+
+    def _threads(self, spec: JobSpec, slots: int) -> int:
+        """Return the threads of a worker: as many as its cores, at least 1 for each slot."""
+        many = slots if spec.single else 1
+        if cpus := spec.shape.cpus or (0.0 if spec.slots[1] else 1.0):
+            return max(1, int(cpus * many))
+        return max(1, usable_cores() // len(self._slots)) * many
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
         watched.pid = pid

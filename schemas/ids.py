@@ -8,7 +8,7 @@ import msgspec
 
 JobId = NewType("JobId", str)  # NAME-N, unique for the life of the cluster
 NodeId = NewType("NodeId", str)
-SlotId = NewType("SlotId", str)  # NODE/INDEX: one GPU, or one declared CPU slot
+SlotId = NewType("SlotId", str)  # NODE/INDEX: a GPU or a CPU slot; NODE/-K: a place beside slots
 WorkerId = NewType("WorkerId", str)  # JOB.vVERSION.rRANK: one process on one slot
 BootId = NewType("BootId", str)  # one run of an agent process
 Version = NewType("Version", int)  # version of a job's group; only grows
@@ -32,12 +32,17 @@ def node_of(slot: SlotId) -> NodeId:
 
 
 def index_of(slot: SlotId) -> int:
-    """Return the 0-based position of a slot on its node.
+    """Return the 0-based position of a slot on its node, or the negative number of a place.
 
     Raises:
         ValueError: if the name does not end in a number.
     """
     return int(slot.rpartition("/")[2])
+
+
+def is_place(slot: SlotId) -> bool:
+    """True for a place of a job without slots, whose index is below 0."""
+    return "/-" in slot
 
 
 def worker_id(job: JobId, version: Version, rank: Rank) -> WorkerId:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,8 @@ GRACE_S: Final = 30.0  # default of `grace_s`
 MAX_GRACE_S: Final = 3600.0
 INTERACTIVE_RUN_S: Final = 4 * 3600.0  # default of `max_run_s` of an interactive job
 MAX_FAMILY: Final = 200
+MAX_GPU_TYPE: Final = 100
+MAX_CPUS: Final = 65_536.0
 MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
 MAX_DEADLINE_S: Final = 1e10  # three hundred years
@@ -151,6 +153,15 @@ class SecretEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     id: str = ""  # under which the controller keeps the values; chosen by the controller
 
 
+class Shape(NamedTuple):
+    """Requests of a job for its slots and nodes. An empty value or 0 is no request."""
+
+    gpu_type: str
+    labels: tuple[tuple[str, str], ...]
+    cpus: float  # cores for each slot
+    memory_bytes: int  # for each slot
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its user describes it. Its fields are the fields of a job file."""
 
@@ -184,6 +195,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "env": '{ OMP_NUM_THREADS = "1" }',
         "secret_env": '"secrets.env"',
         "labels": '{ team = "vision" }',
+        "gpu_type": '"a100"',
+        "constraints": '{ nvlink = "yes" }',
+        "exclusive": "true",
+        "cpus": "4.0",
+        "memory_bytes": "17179869184",
         "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
         "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
@@ -225,13 +241,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # by which jobs are selected
     element: ArrayElement | msgspec.UnsetType = msgspec.UNSET  # set if the job is of an array
+    gpu_type: str | msgspec.UnsetType = msgspec.UNSET  # words of the model that its slots report
+    constraints: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # labels of its nodes
+    exclusive: bool | msgspec.UnsetType = msgspec.UNSET  # rigid: no other job on its nodes
+    cpus: float | msgspec.UnsetType = msgspec.UNSET  # cores for each slot; of a job without slots
+    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # the same
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""
         if isinstance(self.slots, int):
             msgspec.structs.force_setattr(self, "slots", (self.slots, self.slots))
         if self.rigid and not self.batch_size:
-            msgspec.structs.force_setattr(self, "batch_size", self.slots[1])
+            msgspec.structs.force_setattr(self, "batch_size", max(1, self.slots[1]))
 
     @property
     def rigid(self) -> bool:
@@ -346,6 +367,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return {} if self.labels is msgspec.UNSET else self.labels
 
     @property
+    def shape(self) -> Shape:
+        """What the job needs of its slots and nodes, besides their number."""
+        stated = {} if self.constraints is msgspec.UNSET else self.constraints
+        return Shape(
+            gpu_type="" if self.gpu_type is msgspec.UNSET else self.gpu_type,
+            labels=tuple(sorted(stated.items())),
+            cpus=0.0 if self.cpus is msgspec.UNSET else self.cpus,
+            memory_bytes=0 if self.memory_bytes is msgspec.UNSET else self.memory_bytes,
+        )
+
+    @property
     def indices(self) -> ArrayRange | None:
         """Indices of an array, or None for other jobs."""
         return None if self.array is msgspec.UNSET else range_of(self.array)
@@ -396,7 +428,7 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     Decoding has checked the types. This function checks everything that types cannot express.
     """
     text = (*_text(spec), *_kind(spec), *_paths(spec))
-    shape = (*text, *_batches(spec), *_slots(spec), *_priority(spec))
+    shape = (*text, *_batches(spec), *_slots(spec), *_requests(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
     return (*shape, *rest, *_sweep(spec), *_relations(spec), *_size(spec))
 
@@ -436,7 +468,7 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
         if getattr(spec, field) != plain[field]:
             remedy = "leave it out, or give it to the program in command"
             yield JobProblem(field, f"does not apply to a {spec.kind} job", remedy)
-    if spec.batch_size != spec.slots[1]:
+    if spec.batch_size != max(1, spec.slots[1]):
         remedy = "leave it out, or give it to the program in command"
         yield JobProblem("batch_size", f"does not apply to a {spec.kind} job", remedy)
 
@@ -607,6 +639,8 @@ def _priority(spec: JobSpec) -> Iterator[JobProblem]:
 
 def _slots(spec: JobSpec) -> Iterator[JobProblem]:
     least, most = spec.slots
+    if spec.single and least == most == 0:
+        return  # it runs beside the slots of its node
     if least < 1 or most < least:
         what = f"slots [{least}, {most}] is not a range"
         yield JobProblem("slots", what, "give [least, most] with 1 <= least <= most")
@@ -619,6 +653,37 @@ def _slots(spec: JobSpec) -> Iterator[JobProblem]:
     elif not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
         yield JobProblem("slots_wanted", what, "choose a number within slots")
+
+
+def _requests(spec: JobSpec) -> Iterator[JobProblem]:
+    shape = spec.shape
+    if spec.gpu_type is not msgspec.UNSET and not (
+        words_of(shape.gpu_type) and len(shape.gpu_type) <= MAX_GPU_TYPE
+    ):
+        what = f"{shape.gpu_type[:60]!r} is not a type of GPU"
+        yield JobProblem("gpu_type", what, "give words of a device in `ones node list`: a100")
+    try:
+        check_labels(dict(shape.labels), "constraints")
+    except BadFieldError as error:
+        what = error.message.removeprefix("constraints: ")
+        yield JobProblem("constraints", what, error.hint)
+    if spec.cpus is not msgspec.UNSET and not 0 < spec.cpus <= MAX_CPUS:
+        what = f"{spec.cpus} is not a number of cores"
+        yield JobProblem("cpus", what, f"give a number above 0, at most {MAX_CPUS:g}")
+    if spec.memory_bytes is not msgspec.UNSET and not 0 < spec.memory_bytes <= MAX_SAMPLES:
+        what = f"{spec.memory_bytes} is not a number of bytes"
+        yield JobProblem("memory_bytes", what, "give bytes for each slot, above 0")
+    if spec.exclusive is True and not spec.rigid:
+        remedy = "leave it out: an elastic job shares nodes"
+        yield JobProblem("exclusive", "does not apply to an elastic job", remedy)
+    for field in ("gpu_type", "exclusive"):
+        if spec.slots[1] == 0 and getattr(spec, field) not in {msgspec.UNSET, False}:
+            yield JobProblem(field, "does not apply to a job without slots", "leave it out")
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a type or model of GPU, in lower case."""
+    return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def _sweep(spec: JobSpec) -> Iterator[JobProblem]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Annotated
+
 import msgspec
 
 from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId
+
+Label = Annotated[str, msgspec.Meta(max_length=256)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +37,25 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     fenced_s: float = 0.0  # time without a reply after which its workers are dead; 0: never
     containers: str = ""  # engine that runs containers; empty: none
     states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
+    labels: dict[Label, Label] = {}  # given by its operator
+    place_cores: Amount = 0.0  # of `cores`, for jobs without slots
+    place_memory_bytes: Bytes = 0  # of `memory_bytes`, for jobs without slots
+
+    def shares(self, cpus: float, memory_bytes: float) -> float:
+        """Return how many slots' shares of the node a request is. The larger part decides."""
+        slots = max(1, len(self.slots))
+        cores, memory = self.cores - self.place_cores, self.memory_bytes - self.place_memory_bytes
+        return max(_part(cpus, cores / slots), _part(memory_bytes, memory / slots))
+
+    def place_part(self, cpus: float, memory_bytes: float) -> float:
+        """Return the part of what is set aside for jobs without slots that a request is."""
+        return max(_part(cpus, self.place_cores), _part(memory_bytes, self.place_memory_bytes))
+
+
+def _part(needs: float, has: float) -> float:
+    if not needs:
+        return 0.0
+    return needs / has if has > 0 else math.inf
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,23 +109,23 @@ MAX_LABEL: Final = 100  # characters of a value
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,62}")
 
 
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Check the labels of a job.
+def check_labels(labels: Mapping[str, str], field: str = "labels") -> None:
+    """Check the labels in a field of a job or of settings.
 
     Raises:
         BadFieldError: if there are too many, or one is invalid.
     """
     if len(labels) > MAX_LABELS:
-        what = f"labels: {len(labels)} labels, at most {MAX_LABELS}"
-        raise BadFieldError(what, "leave some out", "labels")
+        what = f"{field}: {len(labels)} labels, at most {MAX_LABELS}"
+        raise BadFieldError(what, "leave some out", field)
     for name, value in labels.items():
         if _LABEL.fullmatch(name) is None:
-            what = f"labels: {name[:60]!r} is not a name"
+            what = f"{field}: {name[:60]!r} is not a name"
             remedy = "use 1 to 63 letters, digits, - _ . or /, starting with a letter or digit"
-            raise BadFieldError(what, remedy, "labels")
+            raise BadFieldError(what, remedy, field)
         if len(value) > MAX_LABEL or not value.isprintable():
-            what = f"labels: the value of {name} is too long or has control characters"
-            raise BadFieldError(what, f"use at most {MAX_LABEL} printable characters", "labels")
+            what = f"{field}: the value of {name} is too long or has control characters"
+            raise BadFieldError(what, f"use at most {MAX_LABEL} printable characters", field)
 
 
 def is_met(condition: str, outcome: str) -> bool:

@@ -11,12 +11,13 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from controlplane.client.job_file import checked
+from controlplane.client.sbatch import memory_bytes
 from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
 
 
-def labels_of(assignments: Sequence[str]) -> dict[str, str]:
-    """Return the labels in KEY=VALUE texts.
+def labels_of(assignments: Sequence[str], option: str = "label") -> dict[str, str]:
+    """Return the labels in KEY=VALUE texts of an option.
 
     Raises:
         BadFieldError: if a text has no `=`.
@@ -24,7 +25,7 @@ def labels_of(assignments: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in assignments]
     for name, sign, _ in pairs:
         if not sign:
-            raise BadFieldError(f"label: {name[:60]!r} has no =", "write KEY=VALUE", "label")
+            raise BadFieldError(f"{option}: {name[:60]!r} has no =", "write KEY=VALUE", option)
     return {name: value for name, _, value in pairs}
 
 
@@ -49,6 +50,21 @@ class JobOptions:
     not_before: Annotated[
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
+    gpu_type: Annotated[
+        str | None, Parameter(help="type of its GPUs, as in `ones node list`: a100")
+    ] = None
+    cpus: Annotated[
+        float | None, Parameter(help="cores for each slot, or for a job without slots")
+    ] = None
+    memory: Annotated[
+        str | None, Parameter(help="memory for each slot, or for a job without slots: 16G")
+    ] = None
+    constraint: Annotated[
+        list[str] | None, Parameter(help="KEY=VALUE, a label of its nodes", negative="")
+    ] = None
+    exclusive: Annotated[bool | None, Parameter(help="no other job on its nodes", negative="")] = (
+        None
+    )
 
     secret_env: Annotated[
         Path | None, Parameter(help="file of secret variables, NAME=VALUE on each line, mode 600")
@@ -63,7 +79,13 @@ class JobOptions:
             "not_before": self.not_before,
             "class": self.class_,
             "secret_env": None if self.secret_env is None else str(self.secret_env.absolute()),
+            "gpu_type": self.gpu_type,
+            "cpus": self.cpus,
+            "memory_bytes": None if self.memory is None else memory_bytes(self.memory),
+            "exclusive": self.exclusive,
         }
+        if self.constraint:
+            stated["constraints"] = labels_of(self.constraint, "constraint")
         if self.label:
             stated["labels"] = labels_of(self.label)
         return {field: value for field, value in stated.items() if value is not None}

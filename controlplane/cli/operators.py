@@ -16,6 +16,7 @@ from controlplane.cli.output import (
     UNITS,
     Common,
     NodeName,
+    byte_count,
     say,
     say_table,
     second,
@@ -167,10 +168,13 @@ def node_list(*, common: Common = COMMON) -> None:
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
     rows = [
-        (n.node, n.state, n.host, n.slots, n.free, n.model, ", ".join(n.jobs), n.reason)
+        (n.node, n.state, n.host, n.slots, n.free, n.model, n.cores, byte_count(n.memory_bytes),
+         ", ".join(f"{name}={value}" for name, value in n.labels.items()),
+         ", ".join(n.jobs), n.reason)
         for n in nodes
-    ]
-    columns = ["node", "state", "host", "slots", "free", "device", "jobs", "note"]
+    ]  # fmt: skip
+    columns = ["node", "state", "host", "slots", "free", "device", "cores", "memory", "labels",
+               "jobs", "note"]  # fmt: skip
     say_table(common, nodes, (node.node for node in nodes), columns, rows)
 
 

@@ -19,15 +19,17 @@ BASH: Final = "/bin/bash"
 MARK: Final = "#SBATCH"
 WITHOUT_EFFECT: Final = (  # options that are named and otherwise ignored
     "-A", "--account", "-o", "--output", "-e", "--error", "--open-mode", "--mail-type",
-    "--mail-user", "-p", "--partition", "-c", "--cpus-per-task", "--mem",
-    "--mem-per-cpu", "--mem-per-gpu", "--cpus-per-gpu", "--hint", "--distribution",
+    "--mail-user", "-p", "--partition", "--hint", "--distribution",
 )  # fmt: skip
 FLAGS_WITHOUT_EFFECT: Final = ("-v", "--verbose", "--parsable", "-Q", "--quiet", "--get-user-env")
 CONDITIONS: Final = {"afterok": "ok", "afterany": "any", "afternotok": "failed"}
 TIME: Final = re.compile(
     r"(?:(?P<d>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?"
 )  # D-HH:MM:SS, HH:MM:SS, MM:SS or MM
-NUMBER: Final = re.compile(r"gpu(?::[A-Za-z0-9_.-]+)?:(\d+)|gpu|(?:[A-Za-z0-9_.-]+:)?(\d+)")
+TYPE: Final = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*")
+FEATURE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
+MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 PRELUDE: Final = r"""
 export SLURM_JOB_ID="${ONES_JOB##*-}" SLURM_JOBID="${ONES_JOB##*-}" SLURM_SUBMIT_DIR="$PWD"
 srun() {
@@ -78,14 +80,15 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
         remedy = 'several nodes: kind = "torchrun", as in `ones run -- torchrun ...`'
         raise BadFieldError(what, remedy, "slots")
     tasks = given.ntasks or given.ntasks_per_node or 1
-    gpus = given.gpus or given.gpus_per_node or given.gres
+    gpu_type, gpus = given.gpus or given.gpus_per_node or given.gres or ("", None)
     if gpus is None and given.gpus_per_task is not None:
-        gpus = given.gpus_per_task * tasks
+        gpu_type, gpus = given.gpus_per_task[0], given.gpus_per_task[1] * tasks
+    slots = max(1, gpus if gpus is not None else tasks)
     fields: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9_-]+", "-", given.job_name or _stem(script)).strip("-_")[:48],
         "kind": "command",
         "command": [BASH, "-c", PRELUDE, script],
-        "slots": max(1, gpus if gpus is not None else tasks),
+        "slots": slots,
         "env": {
             "SLURM_JOB_NAME": given.job_name or _stem(script),
             "SLURM_NTASKS": str(tasks),
@@ -94,6 +97,7 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
             **given.export,
         },
     }
+    fields |= _requests(given, gpu_type, tasks, slots)
     if given.time is not None:
         fields["max_run_s"] = given.time
     if given.chdir is not None:
@@ -113,6 +117,22 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
     named = [name for name in given.ignored if name]
     remark = f"{', '.join(named)}: no effect here" if named else ""
     return fields, remark
+
+
+def _requests(given: argparse.Namespace, gpu_type: str, tasks: int, slots: int) -> dict[str, Any]:
+    """Return the requests for each slot. Totals of tasks and of the node are divided."""
+    cpus = given.cpus_per_gpu
+    if cpus is None and given.cpus_per_task is not None:
+        cpus = given.cpus_per_task * tasks / slots
+    memory = given.mem_per_gpu
+    if memory is None and given.mem_per_cpu is not None:
+        memory = given.mem_per_cpu * (cpus if cpus is not None else tasks / slots)
+    if memory is None and given.mem is not None:
+        memory = given.mem / slots
+    stated = {"gpu_type": gpu_type or None, "cpus": None if cpus is None else float(cpus)}
+    stated |= {"memory_bytes": int(memory) if memory else None}  # 0: all memory of the node
+    stated |= {"exclusive": given.exclusive, "constraints": given.constraint}
+    return {field: value for field, value in stated.items() if value is not None}
 
 
 def _options(text: str) -> list[str]:
@@ -148,6 +168,12 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ntasks-per-node", type=_count)
     for name in ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gres"):
         parser.add_argument(*(("-G", name) if name == "--gpus" else (name,)), type=_gpus)
+    parser.add_argument("-c", "--cpus-per-task", type=_count)
+    parser.add_argument("--cpus-per-gpu", type=_count)
+    for name in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
+        parser.add_argument(name, type=_megabytes)
+    parser.add_argument("--exclusive", action="store_true", default=None)
+    parser.add_argument("-C", "--constraint", type=_features)
     parser.add_argument("--export", type=_variables, default={})
     parser.add_argument("-a", "--array")
     parser.add_argument("-b", "--begin", type=_begin)
@@ -177,11 +203,41 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _gpus(text: str) -> int:
-    found = NUMBER.fullmatch(text)
-    if found is None:
+def _gpus(text: str) -> tuple[str, int]:
+    """Return type and number of [gpu:][TYPE:]NUMBER; the type may be empty."""
+    words = text.removeprefix("gpu:").split(":") if text != "gpu" else ["1"]
+    number = words.pop() if words[-1].isdecimal() else "1"
+    if len(words) > 1 or not all(map(TYPE.fullmatch, words)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs")
-    return int(found[1] or found[2] or 1)
+    return (words[0] if words else ""), int(number)
+
+
+def memory_bytes(text: str, unit: str = "") -> int:
+    """Return the bytes of a text such as 16G or 512M; a number alone counts `unit`.
+
+    Raises:
+        BadFieldError: if the text is not an amount of memory.
+    """
+    found = MEMORY.fullmatch(text)
+    if found is None:
+        what = f"memory: {text[:40]!r} is not an amount of memory"
+        raise BadFieldError(what, "write 16G, 512M or a number of bytes", "memory")
+    return int(float(found[1]) * UNITS.get(found[2].upper() or unit, 1))
+
+
+def _megabytes(text: str) -> int:
+    try:
+        return memory_bytes(text, "M")
+    except BadFieldError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not memory, such as 16G") from None
+
+
+def _features(text: str) -> dict[str, str]:
+    """Return the labels that nodes must have: a&b means a = yes and b = yes."""
+    parts = [part.partition("=") for part in text.split("&")]
+    if not all(FEATURE.fullmatch(name) for name, _, _ in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} has more than names of labels joined by &")
+    return {name: value or "yes" for name, _, value in parts}
 
 
 def _seconds(text: str) -> float:

@@ -9,7 +9,7 @@ from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from controlplane.core.state import JobCounters, State
-from schemas.ids import JobId, SlotId
+from schemas.ids import JobId, SlotId, is_place
 from schemas.nodes import Group
 
 
@@ -94,11 +94,15 @@ def _one_owner_per_slot(state: State) -> None:
     for job, worker in state.live_workers():
         other = (heir if worker.reserved else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
-        _require(worker.slot in slots, f"{worker.worker} is on unknown slot {worker.slot}")
+        known = worker.slot in slots or is_place(worker.slot)
+        _require(known, f"{worker.worker} is on unknown slot {worker.slot}")
         early = worker.reserved and worker.phase in {WorkerPhase.READY, WorkerPhase.MEMBER}
         _require(
             not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
         )
+    for _, worker in state.live_workers():
+        for slot in worker.beside:
+            _require(slot not in owner, f"{slot} is kept empty and has an owner")
     owned = state.slot_index.owners() if heir else {}  # includes foreign processes
     for slot, name in heir.items():
         _require(slot in owned, f"{name} reserves {slot}, which has no owner")

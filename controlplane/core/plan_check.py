@@ -21,7 +21,7 @@ from controlplane.core.model.rescale import Swap
 from controlplane.core.state import State
 from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
-from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from schemas.ids import JobId, NodeId, Seconds, SlotId, is_place, node_of
 
 CRASHES_BEFORE_AVOIDED: Final = 2  # crashes of a job on a node before the node is avoided
 
@@ -47,7 +47,10 @@ def around_bad_nodes(
     spare: list[SlotId] | None = None
     for name, slots in placed.items():
         found[name] = dict(slots)
-        bad = _bad_for(state.jobs[name])
+        if any(map(is_place, slots)) or not all(slots.values()):
+            continue  # its slots belong together
+        fits = state.slot_index.fit(state.jobs[name].spec).slots
+        bad = bad_for(state.jobs[name])
         new = [slot for slot in slots if node_of(slot) in bad and not _has(state.jobs[name], slot)]
         if not new:
             continue
@@ -56,7 +59,14 @@ def around_bad_nodes(
         instead = dict[SlotId, SlotId]()
         for slot in new:
             other = next(
-                (s for s in spare if node_of(s) not in bad and _same_kind(state, s, slot)), None
+                (
+                    s
+                    for s in spare
+                    if node_of(s) not in bad
+                    and _same_kind(state, s, slot)
+                    and (fits is None or s in fits)
+                ),
+                None,
             )
             if other is not None:
                 spare.remove(other)
@@ -65,7 +75,8 @@ def around_bad_nodes(
     return found
 
 
-def _bad_for(job: Job) -> set[NodeId]:
+def bad_for(job: Job) -> set[NodeId]:
+    """Return the nodes on which the job's workers died repeatedly."""
     return {
         node
         for node, count in job.attempts.crashes_by_node.items()
@@ -200,7 +211,8 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Sw
     claimed: set[SlotId] = set()
     for move in blocked:
         job = state.jobs[move.job]
-        if job.phase is Phase.RUNNING and claimed.isdisjoint(move.local_batch):
+        picky = state.slot_index.fit(job.spec).slots is not None  # a spare slot may not fit it
+        if job.phase is Phase.RUNNING and not picky and claimed.isdisjoint(move.local_batch):
             movers.append(Mover(job, move.local_batch, move.reason))
             claimed |= move.local_batch.keys()
     spare = [slot for slot in state.slot_index.available().free if slot not in claimed]
@@ -211,8 +223,9 @@ class _FreeSlots:
     """Slots that the remaining entries of a plan can still take."""
 
     def __init__(self, state: State) -> None:
-        index = state.slot_index
+        index = self._index = state.slot_index
         self._nodes = index.slots()
+        self._all_nodes = state.nodes
         self._reservations = index.reservations()
         self._held = index.is_taken
         self._taken: set[SlotId] = set()  # slots taken by entries of this plan
@@ -223,9 +236,14 @@ class _FreeSlots:
         """Take the new slots of `placed` for `job`. Return why this is impossible, or ""."""
         current = _slots(job)
         new = [slot for slot in placed if slot not in current]
-        starts = job.group is None
+        starts, fits = job.group is None, self._index.fit(job.spec).slots
         for slot in new:
-            node = self._nodes.get(slot)
+            if is_place(slot) and not job.spec.slots[1]:
+                node = self._all_nodes.get(node_of(slot))
+            else:
+                node = self._nodes.get(slot)
+                if placed[slot] and fits is not None and slot not in fits:
+                    return f"slot {slot} does not fit what the job requests"
             if node is None or not node.usable:
                 return f"slot {slot} is not available any more"
             if slot in self._promised:
@@ -315,9 +333,10 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
     if not placed:
         return ""
     least, most = job.spec.slots
-    if not least <= len(placed) <= most:
-        return f"{len(placed)} slots are outside the job's range"
-    if any(not 1 <= batch <= local_limit(job) for batch in placed.values()):
+    batches = [batch for batch in placed.values() if batch or not job.spec.rigid]  # 0: kept empty
+    if not least <= len(batches) <= max(1, most):
+        return f"{len(batches)} slots are outside the job's range"
+    if any(not 1 <= batch <= local_limit(job) for batch in batches):
         return "a local batch is out of range"
     limit = batch_limit(job)
     if sum(placed.values()) > limit:

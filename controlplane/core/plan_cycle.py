@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from controlplane.core.fit_slots import NO_REASONS, fitting_plan, fitting_view
 from controlplane.core.model.job import Job
 from controlplane.core.model.usage import usage_now
-from controlplane.core.policy_view import job_view, rigid_view
+from controlplane.core.policy_view import job_view, places, rigid_view
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, Plan, Reason
@@ -38,6 +39,7 @@ class PlanCycle:
     def __init__(self, reactor: Callable[[], Reactor], *, gangs: bool = False) -> None:
         self._reactor = reactor
         self._claims = NO_CLAIMS  # latest decision about rigid jobs
+        self._unfit = NO_REASONS  # why elastic jobs wait that the latest view does not show
         self.use(gangs=gangs)
 
     def use(self, *, gangs: bool) -> None:
@@ -64,13 +66,16 @@ class PlanCycle:
             nodes = [state.nodes[name] for name in state.planned if name in state.nodes]
             closes = {node.node: node.windows[0].begin for node in nodes if node.windows}
             rules = replace(standing(view, rigid, sharing, ledger, now), closes=closes)
-        self._claims = decide(view, rigid, now, rules=rules)
+        beside = None
+        if any(job.waits and not job.slots for job in rigid):
+            beside = places(reactor.state)
+        self._claims = decide(view, rigid, now, rules=rules, places=beside)
         return self._claims.plan
 
     @property
     def claim_reasons(self) -> Mapping[JobId, Reason]:
-        """Why rigid jobs wait."""
-        return self._claims.reasons
+        """Why jobs wait that no policy sees: rigid ones, and those that fit no slot."""
+        return {**self._unfit, **self._claims.reasons} if self._unfit else self._claims.reasons
 
     @property
     def budgets(self) -> Mapping[str, int]:
@@ -81,6 +86,7 @@ class PlanCycle:
         """Return the view of the current state that the policy should see."""
         reactor = self._reactor()
         view, sharing = mask(reactor.view(), self._claims.kept), reactor.state.sharing
+        view, self._unfit = fitting_view(view, reactor.state)
         if sharing is None:
             self._divided = None
             return view
@@ -91,8 +97,10 @@ class PlanCycle:
 
     def merged(self, plan: Plan) -> Plan:
         """Return a plan of the policy without kept slots, and with the reasons of the division."""
-        if self._claims.kept:
-            plan = without_kept(plan, self._reactor().view(), self._claims.kept)
+        reactor, kept = self._reactor(), self._claims.kept
+        if kept:
+            plan = without_kept(plan, reactor.view(), kept)
+        plan = fitting_plan(plan, reactor.view, reactor.state, kept)
         return plan if self._divided is None else self._division.merge(self._divided, plan)
 
     def present_with(self, spec: JobSpec, user: str, project: str, now: Seconds) -> Present:

@@ -9,10 +9,12 @@ from controlplane.core.model.job import Job, batch_limit, local_limit, number_of
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Rescaling, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.report_bounds import clamp_numbers
+from controlplane.core.model.worker import WorkerPhase
+from controlplane.core.plan_check import bad_for
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from controlplane.policy.sharing.rigid_view import RigidView
-from schemas.ids import JobId, Seconds, SlotId, slot_id
+from schemas.ids import JobId, NodeId, Seconds, SlotId, is_place, node_of, slot_id
 from schemas.nodes import SlotSpec
 from schemas.wire.agent import SUSPEND
 
@@ -222,7 +224,7 @@ def rigid_views(state: State) -> list[RigidView]:
 def rigid_view(state: State, job: Job) -> RigidView:
     """Return the view of a rigid job."""
     spec, status, account = job.spec, job.status, job.accounting
-    limit_s = spec.run_limit_s
+    fit, limit_s = state.slot_index.fit(spec), spec.run_limit_s
     ends_at = None
     if isinstance(status, Rescaling) and status.change.kind == SUSPEND:
         ends_at = status.change.started_at + spec.grace_limit_s
@@ -235,16 +237,47 @@ def rigid_view(state: State, job: Job) -> RigidView:
         slots=spec.slots[0],
         family=job.family,
         one_node=spec.single,
+        fits=fit.slots,
+        shares=_without_bad_nodes(job, fit.shares) if not spec.slots[0] else fit.shares,
+        exclusive=spec.exclusive is True,
+        missing=fit.missing,
         ready_at=job.attempts.next_start_at,
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
         waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,
-        holds=tuple(member.slot for member in status.group.members) if status.group else (),
+        holds=tuple(job.held_slots()),
         began_at=account.since,
         ends_at=None if ends_at is None else Seconds(ends_at),
         preemptible=isinstance(status, Running)
         and not spec.fails_on_loss
         and job.job not in state.overrides,
     )
+
+
+def _without_bad_nodes(job: Job, nodes: Mapping[NodeId, float]) -> Mapping[NodeId, float]:
+    """Leave out nodes where workers of the job died repeatedly, unless there are no others."""
+    bad = bad_for(job)
+    return {node: part for node, part in nodes.items() if node not in bad} or nodes
+
+
+def places(state: State) -> dict[NodeId, dict[SlotId, float]]:
+    """Return the places that jobs without slots have on each usable node.
+
+    The values are parts of what the node has set aside for such jobs.
+    """
+    found: dict[NodeId, dict[SlotId, float]] = {
+        name: {} for name, node in state.nodes.items() if node.usable
+    }
+    for job in map(state.jobs.__getitem__, state.jobs_with_processes):
+        if job.spec.slots[1]:
+            continue
+        parts = state.slot_index.fit(job.spec).shares
+        for worker in job.workers.values():
+            node = node_of(worker.slot)
+            if worker.phase is not WorkerPhase.EXITED and node in found:
+                found[node][worker.slot] = parts.get(node, 1.0)
+    for node, slots in found.items():  # of workers that this controller does not know
+        slots.update((s, 1.0) for s in state.nodes[node].foreign_workers if is_place(s))
+    return found
 
 
 def _is_movable(status: JobStatus) -> bool:

@@ -9,14 +9,19 @@ from itertools import count
 from typing import TypeVar
 from weakref import WeakSet
 
+import msgspec
+
+from controlplane.core.model.fit import ANY, Fit, fit_of
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from schemas.ids import JobId, NodeId, SlotId, WorkerId, node_of, slot_id
+from schemas.jobs import JobSpec, Shape
 from schemas.nodes import NodeSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
+_NO_REQUESTS = (msgspec.UNSET,) * 4
 _LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 
@@ -97,6 +102,7 @@ class SlotIndex:
         self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
         self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
+        self._fits: dict[tuple[Shape, bool, bool], Fit] = {}  # of the present nodes
 
     # --- changes
 
@@ -182,6 +188,19 @@ class SlotIndex:
             if _is_alive(worker) and node_of(worker.slot) == node
         ]
 
+    def fit(self, spec: JobSpec) -> Fit:
+        """Return the slots that fit the requests of a job."""
+        self._sync()
+        places = spec.slots[1] == 0
+        stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes)
+        if stated == _NO_REQUESTS and not places:
+            return ANY
+        key = (shape := spec.shape, spec.rigid, places)
+        if (found := self._fits.get(key)) is None:
+            nodes = [node.spec for node in self._all_nodes.values()]
+            found = self._fits[key] = fit_of(shape, nodes, rigid=spec.rigid, places=places)
+        return found
+
     def is_taken(self, slot: SlotId) -> bool:
         """True if a slot is owned, reserved or has a foreign process. Call another query first."""
         return slot in self._owner or slot in self._reservation or slot in self._foreign
@@ -229,6 +248,7 @@ class SlotIndex:
                 for slot in self._slots_of.pop(name, {}):
                     del self._slots[slot]
                 self._specs.pop(name, None)
+                self._fits.clear()
                 self._foreign_of.pop(name, None)
                 self.touch_all()
                 continue
@@ -242,6 +262,7 @@ class SlotIndex:
                     reader.slots |= dict.fromkeys(slots)
             else:
                 self._specs[name] = node.spec
+                self._fits.clear()
                 self.touch_all()
             self._foreign_of.pop(name, None)
             if node.foreign_workers:
@@ -314,7 +335,7 @@ def _is_alive(worker: Worker) -> bool:
 def slots_of_job(job: Job) -> JobSlots:
     """Return the slots that a job owns, reserves and leaves, derived from the job's workers."""
     group, staying = job.status.group, _staying(job)
-    owned, reserved, releasing = [], [], []
+    owned, reserved, releasing = list[SlotId](), [], []
     for worker in job.workers.values():
         phase = worker.phase
         if phase is WorkerPhase.EXITED:
@@ -322,7 +343,7 @@ def slots_of_job(job: Job) -> JobSlots:
         if worker.reserved:
             reserved.append(worker)
             continue
-        owned.append(worker.slot)
+        owned.extend((worker.slot, *worker.beside))
         released = staying is not None and worker.worker not in staying
         if phase in _LEAVING_PHASES or (phase is WorkerPhase.MEMBER and released):
             releasing.append(worker.slot)

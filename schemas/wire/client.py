@@ -692,6 +692,9 @@ class NodeInfo(Message, tag="client.node_info.1"):
     model: str
     jobs: tuple[JobId, ...]
     release: str
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    cores: int = 0
+    memory_bytes: int = 0
 
 
 class Nodes(Message, tag="client.nodes.1"):

@@ -124,18 +124,25 @@ def resumed(job: JobId, *, auto: bool = False, user: str = "ann") -> ResumeReque
 # --- what nodes are
 
 
-def node_spec(node: NodeId = N1, slots: int = 1, model: str = "") -> NodeSpec:
+def node_spec(node: NodeId = N1, slots: int = 1, model: str = "", **fields: Any) -> NodeSpec:
+    usual: dict[str, Any] = {"cores": 2, "memory_bytes": 1 << 30, **fields}
     return NodeSpec(
         node=node, host=node, address="127.0.0.1",
         slots=tuple(SlotSpec(index=index, kind="cpu", model=model) for index in range(slots)),
-        cores=2, memory_bytes=1 << 30, release="0",
+        release="0", **usual,
     )  # fmt: skip
 
 
 def greeting(
-    node: NodeId = N1, *workers: WorkerSeen, slots: int = 1, model: str = "", **fields: Any
+    node: NodeId = N1,
+    *workers: WorkerSeen,
+    slots: int = 1,
+    model: str = "",
+    has: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> NodeGreeted:
-    spec, boot = node_spec(node, slots, model), BootId(fields.pop("boot", "boot-1"))
+    """A hello; `has` are further fields of the node."""
+    spec, boot = node_spec(node, slots, model, **has or {}), BootId(fields.pop("boot", "boot-1"))
     return NodeGreeted(node=node, boot=boot, spec=spec, workers=workers, **fields)
 
 

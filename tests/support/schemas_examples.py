@@ -63,6 +63,7 @@ SPEC: Final = JobSpec(
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
     after=("ok:prepare-3",), array="0-9%3", labels={"team": "vision"}, element=ArrayElement(array=JobId("grid-3"), index=4),
+    gpu_type="a100", constraints={"zone": "a"}, exclusive=True, cpus=4.0, memory_bytes=1 << 34,
 )  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,
@@ -85,6 +86,7 @@ NODE_SPEC: Final = NodeSpec(
     slots=(SlotSpec(index=2, kind="gpu", model="H200", memory_bytes=141 << 30, uuid="GPU-1f"),),
     cores=16, memory_bytes=128 << 30, release="0.1.0", fenced_s=32.0, states_port=7706,
     containers="podman",
+    labels={"zone": "a"}, place_cores=1.5, place_memory_bytes=8 << 30,
 )  # fmt: skip
 STATE: Final = sweeps.StateRef(trial=4, version=11, digest=DIGEST)
 SOURCE: Final = sweeps.StateSource(node=NODE, address="10.0.0.7:7706")
@@ -197,7 +199,8 @@ _VERSION_INFO: Final = client.VersionInfo(
 )  # fmt: skip
 _NODE_INFO: Final = client.NodeInfo(
     node=NODE, state="up", reason="greeted", host="ash", address="10.0.0.7", slots=4, free=2,
-    kind="gpu", model="H200", jobs=(JOB,), release="0.1.0",
+    kind="gpu", model="H200", jobs=(JOB,), release="0.1.0", labels={"zone": "a"}, cores=16,
+    memory_bytes=128 << 30,
 )  # fmt: skip
 _FEED_EVENT: Final = feed.FeedEvent(
     seq=70_000, time=Seconds(1_760_000_000.5), event="job.submitted", job=JOB, node=NODE,

@@ -12,11 +12,12 @@ import pytest
 
 from nodeagent import job_cgroups
 from nodeagent.accounts import check_jobs
-from nodeagent.cgroups import MEMORY, MOUNTS, PIDS, Hierarchy, find, members
+from nodeagent.cgroups import CPU, MEMORY, MOUNTS, PIDS, Hierarchy, find, members
 from nodeagent.job_cgroups import JobGroups, group_of_job
 from nodeagent.settings import AgentSettings, Controller, Jobs
 from schemas.errors import SettingsError
 from schemas.ids import WorkerId
+from schemas.jobs import Shape
 from tests.support.builders import A, B
 
 W0, W1, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{A}.v1.r1"), WorkerId(f"{B}.v1.r0")
@@ -45,7 +46,8 @@ ALL, NONE = frozenset({MEMORY, PIDS}), frozenset[str]()
 OWN = "8:pids:/\n4:memory:/box\n1:name=systemd:/x\n0::/\n"
 TREES_OF = {
     "version 2, which limits something": (
-        TWO, "0::/a.service\n", {"unified/a.service": "cpu memory pids\n"}, [("unified/a.service", ALL, True)],
+        TWO, "0::/a.service\n", {"unified/a.service": "cpu memory pids\n"},
+        [("unified/a.service", ALL | {CPU}, True)],
     ),
     "version 1, where version 2 limits nothing": (
         ONE + TWO, OWN, {"unified": "hugetlb\n", "memory/box": "", "pids": ""},
@@ -82,16 +84,19 @@ class Fake(JobGroups):
     """Version 2 in a folder of plain files: a new group has the kernel's."""
 
     def __init__(self, base: Path, limits: Jobs) -> None:
-        made(base, cgroup_subtree_control="", cgroup_controllers="memory pids")
+        made(base, cgroup_subtree_control="", cgroup_controllers="cpu memory pids")
         self.base = base
-        tree = Hierarchy(base, frozenset({MEMORY, PIDS}), unified=True)
+        tree = Hierarchy(base, frozenset({CPU, MEMORY, PIDS}), unified=True)
         super().__init__((tree,), base, limits)
         made(base / self.name, cgroup_subtree_control="")
 
     def _make_leaf(self, group: str, name: str) -> None:
         top = self.base / self.name / group
         if not top.exists():
-            made(top, memory_max="", memory_swap="", pids_max="", memory_events="oom_kill 0\n")
+            made(
+                top, cpu_max="", memory_max="", memory_swap="", pids_max="",
+                memory_events="oom_kill 0\n",
+            )  # fmt: skip
             (top / "memory.swap").rename(top / "memory.swap.max")
         if not (top / name).exists():
             made(top / name)
@@ -113,6 +118,23 @@ def test_limits_are_those_of_the_slots_that_a_job_has_here(tmp_path: Path) -> No
     assert one == [str(GIB), "0", "100"]
     assert two == [str(2 * GIB), "0", "200"]
     assert groups.said(*files) == [str(4 * GIB), "0", "max"]
+
+
+def test_cores_and_memory_of_a_job_file_are_limits_for_each_slot(tmp_path: Path) -> None:
+    groups = Fake(tmp_path / "g", Jobs(memory_bytes=GIB))
+    files = ("cpu.max", "memory.max")
+    stated = Shape("", (), 1.5, 4 * GIB)
+
+    groups.hold(W0, A, stated)
+    one = groups.said(*files)
+    groups.hold(W1, A, stated)
+    two = groups.said(*files)
+    groups.release(W1)
+
+    assert one == ["150000 100000", str(4 * GIB)]
+    assert two == ["300000 100000", str(8 * GIB)]
+    assert groups.said(*files) == one
+    assert (tmp_path / "g" / "cgroup.subtree_control").read_text() == "+cpu +memory"
 
 
 def test_a_worker_is_told_the_limit_when_processes_were_killed_for_memory_since_its_start(

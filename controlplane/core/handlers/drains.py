@@ -168,7 +168,7 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
     if new:
         drain.moved[job.job] = group.version
         target, what = [*current, *new], "grows elsewhere first"
-    elif len(stay) >= job.spec.slots[0]:
+    elif stay and len(stay) >= job.spec.slots[0]:
         target, what = stay, f"keeps {len(stay)} of {len(current)} slots"
     else:
         target, what = [], "pauses until slots are free elsewhere"
@@ -181,7 +181,9 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
 def _find_slots(state: State, job: Job, current: list[SlotId], count: int) -> list[SlotId]:
     """Return up to `count` free slots for a job, from nodes with the most free slots first."""
     promised = {slot for swap in state.swaps for slot in swap.slots()}
+    fits = state.slot_index.fit(job.spec).slots
     free = [slot for slot in state.slot_index.available().free if slot not in promised]
+    free = [slot for slot in free if fits is None or slot in fits]
     count = min(count, batch_limit(job) - len(current))
     room: dict[NodeId, int] = {}
     for slot in free:

@@ -313,7 +313,9 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         return
     size = _size(job, override)
     free = ctx.state.slot_index.available().free
-    free = [slot for slot in free if not override.on or slot in override.on]
+    fits = ctx.state.slot_index.fit(job.spec).slots
+    allowed = override.on or fits  # an operator may name others
+    free = [slot for slot in free if allowed is None or slot in allowed]
     least = _least(job, override)
     asked = _order_text(size, None, ())
     if len(free) < least:
@@ -390,6 +392,9 @@ def _slots_to_add(
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]
+    fits = index.fit(job.spec).slots
+    if fits is not None:
+        free, soon = ([slot for slot in some if slot in fits] for some in (free, soon))
     near = _nearby_slots(free, current, need)
     soon = [slot for slot in soon if slot not in free]
     return [*near, *soon[: need - len(near)]], []

@@ -28,7 +28,7 @@ from controlplane.core.model.worker import (
 )
 from controlplane.core.state import START_LIMIT_S
 from controlplane.policy.api import Reason
-from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId, node_of, worker_id
+from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId, is_place, node_of, worker_id
 from schemas.nodes import Group, Member, ResumePoint
 from schemas.wire.agent import START, GroupFormed, WorkerExited
 from schemas.wire.client import Decision, Size, VersionInfo
@@ -145,6 +145,8 @@ def trains_on(group: Group) -> str:
 
 def runs_on(group: Group) -> str:
     """Return a text with the number of slots of a rigid job."""
+    if any(is_place(member.slot) for member in group.members):
+        return "runs without slots"
     return f"runs on {len(group.members)} slot{'s' * (len(group.members) != 1)}"
 
 
@@ -163,19 +165,23 @@ def start(
 
     Args:
         placed: slot -> local batch (samples per step), in rank order. Each slot is free, or its
-            owner leaves it in a swap while the new worker is prepared.
+            owner leaves it in a swap while the new worker is prepared. A slot of a rigid job
+            with batch 0 stays empty as long as the job has workers on its node.
     """
     version = job.next_version
     checkpoint = job.progress.checkpoint
     rows = [
         (worker_id(job.job, version, Rank(rank)), slot, batch)
-        for rank, (slot, batch) in enumerate(placed.items())
+        for rank, (slot, batch) in enumerate((s, b) for s, b in placed.items() if b)
     ]
     group = make_group(job, version, rows, checkpoint)
     owners = ctx.state.slot_index.owners()
     add_workers(job, group.members, version)
+    empty = [slot for slot, batch in placed.items() if not batch]
     for member in group.members:
-        job.workers[member.worker].reserved = member.slot in owners
+        worker = job.workers[member.worker]
+        worker.reserved = member.slot in owners
+        worker.beside = tuple(slot for slot in empty if node_of(slot) == node_of(member.slot))
     record_order(ctx, job, group, START, reason, by=by)
     job.override_wait_reason, job.attempts.exit_code = "", None
     ctx.state.slot_index.job_starts(job.job)
@@ -227,6 +233,8 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     ctx.totals.rescales += status.resumes
     job.attempts.recoveries = 0
     why = runs_on(group) if job.spec.rigid else trains_on(group)
+    if empty := len({slot for one in job.group_workers() for slot in one.beside}):
+        why += f", keeps {empty} empty"
     if event.step:
         why += f", resumed after epoch {event.epoch}, step {event.step}"
     detail: Detail = {

@@ -29,7 +29,7 @@ from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
 from controlplane.policy.api import Reason
-from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
+from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId, is_place
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, ResumePoint
 from schemas.relations import WAITS_TO
@@ -239,6 +239,17 @@ class Job(msgspec.Struct, kw_only=True):
         group = self.status.group
         return [self.workers[m.worker] for m in group.members] if group else []
 
+    def held_slots(self) -> dict[SlotId, None]:
+        """Return the slots of the group, with those that the job keeps empty."""
+        group = self.status.group
+        if group is None:
+            return {}
+        if not self.spec.rigid:
+            return dict.fromkeys(member.slot for member in group.members)
+        workers = self.group_workers()
+        held = [slot for one in workers for slot in (one.slot, *one.beside)]
+        return dict.fromkeys(slot for slot in held if not is_place(slot))
+
     @property
     def size(self) -> Size:
         """Size of the group that trains or is being started."""
@@ -329,9 +340,9 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: 
 
 def _settle_accounts(job: Job, now: Seconds) -> None:
     """Add the time since the last change of phase or group to the job's accounting."""
-    account, group = job.accounting, job.status.group
+    account = job.accounting
     queued_s, running_s = times(job, now)
-    account.slot_s += (running_s - account.running_s) * (len(group.members) if group else 0)
+    account.slot_s += (running_s - account.running_s) * len(job.held_slots())
     account.queued_s, account.running_s, account.since = queued_s, running_s, now
 
 

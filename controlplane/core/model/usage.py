@@ -41,10 +41,9 @@ def slot_seconds(slots: int, held_s: float, half_life_s: float) -> float:
 
 def charge(usage: dict[str, Usage], job: Job, now: Seconds, half_life_s: float) -> None:
     """Charge the job's account for the slots that the job has held since its last change."""
-    group = job.status.group
-    if group is not None and job.phase in HOLDING and now > job.accounting.since:
+    if job.phase in HOLDING and now > job.accounting.since:
         account = usage.setdefault(job.account, Usage())
-        account.add(len(group.members), job.accounting.since, now, half_life_s)
+        account.add(len(job.held_slots()), job.accounting.since, now, half_life_s)
 
 
 def usage_now(
@@ -55,8 +54,7 @@ def usage_now(
         account: decayed(one.value, now - one.at, half_life_s) for account, one in usage.items()
     }
     for job in jobs:
-        group = job.status.group
-        if group is not None and job.phase in HOLDING:
-            held = slot_seconds(len(group.members), now - job.accounting.since, half_life_s)
+        if job.phase in HOLDING:
+            held = slot_seconds(len(job.held_slots()), now - job.accounting.since, half_life_s)
             found[job.account] = found.get(job.account, 0.0) + held
     return found

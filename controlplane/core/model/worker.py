@@ -61,6 +61,7 @@ class Worker(msgspec.Struct, kw_only=True):
     rank: Rank  # rank in the group for which the process was started
     slot: SlotId
     local_batch: int
+    beside: tuple[SlotId, ...] = ()  # slots of its node that the job keeps empty
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
     reports: int = 0  # index of the last handled report of its script

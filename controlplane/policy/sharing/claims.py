@@ -9,14 +9,20 @@ again. No claim has firm slots of a job of higher rank, so no two jobs stop each
 
 The first claim that cannot start gets a reservation: the time at which enough rigid jobs reach
 their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
-before that time, or uses slots that are left over then. Elastic jobs may use all slots meanwhile.
+before that time, or uses slots that are left over then or that do not fit the first claim. Elastic
+jobs may use all slots meanwhile. Of claims that fit no common slot, each has its own reservation.
+
+A claim may take more of a node than its slots: the shares of others, or the whole node. Then it
+keeps slots there empty. A claim of 0 slots takes a part of what its node sets aside, in order.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -29,9 +35,11 @@ from controlplane.policy.placement.slot_partition import (
     too_large,
 )
 from controlplane.policy.sharing.claim_order import Standing
+from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
-from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id
 
+EPSILON: Final = 1e-6  # rounding of shares
 TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
 MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
 MAX_NAMED: Final = 3  # nodes that a reason names
@@ -56,6 +64,7 @@ def decide(
     now: Seconds,
     *,
     rules: Standing | None = None,
+    places: Mapping[NodeId, Mapping[SlotId, float]] | None = None,
     turn_s: float = TURN_S,
 ) -> Claims:
     """Return which claims start now, and which slots are kept or given up for the others.
@@ -64,12 +73,15 @@ def decide(
         view: the elastic jobs, and all slots.
         rigid: all active rigid jobs, in the order of their arrival.
         rules: order of the claims and guarantees; None: claims are served in order of arrival.
+        places: places in use on each usable node, with the parts that they take of what the node
+            sets aside for jobs without slots.
         turn_s: seconds after which an elastic job may be paused for a claim.
     """
     rules = rules or Standing(order=[job for job in rigid if job.waits])
     room, quota = _Room(view, rigid, now, turn_s, rules), rules.quota
+    beside = _Places(places or {}, room)
     decided = _Decided(view.version)
-    head: _Reservation | None = None
+    heads: list[_Reservation] = []
     behind = 0
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
     for job in rules.order:
@@ -77,41 +89,53 @@ def decide(
             decided.reasons[job.job] = backs_off(job.ready_at, now)
             decided.wake_at(job.ready_at)
             continue
-        if (largest := room.largest(one_node=job.one_node)) < job.slots:
-            decided.reasons[job.job] = _never_fits(job, largest)
-            continue
-        if room.largest(one_node=job.one_node, open_for=job) < job.slots:
-            decided.reasons[job.job] = _closes(job, room.closing(job))
-            continue
-        refused = quota and quota.refusal(job.job, job.account, job.slots)
-        if refused:
+        if (refused := _refusal(job, room, quota)) is not None:
             decided.reasons[job.job] = refused
+            continue
+        if not job.slots:
+            if (place := beside.take(job)) is not None:
+                decided.serve(job, _Taken([place]), None)
+                if quota is not None:
+                    quota.take(job.job, job.account, 0, starts=True)
+            else:
+                decided.reasons[job.job] = beside.reason(job)
             continue
         share = None if job.job in rules.exempt or not held else rules.share
         if share is not None and held + job.slots > share:
             decided.reasons[job.job] = _beyond_share(job, held, share)
             continue
-        behind += head is not None
-        if head is not None and (behind > MAX_BACKFILL or not head.permits(job, now)):
-            decided.reasons[job.job] = _behind(job, head)
+        ahead = [head for head in heads if head.concerns(job)]
+        behind += bool(ahead)
+        barred = [head for head in ahead if not head.ends_before(job, now)]
+        if ahead and (behind > MAX_BACKFILL or any(head.bars_all(job) for head in barred)):
+            decided.reasons[job.job] = _behind(job, ahead[0])
             continue
-        avoid = head.node if head is not None and not head.ends_before(job, now) else None
-        if (found := room.take(job, avoid, pauses=head is None)) is not None:
-            if head is not None:
-                head.use(job, now)
-            held += job.slots
+        if (found := room.take(job, barred, pauses=not ahead)) is not None:
+            for head in barred:
+                head.use(found)
+            taken = len(found.slots) + len(found.empty)
+            held += taken
             if quota is not None:
-                quota.take(job.job, job.account, job.slots, starts=True)
-            decided.serve(job, found, head)
-        elif head is None:
+                quota.take(job.job, job.account, taken, starts=True)
+            decided.serve(job, found, ahead[0] if ahead else None)
+        elif ahead:
+            decided.reasons[job.job] = _behind(job, ahead[0])
+        else:
             head = room.reservation(job)
             decided.reasons[job.job] = _reserved(job, head, room.count(job), now)
             decided.wake_at(head.at)
-            if head.at is None:
-                head = None  # nobody knows when: the others need not wait for it
-        else:
-            decided.reasons[job.job] = _behind(job, head)
+            if head.at is not None:  # if nobody knows when, the others need not wait for it
+                heads.append(head)
     return decided.claims()
+
+
+def _refusal(job: RigidView, room: _Room, quota: Quota | None) -> Reason | None:
+    """Return why a claim could not start now even if nobody else had any slots."""
+    if (largest := room.largest(job, ever=True)) < job.slots:
+        return _never_fits(job, largest)
+    if room.largest(job) < job.slots:
+        return _closes(job, room.closing(job))
+    return None if quota is None else quota.refusal(job.job, job.account, job.slots)
 
 
 @dataclass(slots=True)
@@ -119,9 +143,10 @@ class _Taken:
     """Slots for a claim, and what elastic jobs keep of theirs."""
 
     slots: list[SlotId]
-    free: bool  # all of them are free now
-    givers: dict[JobId, dict[SlotId, int]]  # job that gives up slots -> slots that it keeps
-    stopped: frozenset[JobId]  # rigid jobs among them
+    empty: list[SlotId] = field(default_factory=list)  # on the same nodes, for nobody
+    free: bool = True  # all of them are free now
+    givers: dict[JobId, dict[SlotId, int]] = field(default_factory=dict)  # job -> what it keeps
+    stopped: frozenset[JobId] = frozenset()  # rigid jobs among the givers
 
 
 @dataclass(slots=True)
@@ -134,20 +159,71 @@ class _Reservation:
     node: NodeId | None  # where, if the claim needs one node
     ends: tuple[JobId, ...]  # rigid jobs that it waits for
 
+    def concerns(self, job: RigidView) -> bool:
+        """True if both claims could use the same slot."""
+        fits = self.job.fits
+        return fits is None or job.fits is None or not fits.isdisjoint(job.fits)
+
     def ends_before(self, job: RigidView, now: Seconds) -> bool:
         """True if a claim that starts now reaches its time limit before the reservation."""
         return (
             self.at is not None and job.run_limit_s is not None and now + job.run_limit_s <= self.at
         )
 
-    def permits(self, job: RigidView, now: Seconds) -> bool:
-        """True if a claim may start now without delaying the reservation."""
-        return self.ends_before(job, now) or self.node is not None or job.slots <= self.spare
+    def bars(self, slot: SlotId, job: RigidView) -> bool:
+        """True if the slot is reserved, so that a claim would delay the reservation."""
+        if self.node is not None:
+            return node_of(slot) == self.node
+        if self._leaves_enough(job):
+            return False
+        return self.job.fits is None or slot in self.job.fits
 
-    def use(self, job: RigidView, now: Seconds) -> None:
-        """Record that a claim has started."""
-        if not self.ends_before(job, now) and self.node is None:
-            self.spare -= job.slots
+    def bars_all(self, job: RigidView) -> bool:
+        """True if the claim would delay the reservation on any slot."""
+        return self.node is None and self.job.fits is None and not self._leaves_enough(job)
+
+    def _leaves_enough(self, job: RigidView) -> bool:
+        return job.slots <= self.spare and not (job.shares or job.exclusive)
+
+    def use(self, taken: _Taken) -> None:
+        """Record that a claim, which does not end before, has started or keeps slots."""
+        if self.node is None:
+            fits = self.job.fits
+            used = [*taken.slots, *taken.empty]
+            self.spare -= len(used if fits is None else fits.intersection(used))
+
+
+class _Places:
+    """Places for jobs without slots. Nobody is overtaken on a node that fits him."""
+
+    def __init__(self, used: Mapping[NodeId, Mapping[SlotId, float]], room: _Room) -> None:
+        self._used = {node: dict(places) for node, places in used.items()}
+        self._room = room
+        self._closed: set[NodeId] = set()
+
+    def take(self, job: RigidView) -> SlotId | None:
+        """Return a place on the emptiest node that has room for the job, or None."""
+        room = {
+            node: 1.0 - sum(self._used[node].values()) - part
+            for node, part in job.shares.items()
+            if node in self._used and node not in self._closed and self._room.is_open(job, node)
+        }
+        node = max(room, key=lambda one: room[one], default=None)
+        if node is None or room[node] < -EPSILON:
+            self._closed |= job.shares.keys()
+            return None
+        used = self._used[node]
+        place = next(name for k in count(1) if (name := slot_id(node, -k)) not in used)
+        used[place] = job.shares[node]
+        return place
+
+    def reason(self, job: RigidView) -> Reason:
+        """Return why a job waits for a place."""
+        if not job.shares:
+            return _shape(job, 0)
+        up = [node for node in job.shares if node in self._used]
+        text = "waits for cores and memory beside the slots" if up else "no node that fits is up"
+        return Reason("waits", text, {"nodes": float(len(up))})
 
 
 class _Room:
@@ -182,98 +258,146 @@ class _Room:
         held = {slot for job in view.jobs.values() for slot in job.running_on}
         held |= {slot for job in self._holders for slot in job.holds}
         self._size = Counter(slot.node for slot in view.slots)
+        self._all = _grouped(slot.slot for slot in view.slots)
         self._free: dict[NodeId, list[SlotId]] = {node: [] for node in self._size}
         self._coming: dict[NodeId, list[SlotId]] = {node: [] for node in self._size}
         for slot in view.slots:
             if slot.slot not in held and (slot.usable or slot.leaving):
                 (self._free if slot.usable else self._coming)[slot.node].append(slot.slot)
 
-    def largest(self, *, one_node: bool, open_for: RigidView | None = None) -> int:
-        """Return the size of the largest claim that the cluster could ever serve.
+    def largest(self, job: RigidView, *, ever: bool = False) -> int:
+        """Return how many slots the claim could have if nobody else had any.
 
-        `open_for` limits this to nodes on which that claim may start now.
+        `ever` includes nodes on which it would now run into maintenance.
         """
-        sizes = [
-            size
-            for node, size in self._size.items()
-            if open_for is None or self._is_open(open_for, node)
-        ]
-        return max(sizes, default=0) if one_node else sum(sizes)
+        if (ever or not self._rules.closes) and job.fits is None and not job.shares:
+            return max(self._size.values(), default=0) if job.one_node else self._size.total()
+        return self._most(job, self._all, ever=ever)
 
-    def _is_open(self, job: RigidView, node: NodeId) -> bool:
+    def is_open(self, job: RigidView, node: NodeId) -> bool:
         """True if a claim that starts now ends before the next maintenance of the node."""
         at = self._rules.closes.get(node)
         return at is None or (job.run_limit_s is not None and self._now + job.run_limit_s <= at)
 
     def closing(self, job: RigidView) -> list[NodeId]:
         """Return the nodes on which the claim would run into maintenance."""
-        return [node for node in self._size if not self._is_open(job, node)]
+        return [node for node in self._size if not self.is_open(job, node)]
 
     def count(self, job: RigidView) -> int:
         """Return how many slots the claim could have now, at most."""
-        if job.one_node:
-            return max(map(len, self._by_node(job).values()), default=0)
-        return len(self._everywhere(job, None))
+        return self._most(job, self._by_node(job))
 
-    def take(self, job: RigidView, avoid: NodeId | None, *, pauses: bool) -> _Taken | None:
+    def _most(
+        self, job: RigidView, offers: Mapping[NodeId, Sequence[SlotId]], *, ever: bool = False
+    ) -> int:
+        counts = [
+            self._fitting(job, node, slots)
+            for node, slots in offers.items()
+            if ever or self.is_open(job, node)
+        ]
+        return max(counts, default=0) if job.one_node else sum(counts)
+
+    def _fitting(self, job: RigidView, node: NodeId, slots: Sequence[SlotId]) -> int:
+        """Return how many slots a claim can use if it may have these slots of a node."""
+        fits = len(slots) if job.fits is None else len(job.fits.intersection(slots))
+        if job.exclusive and len(slots) < self._size[node]:
+            return 0
+        return min(fits, math.floor(len(slots) / job.shares.get(node, 1.0) + EPSILON))
+
+    def _choose(
+        self, job: RigidView, node: NodeId, slots: Sequence[SlotId], many: int
+    ) -> tuple[list[SlotId], list[SlotId]]:
+        """Return `many` of a node's slots for a claim, and slots that stay empty beside them."""
+        used = [slot for slot in slots if job.fits is None or slot in job.fits][:many]
+        if not job.exclusive and node not in job.shares:
+            return used, []
+        rest = [slot for slot in slots if slot not in used]
+        needs = math.ceil(many * job.shares.get(node, 1.0) - EPSILON)
+        return used, rest if job.exclusive else rest[: max(0, needs - many)]
+
+    def take(
+        self, job: RigidView, barred: Sequence[_Reservation], *, pauses: bool
+    ) -> _Taken | None:
         """Take the slots of a claim, on one node if possible. Return None if there are too few.
 
         Args:
-            avoid: node that is reserved for another claim.
+            barred: reservations that the claim must not delay.
             pauses: jobs may have to pause for the claim.
         """
         if not pauses:
-            if self._without_pauses is None or self._rules.closes:
-                self._without_pauses = len(self._everywhere(job, None, pauses=False))
+            if self._without_pauses is None:
+                self._without_pauses = sum(map(len, self._by_node(None).values()))
             if self._without_pauses < job.slots:
                 return None
-        nodes = [
-            node
-            for node, free in self._free.items()
-            if len(free) >= job.slots and node != avoid and self._is_open(job, node)
+        plain = job.fits is None and not job.shares and not job.exclusive
+        if plain and (free := self._free_on_one_node(job, barred)):  # they cost least
+            return self._remove(free, [])
+        offers = self._by_node(job if pauses else None)
+        for head in barred:
+            offers = {
+                node: [slot for slot in slots if not head.bars(slot, job)]
+                for node, slots in offers.items()
+            }
+        room = {
+            node: self._fitting(job, node, slots) if self.is_open(job, node) else 0
+            for node, slots in offers.items()
+        }
+        fitting = [
+            self._choose(job, node, offers[node], job.slots)
+            for node, many in room.items()
+            if many >= job.slots
         ]
-        if nodes:  # they cost least
-            node = min(nodes, key=lambda node: len(self._free[node]))
-            return self._remove(self._free[node][: job.slots])
-        everywhere = [] if job.one_node else self._everywhere(job, avoid, pauses=pauses)
-        if not job.one_node and len(everywhere) < job.slots:
-            return None
-        offers = [
-            slots for node, slots in self._by_node(job, pauses=pauses).items() if node != avoid
-        ]
-        fitting = [slots[: job.slots] for slots in offers if len(slots) >= job.slots]
         if fitting:
-            return self._remove(min(fitting, key=self._cost))
-        return None if job.one_node else self._remove(everywhere[: job.slots])
+            return self._remove(*min(fitting, key=lambda one: self._cost([*one[0], *one[1]])))
+        if job.one_node or sum(room.values()) < job.slots:
+            return None
+        if not job.shares and not job.exclusive:
+            allowed = {slot for node, slots in offers.items() if room[node] for slot in slots}
+            order = self._cheapest_first(job if pauses else None)
+            mine = allowed if job.fits is None else allowed & job.fits
+            return self._remove([slot for slot in order if slot in mine][: job.slots], [])
+        used: list[SlotId] = []
+        empty: list[SlotId] = []
+        for node in sorted(room, key=lambda one: -room[one]):  # few nodes
+            many = min(room[node], job.slots - len(used))
+            chosen = self._choose(job, node, offers[node], many) if many else ([], [])
+            used, empty = [*used, *chosen[0]], [*empty, *chosen[1]]
+        return self._remove(used, empty)
 
-    def _by_node(self, job: RigidView, *, pauses: bool = True) -> dict[NodeId, list[SlotId]]:
+    def _free_on_one_node(self, job: RigidView, barred: Sequence[_Reservation]) -> list[SlotId]:
+        """Return free slots for a claim without requests, on the node with fewest, or none."""
+        offers = [
+            free
+            for node, free in self._free.items()
+            if len(free) >= job.slots and self.is_open(job, node)
+        ]
+        for head in barred:
+            offers = [[slot for slot in free if not head.bars(slot, job)] for free in offers]
+        offers = [free for free in offers if len(free) >= job.slots]
+        return min(offers, key=len, default=[])[: job.slots]
+
+    def _by_node(self, pausing: RigidView | None) -> dict[NodeId, list[SlotId]]:
         """Return the slots of each node that a claim on this node may have, cheapest first.
 
         Free slots are first, then those that are about to be free, then the surplus of elastic
-        jobs, and at last the slots of jobs that have to pause.
+        jobs, and at last the slots of jobs that have to pause for the claim `pausing`.
         """
         coming = self._coming
         found = {node: [[*free], [*coming[node]], [], []] for node, free in self._free.items()}
-        pausable = self._pausable(job) if pauses else set()
+        pausable = set() if pausing is None else self._pausable(pausing)
         for name, giver in self._ready_givers():
             for node, here in _grouped(giver.slots).items():
                 firm = max(0, len(here) - giver.surplus)
                 found[node][2] += reversed(here[firm:])
                 if name in pausable:
                     found[node][3] += here[:firm]
-        return {
-            node: [slot for part in parts for slot in part]
-            for node, parts in found.items()
-            if self._is_open(job, node)
-        }
+        return {node: [slot for part in parts for slot in part] for node, parts in found.items()}
 
-    def _everywhere(
-        self, job: RigidView, avoid: NodeId | None, *, pauses: bool = True
-    ) -> list[SlotId]:
-        """Return the slots of all nodes that the claim may have, in the same order."""
+    def _cheapest_first(self, pausing: RigidView | None) -> list[SlotId]:
+        """Return the slots of all nodes that a claim may have, in the same order."""
         surplus: list[SlotId] = []
         firm_slots: list[SlotId] = []
-        pausable = self._pausable(job) if pauses else set()
+        pausable = set() if pausing is None else self._pausable(pausing)
         for name, giver in self._ready_givers():
             firm = len(giver.slots) - giver.surplus
             surplus += reversed(giver.slots[firm:])
@@ -282,13 +406,7 @@ class _Room:
         nodes = sorted(self._free, key=lambda node: -len(self._free[node]))
         free = [slot for node in nodes for slot in self._free[node]]
         coming = [slot for node in nodes for slot in self._coming[node]]
-        offers = (*free, *coming, *surplus, *firm_slots)
-        some = avoid is not None or self._rules.closes
-        return [
-            slot
-            for slot in offers
-            if not some or (node_of(slot) != avoid and self._is_open(job, node_of(slot)))
-        ]
+        return [*free, *coming, *surplus, *firm_slots]
 
     def _ready_givers(self) -> list[tuple[JobId, _Giver | _RigidGiver]]:
         """Return the jobs that can give up slots now, in the order in which they are asked."""
@@ -330,7 +448,8 @@ class _Room:
         free = self._free[node_of(slots[0])]
         return touched, sum(slot not in free for slot in slots), len(free)
 
-    def _remove(self, chosen: list[SlotId]) -> _Taken:
+    def _remove(self, used: list[SlotId], empty: list[SlotId]) -> _Taken:
+        chosen = [*used, *empty]
         free = all(slot in self._free[node_of(slot)] for slot in chosen)
         givers = {}
         stopped = set()
@@ -350,15 +469,16 @@ class _Room:
         for node in {node_of(slot) for slot in chosen}:
             for some in (self._free, self._coming):
                 some[node] = [slot for slot in some[node] if slot not in gone]
-        return _Taken(chosen, free, givers, frozenset(stopped))
+        return _Taken(used, empty, free, givers, frozenset(stopped))
 
     def reservation(self, job: RigidView) -> _Reservation:
         """Return when and where the claim will have its slots, if nothing ends earlier.
 
         Rigid jobs end by their time limits. Elastic jobs may be paused after their turn.
         """
-        offered = self._everywhere(job, None)
-        have = Counter(map(node_of, offered))
+        offers = self._by_node(job)
+        have = {node: slots for node, slots in offers.items() if self.is_open(job, node)}
+        offered = {slot for slots in have.values() for slot in slots}
         events = [
             (holder.ends_at, holder.job, tuple(set(holder.holds).difference(offered)))
             for holder in self._holders
@@ -373,13 +493,17 @@ class _Room:
             events.append((at, giver.job.job, rest))
         waited: list[JobId] = []
         for at, name, held in sorted(events):
-            slots = [slot for slot in held if self._is_open(job, node_of(slot))]
+            slots = [slot for slot in held if self.is_open(job, node_of(slot))]
             waited += [name] if slots else []
-            have.update(map(node_of, slots))
-            best = max(have.values(), default=0) if job.one_node else have.total()
+            for slot in slots:
+                if (there := node_of(slot)) in have:
+                    have[there].append(slot)
+            best = self._most(job, have)
             if best >= job.slots:
-                node = max(have, key=lambda one: have[one]) if job.one_node else None
-                return _Reservation(job, at, best - job.slots, node, tuple(waited))
+                spare = 0 if job.shares or job.exclusive else best - job.slots
+                where = max(have, key=lambda one: self._fitting(job, one, have[one]))
+                node = where if job.one_node else None
+                return _Reservation(job, at, spare, node, tuple(waited))
         return _Reservation(job, None, 0, None, ())
 
 
@@ -480,16 +604,16 @@ class _Decided:
 
     def serve(self, job: RigidView, taken: _Taken, head: _Reservation | None) -> None:
         """Start the claim, or keep its slots until they are free."""
-        needs = slots_in_words(job.slots)
-        early = ""
+        needs, early = slots_in_words(job.slots), ""
         if head is not None:
             early = f" before {head.job.job}, which it does not delay"
         if taken.free:
-            self.placed[job.job] = dict.fromkeys(taken.slots, 1)
+            self.placed[job.job] = dict.fromkeys(taken.slots, 1) | dict.fromkeys(taken.empty, 0)
             code = "start" if head is None else "backfill"
-            self.why[job.job] = Reason(code, f"starts on {needs}{early}", {"slots_then": job.slots})
+            text = f"starts on {needs}{early}" if job.slots else "starts without slots"
+            self.why[job.job] = Reason(code, text, {"slots_then": job.slots})
         else:
-            self.kept.update(taken.slots)
+            self.kept.update((*taken.slots, *taken.empty))
             text = f"gets {needs}{early} as soon as they are free"
             if taken.givers:
                 verb = "give" if len(taken.givers) > 1 else "gives"
@@ -546,7 +670,18 @@ def without_kept(plan: Plan, view: ClusterView, kept: frozenset[SlotId]) -> Plan
 # --- reasons of claims that wait
 
 
+def _shape(job: RigidView, largest: int) -> Reason:
+    """Return the reason of a claim that has requests, which too few slots fit."""
+    if job.missing:
+        return Reason("shape", job.missing, {"needs": float(job.slots), "slots": 0.0})
+    where = " on one node" if job.one_node else ""
+    text = f"needs {slots_in_words(job.slots)}{where}; {largest} fit its requests"
+    return Reason("shape", text, {"needs": float(job.slots), "slots": float(largest)})
+
+
 def _never_fits(job: RigidView, largest: int) -> Reason:
+    if job.fits is not None or job.shares or job.exclusive:
+        return _shape(job, largest)
     if job.one_node and largest:
         numbers = {"needs": float(job.slots), "slots": float(largest)}
         text = f"needs {job.slots} slots on one node, the largest has {largest}"

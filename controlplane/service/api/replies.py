@@ -84,7 +84,7 @@ def job_summary(
         user=job.user,
         state=shown_state(job),
         reason=why,
-        slots=len(job.group.members) if job.group else 0,
+        slots=len(job.held_slots()),
         global_batch=job.group.global_batch if job.group and not job.spec.rigid else 0,
         lr=live.lr if live else job.progress.lr or job.spec.lr,
         epoch=job.progress.epoch,
@@ -106,7 +106,7 @@ def job_summary(
         exit_code=job.attempts.exit_code,
         **telemetry.use_of(job.job, now)._asdict(),
         slot_s=job.accounting.slot_s
-        + (running_s - job.accounting.running_s) * (len(job.group.members) if job.group else 0),
+        + (running_s - job.accounting.running_s) * len(job.held_slots()),
     )
 
 
@@ -333,6 +333,9 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
         model=node.spec.slots[0].model,
         jobs=tuple(dict.fromkeys(owners.values())),
         release=node.spec.release,
+        labels=node.spec.labels,
+        cores=node.spec.cores,
+        memory_bytes=node.spec.memory_bytes,
     )
 
 
@@ -390,7 +393,7 @@ def account_shares(
     slots, running, waiting = Counter[str](), Counter[str](), Counter[str]()
     for name in state.active:
         job = state.jobs[name]
-        held = len(job.group.members) if job.group is not None else 0
+        held = len(job.held_slots())
         slots[job.account] += held
         (running if held else waiting)[job.account] += 1
     found = []
@@ -443,12 +446,20 @@ class PolicyNotes:
 
 
 def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
-    """Return a note if a job needs more slots than all nodes have that are not lost or draining."""
+    """Return a note if no node fits a job, or if it needs more slots than all nodes have.
+
+    Lost and draining nodes do not count.
+    """
+    fit = state.slot_index.fit(spec)
+    if fit.missing:
+        return (f"{fit.missing}: it waits until such a node joins",)
     usable = [
         node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
     ]
-    here = sum(len(node.spec.slots) for node in usable)
+    slots = [slot_id(node.node, slot.index) for node in usable for slot in node.spec.slots]
+    here = sum(fit.slots is None or slot in fit.slots for slot in slots)
     if spec.slots[0] <= here:
         return ()
-    what = f"it needs {spec.slots[0]} slots, the cluster has {here}"
+    fitting = "" if fit.slots is None else " that fit it"
+    what = f"it needs {spec.slots[0]} slots, the cluster has {here}{fitting}"
     return (f"{what}: it waits until nodes join; `slots` in the job file may ask for fewer",)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from nodeagent.devices import (
@@ -18,8 +19,9 @@ from nodeagent.devices import (
     inventory,
     select_visible,
     usable_cores,
+    usable_memory,
 )
-from nodeagent.settings import AgentSettings, Containers
+from nodeagent.settings import AgentSettings, Containers, Places
 from schemas.errors import SettingsError
 from schemas.nodes import SlotSpec
 from tests.unit.nodeagent.fake_nvml import Hosts, broken_driver, build_driver
@@ -200,6 +202,42 @@ def test_cores_are_those_of_the_affinity_or_of_a_smaller_quota(tmp_path: Path) -
     assert usable_cores(control_group(tmp_path, "max 100000\n")) == mine
     for limit in ("100000 100000", "50000 100000"):
         assert usable_cores(control_group(tmp_path, limit)) == 1
+
+
+def test_memory_is_that_of_the_host_or_of_a_smaller_limit(tmp_path: Path) -> None:
+    group = control_group(tmp_path, "max 100000\n")
+    host = usable_memory(group)
+
+    for limit, usable in (("max\n", host), (f"{host * 2}\n", host), ("4096\n", 4096)):
+        (group / "memory.max").write_text(limit, encoding="ascii")
+        assert usable_memory(group) == usable
+
+
+# --- what operators state
+
+
+def test_a_node_reports_its_labels_and_what_it_sets_aside() -> None:
+    stated = Places(cpus=3.0, memory_bytes=1 << 30)
+    settings = AgentSettings(
+        node="n1", devices="cpu", cores=64, labels={"zone": "a"}, places=stated
+    )
+
+    usual = inventory(msgspec.structs.replace(settings, places=Places()))
+    found = inventory(settings)
+
+    assert (found.labels, found.place_cores, found.place_memory_bytes) == (
+        {"zone": "a"}, 3.0, 1 << 30,
+    )  # fmt: skip
+    assert (usual.place_cores, usual.place_memory_bytes) == (4.0, usual.memory_bytes // 16)
+
+
+def test_a_label_that_no_job_can_name_is_refused() -> None:
+    with pytest.raises(SettingsError) as refused:
+        inventory(AgentSettings(node="n1", devices="cpu", labels={"a b": "yes"}))
+
+    assert (refused.value.field, refused.value.message) == (
+        "labels", "labels: 'a b' is not a name",
+    )  # fmt: skip
 
 
 # --- CUDA_VISIBLE_DEVICES as CUDA reads it

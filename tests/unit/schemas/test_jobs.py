@@ -94,6 +94,10 @@ def stop(**rule: Any) -> dict[str, Any]:
 
 ACCEPTED: Final[list[dict[str, Any]]] = [
     {},
+    {"gpu_type": "a100", "constraints": {"nvlink": "yes"}, "cpus": 0.5, "memory_bytes": 1},
+    RIGID | {"exclusive": True, "gpu_type": "NVIDIA A100-SXM4-80GB", "slots": 2},
+    RIGID | {"slots": 0, "cpus": 2.0, "memory_bytes": 1 << 30, "constraints": {"zone": "a"}},
+    {"exclusive": False},
     RIGID, RIGID | {"slots": 4, "grace_s": 0.0, "retries": 2, "max_run_s": 60.0},
     RIGID | {"kind": "torchrun", "slots": 8, "on_loss": "fail", "env": {"A": "b"}},
     {
@@ -206,6 +210,31 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
         ("requirements", "does not apply to an image", "install them in the image"),
     ),
     ({"requirements": "../r.txt"}, ("requirements", "it is not inside workdir", "give a path relative to workdir, such as requirements.txt")),
+    (
+        RIGID | {"kind": "torchrun", "slots": 0},
+        ("slots", "slots [0, 0] is not a range", "give [least, most] with 1 <= least <= most"),
+    ),
+    *(
+        ({"gpu_type": text}, ("gpu_type", f"{text[:60]!r} is not a type of GPU", "give words of a device in `ones node list`: a100"))
+        for text in ("", "--", "a" * 101)
+    ),
+    *(
+        ({"cpus": cpus}, ("cpus", f"{cpus} is not a number of cores", "give a number above 0, at most 65536"))
+        for cpus in (0.0, -1.0, math.nan, math.inf)
+    ),
+    *(
+        ({"memory_bytes": size}, ("memory_bytes", f"{size} is not a number of bytes", "give bytes for each slot, above 0"))
+        for size in (0, -1, 2**63)
+    ),
+    (
+        {"constraints": {"a b": "yes"}},
+        ("constraints", "'a b' is not a name", "use 1 to 63 letters, digits, - _ . or /, starting with a letter or digit"),
+    ),
+    ({"exclusive": True}, ("exclusive", "does not apply to an elastic job", "leave it out: an elastic job shares nodes")),
+    *(
+        (RIGID | {"slots": 0, field: value}, (field, "does not apply to a job without slots", "leave it out"))
+        for field, value in (("gpu_type", "a100"), ("exclusive", True))
+    ),
     (RIGID | {"command": ()}, ("command", "is missing", 'write command = ["python", "prepare.py", "--rows", "1000"]')),
     (RIGID | {"command": ("a", "b\0d")}, ("command", "too many, too long or with a NUL byte", "shorten it")),
     (

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from controlplane.cli.job_options import JobOptions
 from controlplane.client.job_file import load_job
-from controlplane.client.sbatch import PRELUDE, is_batch_script, job_of_batch_script
+from controlplane.client.sbatch import PRELUDE, is_batch_script, job_of_batch_script, memory_bytes
 from schemas.errors import BadFieldError
 
 # From the documentation of a public cluster, shortened.
@@ -35,13 +36,14 @@ def test_a_batch_script_of_a_public_cluster_is_a_command() -> None:
 
     assert fields == {
         "name": "my_gpu_job", "kind": "command", "slots": 2, "max_run_s": 95_400.0,
+        "gpu_type": "a100", "cpus": 8.0,
         "command": ["/bin/bash", "-c", PRELUDE, "job.sh"],
         "env": {
             "SLURM_JOB_NAME": "my_gpu_job", "SLURM_NTASKS": "2", "SLURM_NNODES": "1",
             "SLURM_JOB_NUM_NODES": "1",
         },
     }  # fmt: skip
-    assert remark == "--output, --partition, --cpus-per-task, --mail-type: no effect here"
+    assert remark == "--output, --partition, --mail-type: no effect here"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,19 @@ def test_a_batch_script_of_a_public_cluster_is_a_command() -> None:
         ("-t 2:30", {"max_run_s": 150.0}),
         ("-t 2-12", {"max_run_s": 216_000.0}),
         ("--gpus=4", {"slots": 4}),
-        ("-G v100:3", {"slots": 3}),
+        ("-G v100:3", {"slots": 3, "gpu_type": "v100"}),
         ("--gres=gpu", {"slots": 1}),
+        ("--gres=gpu:2", {"slots": 2}),
+        ("--gres=gpu:a100", {"slots": 1, "gpu_type": "a100"}),
+        ("-n 2 --gpus-per-task=a100:2", {"slots": 4, "gpu_type": "a100"}),
+        ("-n 4 -c 8 --gpus 2", {"slots": 2, "cpus": 16.0}),  # 32 cores for two slots
+        ("--cpus-per-gpu=6 --gpus 2", {"cpus": 6.0}),
+        ("--mem=64G --gpus 4", {"memory_bytes": 16 << 30}),
+        ("--mem=512", {"memory_bytes": 512 << 20}),
+        ("-c 4 --mem-per-cpu=2G", {"cpus": 4.0, "memory_bytes": 8 << 30}),
+        ("--mem-per-gpu 20G --gpus 2", {"memory_bytes": 20 << 30}),
+        ("--exclusive", {"exclusive": True}),
+        ("-C 'nvlink&zone=a'", {"constraints": {"nvlink": "yes", "zone": "a"}}),
         ("-n 3 --gpus-per-task 2", {"slots": 6}),
         ("-N 1 --ntasks-per-node=4", {"slots": 4}),
         ("--requeue", {"on_loss": "restart"}),
@@ -68,6 +81,34 @@ def test_an_option_becomes_a_field(options: str, expected: dict[str, Any]) -> No
     fields, _ = job_of_batch_script(f"#!/bin/bash\n#SBATCH {options}\ntrue\n", "run.sh")
 
     assert expected.items() <= fields.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("16G", 16 << 30), ("1.5GiB", 3 << 29), ("512m", 512 << 20), ("4096", 4096)]
+)
+def test_memory_is_stated_with_a_unit_or_in_bytes(text: str, size: int) -> None:
+    assert memory_bytes(text) == size
+
+
+def test_options_of_commands_are_the_fields_of_a_job_file() -> None:
+    options = JobOptions(
+        gpu_type="a100", cpus=2.0, memory="1G", constraint=["zone=a"], exclusive=True
+    )
+
+    assert options.fields() == {
+        "gpu_type": "a100", "cpus": 2.0, "memory_bytes": 1 << 30, "exclusive": True,
+        "constraints": {"zone": "a"},
+    }  # fmt: skip
+    with pytest.raises(BadFieldError) as refused:
+        JobOptions(memory="much").fields()
+    assert refused.value.message == "memory: 'much' is not an amount of memory"
+
+
+def test_all_memory_of_a_node_is_no_request() -> None:
+    """Slurm's --mem=0 has no counterpart that works on each node; a slot has its share."""
+    fields, _ = job_of_batch_script("#!/bin/bash\n#SBATCH --mem=0 -c 2\ntrue\n", "run.sh")
+
+    assert "memory_bytes" not in fields
 
 
 def test_exported_variables_are_those_with_values() -> None:
@@ -87,6 +128,9 @@ def test_exported_variables_are_those_with_values() -> None:
         ("-t soon", "sbatch: argument -t/--time: 'soon' is not a time"),
         ("-d singleton", "'singleton' is not afterok, afterany or afternotok with names of jobs"),
         ("-n 0", "sbatch: argument -n/--ntasks: '0' is not a number of 1 or more"),
+        ("--gres=tpu:a:1", "'tpu:a:1' is not a number of GPUs"),
+        ("--mem=lots", "'lots' is not memory, such as 16G"),
+        ("-C 'a|b'", "'a|b' has more than names of labels joined by &"),
         ("--export=HOME", "HOME: variables of your shell do not travel; write NAME=VALUE"),
     ],
 )

@@ -317,3 +317,174 @@ def test_a_reservation_counts_no_slots_that_the_claim_may_not_use() -> None:
     assert decision.plan.local_batch == {}
     text = "needs 2 slots, could have 0; has them within 15 min, after a-1"
     assert decision.reasons[G].text == text
+
+
+# --- requests for slots and nodes
+
+
+def on(*slots: SlotId) -> dict[str, Any]:
+    """Fields of a claim that these slots fit."""
+    return {"fits": frozenset(slots)}
+
+
+def test_a_claim_takes_only_slots_that_fit_it() -> None:
+    view = view_of(row_of(2, 2), elastic(A, *n(2, 0, 1)))
+
+    decision = decide(view, [claim(G, 1, **on(*n(2, 0, 1)))], NOW)
+
+    assert decision.plan.local_batch == {A: {n(2, 0)[0]: 16}}
+    assert decision.kept == set(n(2, 1))
+
+
+def test_a_claim_that_fits_nowhere_says_what_is_missing_and_delays_nobody() -> None:
+    missing = "no node has label nvlink = yes; nodes report: no labels"
+
+    decision = decide(view_of(row_of(2)), [claim(G, **on(), missing=missing), claim(H)], NOW)
+
+    assert decision.reasons == {G: Reason("shape", missing, {"needs": 1.0, "slots": 0.0})}
+    assert decision.plan.local_batch == {H: {n(1, 0)[0]: 1}}
+
+
+def test_a_claim_that_needs_more_fitting_slots_than_there_are_says_how_many_fit() -> None:
+    decision = decide(view_of(row_of(2, 2)), [claim(G, 3, **on(*n(2, 0, 1)))], NOW)
+
+    text = "needs 3 slots; 2 fit its requests"
+    assert decision.reasons == {G: Reason("shape", text, {"needs": 3.0, "slots": 2.0})}
+
+
+def test_a_reservation_of_one_type_delays_no_claim_of_another() -> None:
+    held = holder(A, *n(1, 0), ends_at=NOW + 600.0)
+    first = claim(G, 2, **on(*n(1, 0, 1)))
+    other = claim(H, 2, at=9_999.0, **on(*n(2, 0, 1)))
+
+    decision = decide(view_of(row_of(2, 2)), [held, first, other], NOW)
+
+    assert decision.plan.local_batch == {H: dict.fromkeys(n(2, 0, 1), 1)}
+    assert decision.reasons[G].code == "reserved"
+
+
+def test_a_claim_without_requests_uses_the_slots_that_do_not_fit_the_first_one() -> None:
+    held = holder(A, *n(1, 0), ends_at=NOW + 600.0)
+    first = claim(G, 2, **on(*n(1, 0, 1)))
+
+    assert placed(view_of(row_of(2, 1)), held, first, claim(H, 1, at=9_999.0)) == {
+        H: {n(2, 0)[0]: 1}
+    }
+    assert placed(view_of(row_of(2, 1)), held, first, claim(H, 2, at=9_999.0)) == {}
+
+
+def test_two_claims_that_fit_no_common_slot_have_a_reservation_each() -> None:
+    held = holder(A, *n(1, 0), ends_at=NOW + 600.0), holder(B, *n(2, 0), ends_at=NOW + 900.0)
+    claims = claim(G, 2, **on(*n(1, 0, 1))), claim(H, 2, at=9_999.0, **on(*n(2, 0, 1)))
+
+    decision = decide(view_of(row_of(2, 2)), [*held, *claims], NOW)
+
+    assert {name: one.numbers["wait_s"] for name, one in decision.reasons.items()} == {
+        G: 600.0, H: 900.0,
+    }  # fmt: skip
+
+
+def test_a_slot_that_needs_the_share_of_another_keeps_that_one_empty() -> None:
+    view = view_of(row_of(4))
+
+    assert placed(view, claim(G, 1, shares={NodeId("n1"): 1.5})) == {
+        G: {n(1, 0)[0]: 1, n(1, 1)[0]: 0}
+    }
+    assert placed(view, claim(G, 2, shares={NodeId("n1"): 1.5})) == {
+        G: dict.fromkeys(n(1, 0, 1), 1) | {n(1, 2)[0]: 0}
+    }
+    assert decide(view, [claim(G, 3, shares={NodeId("n1"): 1.5})], NOW).reasons[G].code == "shape"
+
+
+def test_an_exclusive_claim_has_its_node_alone() -> None:
+    view = view_of(row_of(2, 2), elastic(A, n(1, 0)[0]))
+
+    assert placed(view, claim(G, 1, exclusive=True)) == {G: {n(2, 0)[0]: 1, n(2, 1)[0]: 0}}
+
+
+def test_an_exclusive_gang_has_whole_nodes() -> None:
+    assert placed(view_of(row_of(2, 2)), claim(G, 3, exclusive=True)) == {
+        G: dict.fromkeys((*n(1, 0, 1), *n(2, 0)), 1) | {n(2, 1)[0]: 0}
+    }
+
+
+def test_an_exclusive_claim_waits_until_a_node_is_empty() -> None:
+    held = holder(A, *n(1, 0), ends_at=NOW + 600.0), holder(B, *n(2, 0), ends_at=NOW + 60.0)
+
+    decision = decide(view_of(row_of(2, 2)), [*held, claim(G, 1, exclusive=True)], NOW)
+
+    text = "needs 1 slot, could have 0; has them within 1 min, after b-2"
+    numbers = {"needs": 1.0, "could_have": 0.0, "wait_s": 60.0}
+    assert decision.reasons[G] == Reason("reserved", text, numbers)
+
+
+def test_jobs_without_slots_share_what_their_node_sets_aside_in_order() -> None:
+    first = claim(G, 0, shares={NodeId("n1"): 0.5})
+    large = claim(H, 0, shares={NodeId("n1"): 0.75})
+    small = claim(C, 0, shares={NodeId("n1"): 0.25})
+    places = {NodeId("n1"): {}}
+
+    decision = decide(view_of(row_of(1)), [first, large, small], NOW, places=places)
+
+    assert decision.plan.local_batch == {G: {slot_id(NodeId("n1"), -1): 1}}
+    assert decision.plan.reasons[G].text == "starts without slots"
+    assert {name: one.text for name, one in decision.reasons.items()} == {
+        H: "waits for cores and memory beside the slots",
+        C: "waits for cores and memory beside the slots",
+    }
+
+
+def test_a_job_without_slots_gets_the_next_place_of_the_emptiest_node() -> None:
+    taken = {slot_id(NodeId("n2"), -1): 0.25}
+    job = claim(G, 0, shares={NodeId("n1"): 0.75, NodeId("n2"): 0.25})
+    places = {NodeId("n1"): {}, NodeId("n2"): taken}
+
+    decision = decide(view_of(row_of(1, 1)), [job], NOW, places=places)
+
+    assert decision.plan.local_batch == {G: {slot_id(NodeId("n2"), -2): 1}}
+
+
+NEEDS = st.fixed_dictionaries(
+    {
+        "slots": st.integers(0, 4),
+        "exclusive": st.booleans(),
+        "one_node": st.booleans(),
+        "share": st.sampled_from([1.0, 1.5, 2.0, 3.0]),
+        "fits": st.none() | st.sets(st.sampled_from([*n(1, 0, 1, 2), *n(2, 0, 1, 2)])),
+    }
+)
+
+
+@given(needs=st.lists(NEEDS, max_size=6))
+def test_no_node_is_oversubscribed(needs: list[dict[str, Any]]) -> None:
+    nodes = NodeId("n1"), NodeId("n2")
+    claims = []
+    for number, one in enumerate(needs, 1):
+        share = one.pop("share")
+        shares = dict.fromkeys(nodes, share / 4) if not one["slots"] else {}
+        shares = dict.fromkeys(nodes, share) if one["slots"] and share > 1 else shares
+        one["fits"] = None if one["fits"] is None else frozenset(one["fits"])
+        claims.append(claim(JobId(f"j-{number}"), at=float(number), shares=shares, **one))
+    places = {node: {} for node in nodes}
+
+    plan = decide(view_of(row_of(3, 3)), claims, NOW, places=places).plan.local_batch
+
+    given_out = [slot for slots in plan.values() for slot in slots]
+    assert len(given_out) == len(set(given_out))
+    for job in claims:
+        got = plan.get(job.job, {})
+        used = [slot for slot, batch in got.items() if batch]
+        assert len(used) == (max(1, job.slots) if got else 0)
+        if job.slots:
+            assert job.fits is None or job.fits.issuperset(used)
+            for node in nodes:
+                here = [slot for slot in used if slot.startswith(node)]
+                taken = [slot for slot in got if slot.startswith(node)]
+                assert len(taken) >= len(here) * job.shares.get(node, 1.0)
+                assert not (job.exclusive and here) or len(taken) == 3
+    for node in nodes:
+        parts = [
+            job.shares[node] for job in claims
+            for slot in plan.get(job.job, {}) if slot.startswith(f"{node}/-")
+        ]  # fmt: skip
+        assert sum(parts) <= 1.0
