@@ -17,7 +17,15 @@ from schemas.session import (
     ToController,
     ToNode,
 )
-from schemas.wire.agent import Hello, NodeHealth, Numbered, StallTelemetry, Telemetry, ToSession
+from schemas.wire.agent import (
+    Hello,
+    NodeHealth,
+    Numbered,
+    StallTelemetry,
+    Telemetry,
+    ToSession,
+    UsageTelemetry,
+)
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 
@@ -80,7 +88,7 @@ def controller(data: bytes) -> None:
             message = codec.decode(hostile_bytes(choices, codec.tags, KNOWN))
         except OnesError:
             continue
-        if isinstance(message, Telemetry | StallTelemetry):
+        if isinstance(message, Telemetry | StallTelemetry | UsageTelemetry):
             continue
         if isinstance(message, Hello):
             committed = delivered if message.boot == boot else choices.below(4)

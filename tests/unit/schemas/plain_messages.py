@@ -87,6 +87,8 @@ def _bounded(kind: Any, bounds: msgspec.Meta) -> st.SearchStrategy[Any]:
         return instances(kind)
     if kind is str:
         return st.text(min_size=bounds.min_length or 0, max_size=bounds.max_length)
+    if kind is float:
+        return st.floats(bounds.ge, bounds.le, allow_nan=False)
     return st.integers(bounds.ge, UINT64 - 1 if bounds.le is None else bounds.le)
 
 

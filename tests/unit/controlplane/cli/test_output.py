@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controlplane.cli import jobs, main, output
 from controlplane.cli.output import (
@@ -156,7 +157,12 @@ def test_missing_output_is_explained(
     async def silent(*_: object, **__: object) -> AsyncIterator[list[OutputLine]]:
         yield []
 
+    async def plain(*_: object) -> JobDetail:
+        detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+        return replace(detail, spec=replace(detail.spec, array=msgspec.UNSET))
+
     monkeypatch.setattr(HostileClient, "state", now)
+    monkeypatch.setattr(HostileClient, "job", plain)
     monkeypatch.setattr(HostileClient, "output_pages", silent)
 
     printed(command, monkeypatch, capsys)

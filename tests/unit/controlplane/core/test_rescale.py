@@ -778,8 +778,9 @@ def test_the_history_of_a_change_gives_the_same_state_again() -> None:
 
 def test_slots_to_add_leave_out_slots_that_the_job_has() -> None:
     free = SimpleNamespace(free=[S0, S1], releasing={S0: B})
-    index = cast("SlotIndex", SimpleNamespace(available=lambda: free))
-    job = cast("Job", SimpleNamespace(job=A))
+    anywhere = SimpleNamespace(slots=None)
+    index = cast("SlotIndex", SimpleNamespace(available=lambda: free, fit=lambda _spec: anywhere))
+    job = cast("Job", SimpleNamespace(job=A, spec=None))
     wanted = ManualOverride(user="ann", slots=3)
 
     assert overrides._slots_to_add(index, job, wanted, [S0], 3) == ([S1], [])
