@@ -141,6 +141,13 @@ class WorkerFolder:
         """True if the node stopped this worker."""
         return (self.path / "stopped").exists()
 
+    def mark_warned(self) -> bool:
+        """Record that the worker was warned of its end. Return False if it was before."""
+        with contextlib.suppress(FileExistsError):
+            (self.path / "warned").touch(exist_ok=False)
+            return True
+        return False
+
     def mark_asked(self) -> None:
         """Record that the worker was asked to stop, for an agent that finds it ended."""
         (self.path / "asked").touch()

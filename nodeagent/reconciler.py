@@ -17,11 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
+from schemas.jobs import EndWarning
 from schemas.nodes import Member
 from schemas.wire.agent import (
     SETTLED,
     SUSPEND,
     SWITCH,
+    WARNED,
     AgentEvent,
     GroupDelta,
     JobCleared,
@@ -159,6 +161,13 @@ class StartWorker(Struct, frozen=True):
     granted: bool = True  # the slot's device is free
 
 
+class Warn(Struct, frozen=True):
+    """Send the signal of the job's `warn` to the worker's processes, once."""
+
+    worker: WorkerId
+    warning: EndWarning
+
+
 class Terminate(Struct, frozen=True):
     """Send TERM to the worker's process group, then start the grace period."""
 
@@ -222,7 +231,7 @@ class ForgetJob(Struct, frozen=True):
 
 
 Action = (
-    FetchWorkspace | StartWorker | Terminate | Kill | AwaitExit | OrderGroup | GrantSlot
+    FetchWorkspace | StartWorker | Warn | Terminate | Kill | AwaitExit | OrderGroup | GrantSlot
     | OrderUnit | KeepStates | PublishEvent | RemoveWorker | ForgetJob
 )  # fmt: skip
 
@@ -577,6 +586,9 @@ class Reconciler:
         if delta.kind == SUSPEND and delta.spec is not None and delta.spec.rigid:
             worker.phase = ProcessPhase.STOPPING  # its program knows no orders
             return [Terminate(worker.worker)]
+        if delta.stage == WARNED and delta.spec is not None:
+            warning = delta.spec.stated_warning
+            return [] if warning is None else [Warn(worker.worker, warning)]
         if delta.stage == SWITCH:
             worker.leaving = delta.group.member(worker.worker) is None
         return [OrderGroup(worker.worker, delta)]

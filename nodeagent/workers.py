@@ -53,6 +53,7 @@ from nodeagent.reconciler import (
     StartFailed,
     StartWorker,
     Terminate,
+    Warn,
     WorkspaceFailed,
     WorkspaceReady,
 )
@@ -62,7 +63,7 @@ from nodeagent.zygotes import LAUNCHER, ZygotePool
 from schemas.codec import encode
 from schemas.host.fork_server import NO_SECRETS
 from schemas.ids import JobId, Rank, WorkerId, index_of, is_place, node_of
-from schemas.jobs import JobSpec, is_reserved
+from schemas.jobs import EndWarning, JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
 from schemas.wire.agent import GroupDelta, ScriptReport
 from schemas.wire.streams import OpenStream
@@ -189,7 +190,8 @@ class WorkerManager:
     # --- actions of the reconciler
 
     def perform(
-        self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
+        self,
+        action: FetchWorkspace | StartWorker | AwaitExit | Warn | Terminate | Kill | RemoveWorker,
     ) -> None:
         """Start an action. An event reports the action's outcome.
 
@@ -203,6 +205,8 @@ class WorkerManager:
                 self._spawn(self._start(action))
             case AwaitExit(worker=worker):
                 self._spawn(self._await_grace(worker))
+            case Warn(worker=worker, warning=warning):
+                self._warn(worker, warning)
             case Terminate(worker=worker):
                 self._terminate(worker)
             case Kill(worker=worker):
@@ -647,6 +651,21 @@ class WorkerManager:
         watched = self._watched.get(worker)
         if watched is not None and watched.pidfd is not None:
             signal_group(watched.pid, what, watched.uid)
+
+    def _warn(self, worker: WorkerId, warning: EndWarning) -> None:
+        watched = self._watched.get(worker)
+        if watched is None or watched.pidfd is None or not watched.folder.mark_warned():
+            return
+        what = signal.Signals[f"SIG{warning.signal}"]
+        if warning.to == "first":
+            signal.pidfd_send_signal(watched.pidfd, what)
+        elif warning.to == "all":
+            self._signal(worker, what)
+        else:
+            for pid in in_session(watched.pid):
+                if pid != watched.pid:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, what)
 
     def _terminate(self, worker: WorkerId) -> None:
         watched = self._watched.get(worker)

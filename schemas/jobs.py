@@ -23,7 +23,7 @@ from schemas.relations import (
     check_labels,
     parents_in,
     range_of,
-    start_time,
+    stated_time,
 )
 from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
@@ -153,6 +153,14 @@ class SecretEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     id: str = ""  # under which the controller keeps the values; chosen by the controller
 
 
+class EndWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Signal to the processes of a rigid job before its time is over."""
+
+    before_s: float = 60.0
+    signal: Literal["USR1", "USR2", "HUP", "INT", "TERM"] = "USR1"
+    to: Literal["all", "first", "others"] = "all"  # "first": only the program itself
+
+
 class Shape(NamedTuple):
     """Requests of a job for its slots and nodes. An empty value or 0 is no request."""
 
@@ -203,6 +211,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "array": '"0-9%3"',
         "after": '["ok:prepare-3", "any:clean-4"]',
         "not_before": '"2026-12-01T08:00Z"',  # or "+2h"
+        "deadline": '"2026-12-02T08:00Z"',  # or "+1d"
+        "warn": '{ before_s = 60, signal = "USR1" }',
     }
     name: str
     kind: Kind | msgspec.UnsetType = msgspec.UNSET  # default: elastic
@@ -237,6 +247,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
+    deadline: str | msgspec.UnsetType = msgspec.UNSET  # latest end, likewise
+    warn: EndWarning | msgspec.UnsetType = msgspec.UNSET
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
     array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # by which jobs are selected
@@ -391,7 +403,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return the earliest start of a job that was submitted at that time."""
         if self.not_before is msgspec.UNSET:
             return Seconds(0.0)
-        return start_time(self.not_before, submitted_at)
+        return stated_time(self.not_before, submitted_at)
+
+    def latest_end(self, submitted_at: Seconds) -> Seconds | None:
+        """Return the deadline of a job that was submitted at that time; None: it has none."""
+        if self.deadline is msgspec.UNSET:
+            return None
+        return stated_time(self.deadline, submitted_at, "deadline")
+
+    @property
+    def stated_warning(self) -> EndWarning | None:
+        """Signal before the end of the job's time, or None."""
+        return None if self.warn is msgspec.UNSET else self.warn
 
     @property
     def stated_requirements(self) -> str:
@@ -448,7 +471,7 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
             if not getattr(spec, field):
                 remedy = f"write {field} = {JobSpec.EXAMPLES[field]}"
                 yield JobProblem(field, "is missing", remedy)
-        for field in ("command", "grace_s"):
+        for field in ("command", "grace_s", "warn"):
             if getattr(spec, field) is not msgspec.UNSET:
                 remedy = f'give kind = "command" or "torchrun", or leave {field} out'
                 yield JobProblem(field, "does not apply to an elastic job", remedy)
@@ -476,6 +499,7 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
 def _relations(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         spec.earliest_start(Seconds(0.0))
+        spec.latest_end(Seconds(0.0))
         _ = spec.parents, spec.indices
         check_labels(spec.stated_labels)
     except BadFieldError as error:
@@ -733,6 +757,13 @@ def _run(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.run_limit_s is not None and not 0 < spec.run_limit_s < math.inf:
         what = f"{spec.run_limit_s} is not a positive number of seconds"
         yield JobProblem("max_run_s", what, "give one, or leave it out for no limit")
+    warning = spec.stated_warning
+    if warning is not None and not 0.0 < warning.before_s < math.inf:
+        what = f"{warning.before_s} is not a positive number of seconds"
+        yield JobProblem("warn.before_s", what, "give seconds before the end of its time")
+    endless = spec.run_limit_s is None and spec.deadline is msgspec.UNSET
+    if warning is not None and spec.rigid and endless:
+        yield JobProblem("warn", "the job's time is not limited", "give max_run_s or deadline, too")
     if not MIN_PROGRESS_S <= spec.progress_limit_s < math.inf:
         what = f"{spec.progress_deadline_s} is not a number of seconds from {MIN_PROGRESS_S:g} up"
         remedy = f"give one, or leave it out for {PROGRESS_DEADLINE_S:g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
@@ -138,11 +138,16 @@ def is_met(condition: str, outcome: str) -> bool:
 
 _DELAY: Final = re.compile(r"\+([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-NOT_BEFORE_FORM: Final = "write 2026-12-01T08:00Z or +2h (s, m, h or d after the submission)"
+TIME_FORM: Final = "write 2026-12-01T08:00Z or +2h (s, m, h or d after the submission)"
 
 
-def start_time(text: str, now: Seconds) -> Seconds:
-    """Return the earliest start that `not_before` states, for a job that is submitted at `now`.
+def time_text(at: Seconds) -> str:
+    """Return a time as `stated_time` reads it."""
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def stated_time(text: str, now: Seconds, field: str = "not_before") -> Seconds:
+    """Return the time that a field states, as itself or as a delay after `now`.
 
     Raises:
         BadFieldError: if the text is neither a time with its zone nor a delay.
@@ -152,13 +157,13 @@ def start_time(text: str, now: Seconds) -> Seconds:
     try:
         stated = datetime.fromisoformat(text)
     except ValueError:
-        what = f"not_before: {text[:40]!r} is not a time"
-        raise BadFieldError(what, NOT_BEFORE_FORM, "not_before") from None
+        what = f"{field}: {text[:40]!r} is not a time"
+        raise BadFieldError(what, TIME_FORM, field) from None
     if stated.tzinfo is None:
-        what = f"not_before: {text[:40]!r} has no time zone"
-        raise BadFieldError(what, "append Z for UTC, or an offset such as +02:00", "not_before")
+        what = f"{field}: {text[:40]!r} has no time zone"
+        raise BadFieldError(what, "append Z for UTC, or an offset such as +02:00", field)
     try:
         return Seconds(stated.timestamp())
     except (OverflowError, ValueError):
-        what = f"not_before: {text[:40]!r} is out of range"
-        raise BadFieldError(what, NOT_BEFORE_FORM, "not_before") from None
+        what = f"{field}: {text[:40]!r} is out of range"
+        raise BadFieldError(what, TIME_FORM, field) from None

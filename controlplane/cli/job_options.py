@@ -50,6 +50,9 @@ class JobOptions:
     not_before: Annotated[
         str | None, Parameter(help="earliest start: 2026-12-01T08:00Z, or +2h (s, m, h or d)")
     ] = None
+    deadline: Annotated[
+        str | None, Parameter(help="latest end: 2026-12-01T08:00Z, or +2h after the submission")
+    ] = None
     gpu_type: Annotated[
         str | None, Parameter(help="type of its GPUs, as in `ones node list`: a100")
     ] = None
@@ -77,6 +80,7 @@ class JobOptions:
             "after": after,
             "array": self.array,
             "not_before": self.not_before,
+            "deadline": self.deadline,
             "class": self.class_,
             "secret_env": None if self.secret_env is None else str(self.secret_env.absolute()),
             "gpu_type": self.gpu_type,

@@ -28,7 +28,7 @@ from nodeagent.settings import AgentSettings, Controller
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.settings import convert
 from schemas.ids import Seconds
-from schemas.relations import start_time
+from schemas.relations import stated_time
 from schemas.transport.keys import check_name, write_keys
 from schemas.wire.client import KeyInfo, NodeInfo, Role
 
@@ -235,7 +235,7 @@ def reserve(
 
     `node list` shows it, and `node undrain` cancels it.
     """
-    starts = start_time(begin, Seconds(time.time()))
+    starts = stated_time(begin, Seconds(time.time()))
     ends = Seconds(starts + seconds_of(lasts, "for"))
     with BlockingClient(common.home) as client:
         for node in nodes:

@@ -106,6 +106,10 @@ def job_of_batch_script(text: str, script: str) -> tuple[dict[str, Any], str]:
         fields["array"] = given.array
     if given.begin is not None:
         fields["not_before"] = given.begin
+    if given.deadline is not None:
+        fields["deadline"] = given.deadline
+    if given.signal is not None:
+        fields["warn"] = given.signal
     if given.dependency is not None:
         fields["after"] = given.dependency
     if given.qos is not None:
@@ -177,6 +181,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--export", type=_variables, default={})
     parser.add_argument("-a", "--array")
     parser.add_argument("-b", "--begin", type=_begin)
+    parser.add_argument("--deadline", type=_begin)
+    parser.add_argument("--signal", type=_warning)
     parser.add_argument("-d", "--dependency", type=_parents)
     parser.add_argument("--comment")
     parser.add_argument("-q", "--qos")
@@ -259,6 +265,16 @@ def _begin(text: str) -> str:
     """Return an earliest start: now+2hours and the like become delays, times stay as they are."""
     found = re.fullmatch(r"now\+(\d+)(seconds?|minutes?|hours?|days?)?", text)
     return text if found is None else f"+{found[1]}{(found[2] or 's')[0]}"
+
+
+def _warning(text: str) -> dict[str, Any]:
+    """Return the warning before the end: [B:]SIGNAL[@SECONDS]. B is for the script alone."""
+    found = re.fullmatch(r"(B:)?(?:SIG)?(USR1|USR2|HUP|INT|TERM)(?:@(\d+))?", text)
+    if found is None:
+        forms = "[B:]NAME@SECONDS, with USR1, USR2, HUP, INT or TERM"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {forms}")
+    to = "first" if found[1] else "others"
+    return {"signal": found[2], "before_s": float(found[3] or 60), "to": to}
 
 
 def _parents(text: str) -> list[str]:

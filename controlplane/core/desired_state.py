@@ -17,7 +17,7 @@ from controlplane.sweeps.orders import RunUnit, StateName
 from schemas.ids import NodeId, Rank, WorkerId, node_of
 from schemas.jobs import JobSpec
 from schemas.nodes import Group
-from schemas.wire.agent import PREPARE, RECOVER, SETTLED, SWITCH, GroupDelta
+from schemas.wire.agent import PREPARE, RECOVER, SETTLED, SWITCH, WARNED, GroupDelta
 from schemas.wire.sweeps import StateRef, StateSource, SweepDelta, UnitOrder, WantedState
 
 BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
@@ -32,6 +32,8 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     change, group = status.change, status.group
     if change is None:
         version, stage = job.version, _stage(status)
+        if stage == SETTLED and job.attempts.warned == version:
+            stage = WARNED
     elif node in change.notified_nodes or change.kind == RECOVER:
         return _in_change(state, job, change, node)
     else:

@@ -185,7 +185,7 @@ class OverrideDue(Message, tag="core.override_due.1"):
 
 
 class RunExpired(Message, tag="core.run_expired.1"):
-    """A job had slots for as long as its `max_run_s` allows."""
+    """The time of a job is over, by `max_run_s` or `deadline`, or its warning is due."""
 
     job: JobId
 

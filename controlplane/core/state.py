@@ -167,7 +167,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     left_jobs: dict[JobId, LeftJob] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
-    limited_runs: dict[JobId, None] = {}  # active jobs with `max_run_s`
+    limited_runs: dict[JobId, None] = {}  # active jobs with `max_run_s` or `deadline`
     rigid: dict[JobId, None] = {}  # active rigid jobs, in order of arrival
     changed_orders: dict[JobId, None] = {}  # overrides to try again with the next input
     changed_slots: dict[SlotId, None] = {}  # since waiting overrides were tried

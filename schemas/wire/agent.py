@@ -16,7 +16,8 @@ from schemas.sweeps import are_bounded, bounded_metrics
 from schemas.wire import Message, files, streams
 from schemas.wire.sweeps import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 
-PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of a version, in increasing order
+# Stages of a version, in increasing order. WARNED: the job's time is over soon.
+PREPARE, SWITCH, SETTLED, ABANDONED, WARNED = 1, 2, 3, 3, 4
 START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # causes of a version
 
 

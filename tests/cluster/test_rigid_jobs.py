@@ -204,6 +204,21 @@ def _session(leader: int) -> list[int]:
     return found
 
 
+def test_a_program_is_warned_before_its_time_is_over(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'name = "long"\nkind = "command"\nmax_run_s = 600.0\n'
+        "warn = { before_s = 599.5, signal = \"USR1\" }\n"
+        "command = [\"sh\", \"-c\", \"trap 'echo warned; exit 3' USR1; while :; do sleep 0.05; done\"]\n"
+    )
+
+    done = cluster.ones("submit", str(tmp_path / "job.toml"))
+    job = done.out.strip()
+
+    assert cluster.wait(job).code == 1
+    assert cluster.output(job) == ["warned"]
+    assert cluster.show(job)["exit_code"] == 3
+
+
 def test_an_agent_that_dies_finds_its_programs_and_their_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:

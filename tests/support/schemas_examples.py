@@ -10,7 +10,7 @@ import msgspec
 from schemas.codec import CODECS, tag_of
 from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
-from schemas.jobs import JobSpec, StopRule, Utility
+from schemas.jobs import EndWarning, JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
 from schemas.relations import ArrayElement
 from schemas.sharing import PriorityClass, Project, Sharing, UserLimits, UserShare
@@ -62,6 +62,7 @@ SPEC: Final = JobSpec(
     progress_deadline_s=600.0, seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP, trial=TRIAL, not_before="2026-12-01T08:00Z",
+    deadline="+30d", warn=EndWarning(before_s=90.0, signal="HUP", to="others"),
     after=("ok:prepare-3",), array="0-9%3", labels={"team": "vision"}, element=ArrayElement(array=JobId("grid-3"), index=4),
     gpu_type="a100", constraints={"zone": "a"}, exclusive=True, cpus=4.0, memory_bytes=1 << 34,
 )  # fmt: skip

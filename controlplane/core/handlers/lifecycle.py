@@ -8,8 +8,11 @@ return.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
+
+from msgspec import UNSET
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
@@ -35,7 +38,7 @@ from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from controlplane.core.state import LeftJob, State, pause_before
 from controlplane.policy.sharing.start_times import PastRun
 from schemas.ids import JobId, NodeId, Seconds, node_of
-from schemas.jobs import JobSpec
+from schemas.jobs import EndWarning, JobSpec
 from schemas.wire.agent import MAX_NOTICE_S, SETTLED, GroupDelta, NodeNoticed
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
@@ -357,24 +360,56 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
 
 
 def expired_runs(state: State, now: Seconds) -> list[Input]:
-    """Return the jobs that have used up their `max_run_s`, as inputs."""
-    names = state.limited_runs
-    return [RunExpired(job=name) for name in names if _is_used_up(state.jobs[name], now)]
+    """Return the jobs whose time is over, or whose warning is due, as inputs."""
+    found: list[Input] = []
+    for job in map(state.jobs.__getitem__, state.limited_runs):
+        left_s, _ = _time_left(job, now)
+        if left_s <= 0.0 or _warning_due(job, left_s) is not None:
+            found.append(RunExpired(job=job.job))
+    return found
 
 
-def _is_used_up(job: Job, now: Seconds) -> bool:
-    limit_s = job.spec.run_limit_s
-    return limit_s is not None and job.group is not None and times(job, now)[1] >= limit_s
+def _time_left(job: Job, now: Seconds) -> tuple[float, str]:
+    """Return the seconds until a job must end, or infinity, and the reason.
+
+    A waiting job with `max_run_s` must start so early that it can end before its deadline.
+    """
+    limit_s, latest = job.spec.run_limit_s, job.spec.latest_end(job.submitted_at)
+    run_s = math.inf if limit_s is None else limit_s - times(job, now)[1]
+    left_s, why = math.inf, ""
+    if job.group is not None:
+        left_s, why = run_s, f"stopped after {limit_s or 0:g} s, its max_run_s"
+    if latest is None or latest - now >= left_s:
+        return left_s, why
+    if job.group is not None or job.array is not None or limit_s is None:
+        return latest - now, "its deadline has passed"
+    return latest - now - run_s, "it cannot end before its deadline any more"
+
+
+def _warning_due(job: Job, left_s: float) -> EndWarning | None:
+    warning = job.spec.stated_warning
+    runs = job.phase is Phase.RUNNING and job.attempts.warned != job.version
+    return warning if runs and warning is not None and left_s <= warning.before_s else None
 
 
 def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
-    """Fail a job that has used up its time; its workers get TERM, and KILL after a grace."""
+    """End a job whose time is over: its workers get TERM, and KILL after a grace. Warn it before.
+
+    A job that waits is cancelled.
+    """
     job = ctx.state.jobs.get(event.job)
-    if job is not None and _is_used_up(job, ctx.now):
-        if job.spec.rigid:
+    if job is None or job.ended:
+        return
+    left_s, why = _time_left(job, ctx.now)
+    if left_s <= 0.0:
+        if job.spec.rigid and job.group is not None:
             job.attempts.exit_code = TIMED_OUT
-        why = f"stopped after {job.spec.run_limit_s:g} s, its max_run_s"
-        end(ctx, job, JobTrigger.GAVE_UP, why)
+        waits = job.group is None
+        end(ctx, job, JobTrigger.CANCELLED if waits else JobTrigger.GAVE_UP, why)
+    elif (warning := _warning_due(job, left_s)) is not None:
+        job.attempts.warned = job.version
+        ctx.send(job)
+        ctx.announce("job.warned", job, {"signal": warning.signal, "left_s": left_s})
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
@@ -441,7 +476,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
     state.jobs[name] = job
     state.active[name] = None
     single = spec.indices is None  # an array runs nothing itself
-    if spec.run_limit_s is not None and single:
+    if (spec.run_limit_s is not None and single) or spec.deadline is not UNSET:
         state.limited_runs[name] = None
     if spec.rigid and single:
         state.rigid[name] = None

@@ -21,7 +21,7 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.state import State
 from schemas.ids import JobId, Seconds
-from schemas.relations import WAITS_TO, ArrayElement, is_met
+from schemas.relations import WAITS_TO, ArrayElement, is_met, time_text
 
 ELEMENTS_PER_SLOT: Final = 2  # of an array, so that a policy always has some to start
 PASSIVE: Final = {"cancelled": "was cancelled", "rejected": "was rejected"}
@@ -84,8 +84,10 @@ def _add_elements(ctx: HandlerContext, job: Job) -> None:
     while len(array.live) < most and array.following <= array.last:
         index = array.following
         array.following += 1
+        latest = job.spec.latest_end(job.submitted_at)
         spec = replace(
             job.spec, name=f"{job.spec.name}_{index}", array=UNSET, after=UNSET, not_before=UNSET,
+            deadline=UNSET if latest is None else time_text(latest),
             element=ArrayElement(array=job.job, index=index),
         )  # fmt: skip
         element = accept(ctx, spec, job.snapshot, job.user, job.project)

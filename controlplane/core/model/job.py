@@ -110,6 +110,7 @@ class Attempts(msgspec.Struct, kw_only=True):
     next_change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
     crashes_by_node: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
     blamed: dict[NodeId, int] = {}  # failures before training that may be a node's fault
+    warned: Version = Version(0)  # group whose processes were warned of the end of their time
     exit_code: int | None = None  # exit code of the last decisive worker exit; None after a start
 
 

@@ -509,7 +509,8 @@ class ChangeRequests:
         if not self.snapshots.has(job.snapshot):
             what = f"job: the working directory of {job.job} is no longer stored"
             raise BadFieldError(what, "submit its job file", "job")
-        spec = msgspec.structs.replace(job.spec, not_before=msgspec.UNSET, after=msgspec.UNSET)
+        fresh = dict.fromkeys(("not_before", "deadline", "after"), msgspec.UNSET)
+        spec = msgspec.structs.replace(job.spec, **fresh)
         if request.secrets:
             secret_env = SecretEnv(names=tuple(request.secrets))
             spec = msgspec.structs.replace(spec, secret_env=secret_env)

@@ -34,16 +34,19 @@ from nodeagent.reconciler import (
     StartWorker,
     SweepDesired,
     Terminate,
+    Warn,
     WorkspaceFailed,
     WorkspaceReady,
 )
 from schemas.ids import JobId, Rank, Term, Version, WorkerId
+from schemas.jobs import EndWarning
 from schemas.wire import Message
 from schemas.wire.agent import (
     JOIN,
     RECOVER,
     SETTLED,
     SUSPEND,
+    WARNED,
     GroupDelta,
     ScriptReport,
     UnitEnded,
@@ -314,6 +317,16 @@ GROUPS: Final[dict[str, Case]] = {
     ),
 }  # fmt: skip
 
+WARNING: Final = EndWarning(signal="USR2")
+SOON_OVER: Final = replace(settle(A, 1), stage=WARNED)
+SOON_OVER_WARNED: Final = replace(SOON_OVER, spec=replace(SOON_OVER.spec, warn=WARNING))
+WARNS: Final[dict[str, Case]] = {
+    "a worker is warned when its time is over soon, and again if it connects again": (
+        alive(), [(SOON_OVER_WARNED, [Warn(FIRST, WARNING), cleared(A, 2)]), (SOON_OVER_WARNED, [])],
+    ),
+    "a job without a warning has no order for it": (alive(), [(SOON_OVER, [cleared(A, 2)])]),
+}  # fmt: skip
+
 ENDS: Final[dict[str, Case]] = {
     "reports are published as they are read, and the exit after them": (
         alive(),
@@ -437,7 +450,7 @@ SWEEPS: Final[dict[str, Case]] = {
     ),
 }  # fmt: skip
 
-CASES: Final = {**STARTS, **DEVICES, **STOPS, **GROUPS, **ENDS, **ADOPTED, **SWEEPS}
+CASES: Final = {**STARTS, **DEVICES, **STOPS, **GROUPS, **WARNS, **ENDS, **ADOPTED, **SWEEPS}
 
 
 def event_of(given: Any) -> Event:

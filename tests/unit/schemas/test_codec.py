@@ -220,7 +220,7 @@ def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
 
 
 def test_an_unknown_key_of_a_job_is_refused() -> None:
-    for path in (("spec", "deadline"), ("spec", "stop", "hours")):
+    for path in (("spec", "colour"), ("spec", "stop", "hours")):
         wrong = spoiled(EXAMPLES["client.submit_job.1"], path, 1)
         error = refusal(REQUEST, msgpack.packb(wrong))
         assert error.field == ".".join(path[:-1])

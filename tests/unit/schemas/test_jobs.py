@@ -22,6 +22,7 @@ from schemas.jobs import (
     MAX_TEXT,
     MAX_VARIABLES,
     SWEEP_SCRIPT,
+    EndWarning,
     JobProblem,
     JobSpec,
     StopRule,
@@ -235,6 +236,10 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
         (RIGID | {"slots": 0, field: value}, (field, "does not apply to a job without slots", "leave it out"))
         for field, value in (("gpu_type", "a100"), ("exclusive", True))
     ),
+    ({"deadline": "soon"}, ("deadline", "'soon' is not a time", "write 2026-12-01T08:00Z or +2h (s, m, h or d after the submission)")),
+    ({"warn": EndWarning()}, ("warn", "does not apply to an elastic job", NOT_RIGID.format("warn"))),
+    (RIGID | {"warn": EndWarning()}, ("warn", "the job's time is not limited", "give max_run_s or deadline, too")),
+    (RIGID | {"max_run_s": 9.0, "warn": EndWarning(before_s=0.0)}, ("warn.before_s", "0.0 is not a positive number of seconds", "give seconds before the end of its time")),
     (RIGID | {"command": ()}, ("command", "is missing", 'write command = ["python", "prepare.py", "--rows", "1000"]')),
     (RIGID | {"command": ("a", "b\0d")}, ("command", "too many, too long or with a NUL byte", "shorten it")),
     (

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import SendDelta
-from controlplane.core.inputs import DrainExpired, DrainRequested, SharingChanged
+from controlplane.core.inputs import DrainExpired, DrainRequested, RunExpired, SharingChanged
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.policy_view import rigid_views
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
+from schemas.jobs import EndWarning
 from schemas.sharing import Sharing
-from schemas.wire.agent import PREPARE, SUSPEND, SWITCH
+from schemas.wire.agent import PREPARE, SUSPEND, SWITCH, WARNED
 from tests.support.builders import (
     N1,
     N2,
@@ -228,6 +229,51 @@ def test_a_time_limit_tells_when_slots_are_free() -> None:
     controller.take(expired)
     job = controller.job(A)
     assert (job.phase, job.attempts.exit_code) == (Phase.FAILED, 124)
+
+
+def test_a_program_is_warned_once_before_its_time_is_over_and_again_after_a_restart() -> None:
+    controller = running(ONE, max_run_s=100.0, on_loss="restart", warn=EndWarning(before_s=20.0))
+    assert controller.due(79.0) == []
+    assert controller.due(80.0) == [RunExpired(job=A)]
+    controller.now += 80.0
+
+    commands = controller.take(RunExpired(job=A))
+
+    assert [one.delta.stage for one in commands if isinstance(one, SendDelta)] == [WARNED]
+    assert controller.due(0.0) == []
+    assert controller.due(20.0) == [RunExpired(job=A)]
+    assert controller.replayed() == controller.state
+
+    leave(controller, signal=SIGTERM, asked=True)
+    assert controller.job(A).attempts.warned != controller.job(A).version
+
+
+def test_a_running_job_is_stopped_at_its_deadline() -> None:
+    controller = running(ONE, deadline="+60s")
+
+    assert controller.due(59.0) == []
+    (passed,) = controller.due(60.0)
+    controller.now += 60.0
+    controller.take(passed)
+
+    job = controller.job(A)
+    assert (job.phase, job.attempts.exit_code, job.reason) == (
+        Phase.FAILED, 124, "its deadline has passed",
+    )  # fmt: skip
+
+
+def test_a_job_that_cannot_end_before_its_deadline_does_not_wait_for_it() -> None:
+    controller = cluster_of(n1=2)
+    controller.submit("a", **ONE, max_run_s=100.0, deadline="+1h")
+
+    assert controller.due(3499.0) == []
+    controller.now += 3500.0
+    controller.take(RunExpired(job=A))
+
+    job = controller.job(A)
+    assert (job.phase, job.reason) == (
+        Phase.CANCELLED, "it cannot end before its deadline any more",
+    )  # fmt: skip
 
 
 def test_the_lengths_of_ended_programs_are_kept_for_predictions() -> None:
