@@ -207,8 +207,8 @@ def _session(leader: int) -> list[int]:
 def test_a_program_is_warned_before_its_time_is_over(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         'name = "long"\nkind = "command"\nmax_run_s = 600.0\n'
-        "warn = { before_s = 599.5, signal = \"USR1\" }\n"
-        "command = [\"sh\", \"-c\", \"trap 'echo warned; exit 3' USR1; while :; do sleep 0.05; done\"]\n"
+        'warn = { before_s = 599.5, to = "first" }\n'
+        'command = ["sh", "-c", "trap \'echo warned; exit 3\' USR1; while :; do sleep 0.05; done"]\n'
     )
 
     done = cluster.ones("submit", str(tmp_path / "job.toml"))
