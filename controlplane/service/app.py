@@ -401,6 +401,7 @@ class Controller:
                 failure = await self._first_commit(stop) or await self._until(stop)
             finally:
                 notify("STOPPING=1")
+                self._request_server.close()
                 for task in owned:
                     task.cancel()
         if failure is not None:

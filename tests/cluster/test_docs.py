@@ -135,7 +135,7 @@ def test_the_page_about_jobs_works_in_its_order(cluster: Cluster, tmp_path: Path
     page = "docs/jobs.md"
     lines = [
         line
-        for start in ("ones init", "ones submit job.toml --dry-run")
+        for start in ("ones init", "ones submit a.toml b.toml --wait")
         for line in commands_of_block(page, start)
     ]
     fetching = commands_of_block(page, "ones fetch digits-1")
@@ -157,7 +157,7 @@ def test_the_page_about_jobs_works_in_its_order(cluster: Cluster, tmp_path: Path
     assert [path.name for path in (desk / "pictures").rglob("[!.]*.*")] == ["curve.png"]
     assert "curve.png" in said["ones fetch digits-1 --list"]
     assert (desk / "model.pt").read_bytes() == (desk / job / "model.pt").read_bytes()
-    assert len(said) == 9
+    assert len(said) == 10
 
 
 PREPARE = """#!/bin/bash

@@ -152,6 +152,12 @@ class FairQueue(Generic[T]):
             found = self._users[name] = _User(burst, self._clock())
         return found
 
+    def close(self) -> None:
+        """Start no further request."""
+        self._users.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _schedule_turn(self, wait_s: float) -> None:
         due_at = self._clock() + wait_s
         if self._timer is not None:

@@ -227,6 +227,12 @@ class RequestServer:
                 elif self._socket.cut(incoming):
                     self._audit.refused("flood", str(error), peer=user)
 
+    def close(self) -> None:
+        """Answer no further request."""
+        self._queue.close()
+        for task in self._tasks:
+            task.cancel()
+
     def _start(self, incoming: Incoming) -> None:
         task = asyncio.create_task(self._answer(incoming))
         self._tasks.add(task)

@@ -71,6 +71,16 @@ def test_a_request_of_another_user_starts_next() -> None:
     assert shares.begun == ["bob", "bob", "ann"]
 
 
+def test_no_request_starts_after_the_end() -> None:
+    shares = Shares()
+    shares.flood("bob", 10)
+
+    shares.close()
+    shares.clock.run(60.0)
+
+    assert shares.begun == []
+
+
 def test_requests_of_a_user_under_way_are_bounded() -> None:
     shares = Shares()
     shares.flood("bob", UNDER_WAY + 20)
