@@ -32,7 +32,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     change, group = status.change, status.group
     if change is None:
         version, stage = job.version, _stage(status)
-        if stage == SETTLED and job.attempts.warned == version:
+        if stage == SETTLED and group is not None and job.attempts.warned == version:
             stage = WARNED
     elif node in change.notified_nodes or change.kind == RECOVER:
         return _in_change(state, job, change, node)
