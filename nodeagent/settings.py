@@ -62,7 +62,7 @@ class Containers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node sets aside for jobs without slots."""
+    """Cores and memory that the node sets aside for jobs without slots."""
 
     cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None  # default: a 16th of the cores, >= 1
     memory_bytes: Bytes | None = None  # default: a 16th of the memory

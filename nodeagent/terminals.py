@@ -49,7 +49,7 @@ SIZE: Final = struct.Struct("HHHH")  # rows, columns, and two unused
 
 
 class Bounds(NamedTuple):
-    """When a terminal hangs up."""
+    """Conditions under which a terminal hangs up."""
 
     keep_s: float = KEEP_S
     limit_s: float = float("inf")

@@ -380,7 +380,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def shape(self) -> Shape:
-        """What the job needs of its slots and nodes, besides their number."""
+        """Requests of the job for its slots and nodes, besides their number."""
         stated = {} if self.constraints is msgspec.UNSET else self.constraints
         return Shape(
             gpu_type="" if self.gpu_type is msgspec.UNSET else self.gpu_type,

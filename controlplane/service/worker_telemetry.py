@@ -64,7 +64,7 @@ class Standstill(NamedTuple):
 
 
 class JobUse(NamedTuple):
-    """What the processes of a job use now."""
+    """Cores, memory and GPU that the processes of a job use now."""
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None

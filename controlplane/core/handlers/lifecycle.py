@@ -393,9 +393,9 @@ def _warning_due(job: Job, left_s: float) -> EndWarning | None:
 
 
 def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
-    """End a job whose time is over: its workers get TERM, and KILL after a grace. Warn it before.
+    """End a job whose time is over, or warn its processes before.
 
-    A job that waits is cancelled.
+    Workers get TERM, and KILL after a grace. A job that waits is cancelled.
     """
     job = ctx.state.jobs.get(event.job)
     if job is None or job.ended:

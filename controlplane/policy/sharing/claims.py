@@ -194,7 +194,7 @@ class _Reservation:
 
 
 class _Places:
-    """Places for jobs without slots. Nobody is overtaken on a node that fits him."""
+    """Places for jobs without slots. A job waits for earlier ones on the nodes that fit it."""
 
     def __init__(self, used: Mapping[NodeId, Mapping[SlotId, float]], room: _Room) -> None:
         self._used = {node: dict(places) for node, places in used.items()}

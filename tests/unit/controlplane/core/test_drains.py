@@ -251,6 +251,20 @@ def test_maintenance_begins_and_ends_by_itself_and_its_jobs_leave_before() -> No
     assert (controller.state.nodes[N1].drain, controller.state.draining) == (None, {})
 
 
+def test_a_notice_in_maintenance_moves_the_deadline_and_keeps_the_end() -> None:
+    controller = cluster_of(n1=1)
+    begin = controller.now + 1000.0
+    controller.take(maintenance(begin, begin + 500.0))
+    controller.now = begin - 60.0
+    controller.take(DUE)
+
+    noticed(controller, 30.0)
+
+    found = controller.state.nodes[N1].drain
+    assert found is not None
+    assert (found.deadline, found.until) == (begin - 30.0, begin + 500.0)
+
+
 def test_two_plans_are_kept_in_their_order_and_undrain_cancels_them() -> None:
     controller = one()
     later, sooner = controller.now + 5000.0, controller.now + 1000.0

@@ -319,6 +319,17 @@ def test_a_reservation_counts_no_slots_that_the_claim_may_not_use() -> None:
     assert decision.reasons[G].text == text
 
 
+def test_a_program_without_slots_starts_only_where_it_ends_before_maintenance() -> None:
+    shares = {NodeId("n1"): 0.1, NodeId("n2"): 0.5}
+    one = claim(G, 0, shares=shares, run_limit_s=700.0)
+    rules = Standing(order=[one], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+    places = {NodeId("n1"): {}, NodeId("n2"): {}}
+
+    decision = decide(view_of(row_of(1, 1)), [one], NOW, rules=rules, places=places)
+
+    assert decision.plan.local_batch == {G: {slot_id(NodeId("n2"), -1): 1}}
+
+
 # --- requests for slots and nodes
 
 
