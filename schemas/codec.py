@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.wire import Message, agent, client, feed, files, streams, worker
+from schemas.wire import Message, agent, client, feed, files, streams, union_of, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # per message; a peer that sends a larger one is disconnected
 
@@ -81,8 +81,12 @@ def tag_of(kind: type[Message]) -> str:
 FROM_AGENT: Final = Codec[agent.FromAgent]("agent to controller", agent.FromAgent)
 TO_AGENT: Final = Codec[agent.ToAgent]("controller to agent", agent.ToAgent)
 PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
-REQUEST: Final = Codec[client.Request]("client request", client.Request)
-REPLY: Final = Codec[client.Reply]("reply to a client", client.Reply)
+REQUEST: Final = Codec[client.Request | feed.ReadLog](
+    "client request", union_of(client.Request) | feed.ReadLog
+)
+REPLY: Final = Codec[client.Reply | feed.LogPage](
+    "reply to a client", union_of(client.Reply) | feed.LogPage
+)
 FEED: Final = Codec[feed.FeedEvent]("feed", feed.FeedEvent)
 FROM_SHIPPER: Final = Codec[feed.FromShipper | files.FromNode | streams.FromNode](
     "bulk from an agent", feed.FromShipper | files.FromNode | streams.FromNode
@@ -103,7 +107,7 @@ TO_TERMINAL: Final = Codec[streams.FromClient]("agent to terminal", streams.From
 FROM_TERMINAL: Final = Codec[streams.FromNode]("terminal to agent", streams.FromNode)
 FROM_WORKER: Final = Codec[worker.FromWorker]("worker to agent", worker.FromWorker)
 TO_WORKER: Final = Codec[worker.ToWorker]("agent to worker", worker.ToWorker)
-REPORT: Final = Codec[worker.Report]("report file", worker.Report)
+REPORT: Final = Codec[agent.ScriptReport]("report file", union_of(agent.ScriptReport))
 ASSIGNMENT: Final = Codec[worker.Assignment]("assignment file", worker.Assignment)
 SHELL_ORDER: Final = Codec[worker.ShellOrder]("order for a shell", worker.ShellOrder)
 EXIT_STATUS: Final = Codec[worker.ExitStatus]("exit file", worker.ExitStatus)

@@ -22,58 +22,10 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
 from schemas.sharing import Sharing
 from schemas.sweeps import Value
-from schemas.wire.client import (
-    AddKey,
-    CancelJob,
-    ChangeSharing,
-    ChangeSweep,
-    CheckJob,
-    ChoosePolicy,
-    DrainNode,
-    ExpectedStart,
-    ExplainJob,
-    Explanation,
-    ForgetNode,
-    GetLedger,
-    GetPolicy,
-    GetSearch,
-    GetSharing,
-    GetSweep,
-    GetUsage,
-    HoldJob,
-    JobAccepted,
-    JobChecked,
-    JobDetail,
-    Jobs,
-    JobState,
-    JobSummary,
-    KeyInfo,
-    Keys,
-    Ledger,
-    ListJobs,
-    ListKeys,
-    ListNodes,
-    NodeInfo,
-    Nodes,
-    PauseJob,
-    PauseScheduling,
-    PolicyInfo,
-    ReleaseJob,
-    RerunJob,
-    ResizeJob,
-    ResumeJob,
-    RevokeKey,
-    SearchInfo,
-    SharingInfo,
-    SubmitJob,
-    SweepChanged,
-    SweepDetail,
-    UndrainNode,
-    Usage,
-)
+from schemas.wire import client as wire
 from schemas.wire.feed import FeedEvent
 
-Whole = TypeVar("Whole", SweepDetail, Ledger)
+Whole = TypeVar("Whole", wire.SweepDetail, wire.Ledger)
 Change = Literal["add", "stop", "pause", "resume", "delete"]  # changes of a trial
 
 
@@ -111,7 +63,7 @@ class Client(Attachments):
         *,
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
-    ) -> JobAccepted:
+    ) -> wire.JobAccepted:
         """Submit a job; return its name, its state, and notes on values that the policy lacks.
 
         Args:
@@ -132,7 +84,7 @@ class Client(Attachments):
 
     async def submit_stored(
         self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
-    ) -> JobAccepted:
+    ) -> wire.JobAccepted:
         """Submit a job with a working directory that the cluster already stores.
 
         Args:
@@ -146,8 +98,10 @@ class Client(Attachments):
         """
         key = key or uuid.uuid4().hex
         spec, secrets = separated(spec)
-        request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project, secrets=secrets)
-        return await self._call(request, JobAccepted)
+        request = wire.SubmitJob(
+            spec=spec, snapshot=snapshot, key=key, project=project, secrets=secrets
+        )
+        return await self._call(request, wire.JobAccepted)
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """Check a job without submitting it.
@@ -155,10 +109,10 @@ class Client(Attachments):
         Returns notes on values that the policy needs but the job lacks, and on the values that are
         used instead.
         """
-        request = CheckJob(spec=separated(checked(spec, Path.cwd())).spec)
-        return (await self._call(request, JobChecked)).notes
+        request = wire.CheckJob(spec=separated(checked(spec, Path.cwd())).spec)
+        return (await self._call(request, wire.JobChecked)).notes
 
-    async def expected_start(self, spec: JobSpec, *, project: str = "") -> ExpectedStart:
+    async def expected_start(self, spec: JobSpec, *, project: str = "") -> wire.ExpectedStart:
         """Return when a job would start if it were submitted now, with an 80% interval.
 
         The prediction rests on the present state, and runs no policy. It knows no later jobs.
@@ -167,12 +121,12 @@ class Client(Attachments):
             spec: as for `check`, which checks the same.
             project: a project of the key. Empty: that of the job file, or the first one.
         """
-        request = CheckJob(spec=checked(spec, Path.cwd()), when=True, project=project)
-        return (await self._call(request, JobChecked)).start or ExpectedStart()
+        request = wire.CheckJob(spec=checked(spec, Path.cwd()), when=True, project=project)
+        return (await self._call(request, wire.JobChecked)).start or wire.ExpectedStart()
 
-    async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
+    async def jobs(self, *, ended: bool = False) -> tuple[wire.JobSummary, ...]:
         """Return summaries of jobs, oldest first. Include ended jobs only if `ended`."""
-        return (await self._joined(ListJobs(ended=ended), Jobs, "jobs")).jobs
+        return (await self._joined(wire.ListJobs(ended=ended), wire.Jobs, "jobs")).jobs
 
     async def find_jobs(
         self,
@@ -183,7 +137,7 @@ class Client(Attachments):
         name: str = "",
         labels: Mapping[str, str] | None = None,
         older_s: float = 0.0,
-    ) -> Jobs:
+    ) -> wire.Jobs:
         """Return the jobs that match all filters, oldest first.
 
         Args:
@@ -194,11 +148,11 @@ class Client(Attachments):
             labels: only jobs that have all of these labels.
             older_s: only jobs that were submitted at least so many seconds ago.
         """
-        request = ListJobs(
+        request = wire.ListJobs(
             ended=ended, states=tuple(states), user=user, name=name, labels=dict(labels or {}),
             older_s=older_s,
         )  # fmt: skip
-        return await self._joined(request, Jobs, "jobs")
+        return await self._joined(request, wire.Jobs, "jobs")
 
     async def history(
         self,
@@ -209,7 +163,7 @@ class Client(Attachments):
         name: str = "",
         labels: Mapping[str, str] | None = None,
         older_s: float = 0.0,
-    ) -> tuple[JobSummary, ...]:
+    ) -> tuple[wire.JobSummary, ...]:
         """Return the latest jobs that have ended and match all filters, newest submission first.
 
         The filters are those of `find_jobs`.
@@ -224,43 +178,45 @@ class Client(Attachments):
             if state not in ENDED:
                 remedy = f"use {', '.join(sorted(ENDED))}"
                 raise BadFieldError(f"state: {state!r} is not a final state", remedy, "state")
-        request = ListJobs(
+        request = wire.ListJobs(
             states=tuple(states or sorted(ENDED)), user=user, name=name, labels=dict(labels or {}),
             older_s=older_s, newest_first=True, limit=most,
         )  # fmt: skip
-        found: list[JobSummary] = []
+        found: list[wire.JobSummary] = []
         while len(found) < most:
-            page = await self._call(request, Jobs)
+            page = await self._call(request, wire.Jobs)
             found += page.jobs
             if not page.next:
                 break
             request = msgspec.structs.replace(request, cursor=page.next, limit=most - len(found))
         return tuple(found)
 
-    async def usage(self, since: float, until: float | None = None) -> Usage:
+    async def usage(self, since: float, until: float | None = None) -> wire.Usage:
         """Return the slot time that visible jobs used, in order of acceptance.
 
         Args:
             since: begin, seconds since the epoch.
             until: end; None: now.
         """
-        request = GetUsage(since=Seconds(since), until=None if until is None else Seconds(until))
-        return await self._joined(request, Usage, "jobs")
+        request = wire.GetUsage(
+            since=Seconds(since), until=None if until is None else Seconds(until)
+        )
+        return await self._joined(request, wire.Usage, "jobs")
 
-    async def explain(self, job: str) -> Explanation:
+    async def explain(self, job: str) -> wire.Explanation:
         """Return every decision about a job's slots and batch, with its reason."""
-        return await self._joined(ExplainJob(job=JobId(job)), Explanation, "decisions")
+        return await self._joined(wire.ExplainJob(job=JobId(job)), wire.Explanation, "decisions")
 
-    async def search(self) -> SearchInfo:
+    async def search(self) -> wire.SearchInfo:
         """Return statistics of the scheduler."""
-        return await self._call(GetSearch(), SearchInfo)
+        return await self._call(wire.GetSearch(), wire.SearchInfo)
 
-    async def cancel(self, job: str) -> JobDetail:
+    async def cancel(self, job: str) -> wire.JobDetail:
         """Cancel a job. An ended job does not change.
 
         Returns the job after the request. Its state might not show the cancellation yet.
         """
-        return await self._detail(CancelJob(job=JobId(job)), JobId(job))
+        return await self._detail(wire.CancelJob(job=JobId(job)), JobId(job))
 
     async def resize(
         self,
@@ -268,7 +224,7 @@ class Client(Attachments):
         slots: int | None = None,
         batch: int | None = None,
         on: Sequence[str] = (),
-    ) -> JobDetail:
+    ) -> wire.JobDetail:
         """Override the policy for one job. The override applies as soon as slots allow.
 
         The policy does not change the job until `resume(auto=True)`. An override that can never be
@@ -282,33 +238,33 @@ class Client(Attachments):
                 override are kept.
         """
         places = tuple(SlotId(slot) for slot in on)
-        request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
+        request = wire.ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
         return await self._detail(request, JobId(job))
 
-    async def pause(self, job: str) -> JobDetail:
+    async def pause(self, job: str) -> wire.JobDetail:
         """Release the slots of a job that has not ended. A checkpoint keeps the training state."""
-        return await self._detail(PauseJob(job=JobId(job)), JobId(job))
+        return await self._detail(wire.PauseJob(job=JobId(job)), JobId(job))
 
-    async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
+    async def resume(self, job: str, *, auto: bool = False) -> wire.JobDetail:
         """Resume a job that was resized or paused by an override and has not ended.
 
         Args:
             auto: True returns the job to the policy's control; False keeps the slots and the batch
                 of the override.
         """
-        return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
+        return await self._detail(wire.ResumeJob(job=JobId(job), auto=auto), JobId(job))
 
-    async def hold(self, job: str) -> JobDetail:
+    async def hold(self, job: str) -> wire.JobDetail:
         """Keep a job from starting until `release`. It keeps slots that it has."""
-        return await self._detail(HoldJob(job=JobId(job)), JobId(job))
+        return await self._detail(wire.HoldJob(job=JobId(job)), JobId(job))
 
-    async def release(self, job: str) -> JobDetail:
+    async def release(self, job: str) -> wire.JobDetail:
         """End a hold."""
-        return await self._detail(ReleaseJob(job=JobId(job)), JobId(job))
+        return await self._detail(wire.ReleaseJob(job=JobId(job)), JobId(job))
 
     async def rerun(
         self, job: str, key: str | None = None, *, secret_env: str | Path = ""
-    ) -> JobAccepted:
+    ) -> wire.JobAccepted:
         """Submit the spec and the working directory of your job again, even if it has ended.
 
         The new job waits neither for other jobs nor for a time.
@@ -321,14 +277,16 @@ class Client(Attachments):
             BadFieldError: if the working directory is no longer stored, or `secret_env` is missing.
         """
         secrets = read_secrets(Path(secret_env)) if secret_env else {}
-        request = RerunJob(job=JobId(job), key=key or uuid.uuid4().hex, secrets=secrets)
-        return await self._call(request, JobAccepted)
+        request = wire.RerunJob(job=JobId(job), key=key or uuid.uuid4().hex, secrets=secrets)
+        return await self._call(request, wire.JobAccepted)
 
-    async def nodes(self) -> tuple[NodeInfo, ...]:
+    async def nodes(self) -> tuple[wire.NodeInfo, ...]:
         """Return all nodes."""
-        return (await self._joined(ListNodes(), Nodes, "nodes")).nodes
+        return (await self._joined(wire.ListNodes(), wire.Nodes, "nodes")).nodes
 
-    async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
+    async def drain(
+        self, node: str, within_s: float | None = None, reason: str = ""
+    ) -> wire.NodeInfo:
         """Drain a node. Its jobs move, or wait without losing state, and no new job starts on it.
 
         Only operators and admins may call this.
@@ -337,17 +295,17 @@ class Client(Attachments):
             within_s: seconds after which remaining workers are stopped; None: never.
             reason: shown to the owners of the jobs that move.
         """
-        request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
-        return (await self._call(request, Nodes)).nodes[0]
+        request = wire.DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
+        return (await self._call(request, wire.Nodes)).nodes[0]
 
-    async def cordon(self, node: str, reason: str = "") -> NodeInfo:
+    async def cordon(self, node: str, reason: str = "") -> wire.NodeInfo:
         """Start no new job on a node; its jobs stay. Only operators and admins may call this."""
-        request = DrainNode(node=NodeId(node), reason=reason, cordon=True)
-        return (await self._call(request, Nodes)).nodes[0]
+        request = wire.DrainNode(node=NodeId(node), reason=reason, cordon=True)
+        return (await self._call(request, wire.Nodes)).nodes[0]
 
     async def plan_maintenance(
         self, node: str, begin: Seconds, end: Seconds, reason: str = ""
-    ) -> NodeInfo:
+    ) -> wire.NodeInfo:
         """Plan a time without jobs on a node, which ends by itself; `undrain` cancels it.
 
         Only operators and admins may call this.
@@ -357,52 +315,56 @@ class Client(Attachments):
             end: seconds since the epoch.
             reason: shown to the owners of the jobs that wait or move.
         """
-        request = DrainNode(node=NodeId(node), reason=reason, begin=begin, end=end)
-        return (await self._call(request, Nodes)).nodes[0]
+        request = wire.DrainNode(node=NodeId(node), reason=reason, begin=begin, end=end)
+        return (await self._call(request, wire.Nodes)).nodes[0]
 
-    async def undrain(self, node: str) -> NodeInfo:
+    async def undrain(self, node: str) -> wire.NodeInfo:
         """Return a drained node to service. Only operators and admins may call this."""
-        return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
+        return (await self._call(wire.UndrainNode(node=NodeId(node)), wire.Nodes)).nodes[0]
 
-    async def forget_node(self, node: str) -> NodeInfo:
+    async def forget_node(self, node: str) -> wire.NodeInfo:
         """Remove a lost node that will not come back. Only operators and admins may call this."""
-        return (await self._call(ForgetNode(node=NodeId(node)), Nodes)).nodes[0]
+        return (await self._call(wire.ForgetNode(node=NodeId(node)), wire.Nodes)).nodes[0]
 
-    async def sharing(self) -> SharingInfo:
+    async def sharing(self) -> wire.SharingInfo:
         """Return the rules of sharing, and the accounts that the key may see."""
-        return await self._call(GetSharing(), SharingInfo)
+        return await self._call(wire.GetSharing(), wire.SharingInfo)
 
-    async def change_sharing(self, sharing: Sharing, based_on: int) -> SharingInfo:
+    async def change_sharing(self, sharing: Sharing, based_on: int) -> wire.SharingInfo:
         """Replace the rules of sharing. Only admins may call this.
 
         Args:
             based_on: revision of the rules that were read. A BadFieldError is raised if the rules
                 have changed since then.
         """
-        return await self._call(ChangeSharing(sharing=sharing, based_on=based_on), SharingInfo)
+        return await self._call(
+            wire.ChangeSharing(sharing=sharing, based_on=based_on), wire.SharingInfo
+        )
 
-    async def policy(self) -> PolicyInfo:
+    async def policy(self) -> wire.PolicyInfo:
         """Return the policy that plans, and who chose it."""
-        return await self._call(GetPolicy(), PolicyInfo)
+        return await self._call(wire.GetPolicy(), wire.PolicyInfo)
 
     async def choose_policy(
         self, name: str, options: Mapping[str, Any] | None = None
-    ) -> PolicyInfo:
+    ) -> wire.PolicyInfo:
         """Let another policy plan (admins). Jobs go on.
 
         Raises:
             OnesError: if there is no such policy, or an option is unknown or out of its range.
         """
         text = msgspec.json.encode(options or {}).decode()
-        return await self._call(ChoosePolicy(name=name, options=text), PolicyInfo)
+        return await self._call(wire.ChoosePolicy(name=name, options=text), wire.PolicyInfo)
 
-    async def pause_scheduling(self, paused: bool, reason: str = "") -> SharingInfo:
+    async def pause_scheduling(self, paused: bool, reason: str = "") -> wire.SharingInfo:
         """Pause all starts and growths, or resume them. Only operators and admins may call this."""
-        return await self._call(PauseScheduling(paused=paused, reason=reason), SharingInfo)
+        return await self._call(
+            wire.PauseScheduling(paused=paused, reason=reason), wire.SharingInfo
+        )
 
-    async def keys(self) -> tuple[KeyInfo, ...]:
+    async def keys(self) -> tuple[wire.KeyInfo, ...]:
         """Return all keys, including expired and revoked ones. Only admins may call this."""
-        return (await self._joined(ListKeys(), Keys, "keys")).keys
+        return (await self._joined(wire.ListKeys(), wire.Keys, "keys")).keys
 
     async def add_key(
         self,
@@ -411,7 +373,7 @@ class Client(Attachments):
         role: str,
         projects: Sequence[str] = (),
         expires: float | None = None,
-    ) -> KeyInfo:
+    ) -> wire.KeyInfo:
         """Authorise a key that belongs to no other user and was not revoked.
 
         Only admins may call this.
@@ -428,19 +390,19 @@ class Client(Attachments):
             "projects": tuple(projects), "expires": expires,
         }  # fmt: skip
         try:
-            request = msgspec.convert(asked, AddKey)
+            request = msgspec.convert(asked, wire.AddKey)
         except msgspec.ValidationError as error:
             raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
-        return (await self._call(request, Keys)).keys[0]
+        return (await self._call(request, wire.Keys)).keys[0]
 
-    async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
+    async def revoke_key(self, key: str) -> tuple[wire.KeyInfo, ...]:
         """Revoke keys permanently and close their sessions. Only admins may call this.
 
         Args:
             key: a public key, or the name of an owner, which revokes all keys of this owner. The
                 last key of an admin cannot be revoked.
         """
-        return (await self._call(RevokeKey(key=key), Keys)).keys
+        return (await self._call(wire.RevokeKey(key=key), wire.Keys)).keys
 
     async def submit_sweep(
         self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
@@ -463,11 +425,13 @@ class Client(Attachments):
         """Return a handle for the sweep of this name; no request is sent."""
         return SweepRun(self, JobId(job))
 
-    async def sweep(self, job: str) -> SweepDetail:
+    async def sweep(self, job: str) -> wire.SweepDetail:
         """Return the state of a sweep, with all its trials."""
-        return await self._whole(GetSweep(job=JobId(job)), SweepDetail, "trial")
+        return await self._whole(wire.GetSweep(job=JobId(job)), wire.SweepDetail, "trial")
 
-    async def _whole(self, request: GetSweep | GetLedger, kind: type[Whole], item: str) -> Whole:
+    async def _whole(
+        self, request: wire.GetSweep | wire.GetLedger, kind: type[Whole], item: str
+    ) -> Whole:
         """Return a reply with all its items. Later requests set `from_ITEM` to get the rest."""
         whole = await self._call(request, kind)
         items = list(getattr(whole, f"{item}s"))
@@ -488,7 +452,7 @@ class Client(Attachments):
         values: Mapping[str, Value] | None = None,
         parent: int | None = None,
         key: str | None = None,
-    ) -> SweepChanged:
+    ) -> wire.SweepChanged:
         """Change one trial of a sweep, or add a trial. The change is durable when this returns.
 
         Args:
@@ -498,7 +462,7 @@ class Client(Attachments):
             parent: for `add`: the new trial continues from the state of this trial.
             key: idempotency key; None: a new change each time.
         """
-        request = ChangeSweep(
+        request = wire.ChangeSweep(
             job=JobId(job),
             change=change,
             trial=trial,
@@ -506,18 +470,18 @@ class Client(Attachments):
             parent=parent,
             key=key or uuid.uuid4().hex,
         )
-        return await self._call(request, SweepChanged)
+        return await self._call(request, wire.SweepChanged)
 
-    async def ledger(self, job: str) -> Ledger:
+    async def ledger(self, job: str) -> wire.Ledger:
         """Return the units of work that a sweep has recorded, in the order in which they ended."""
-        return await self._whole(GetLedger(job=JobId(job)), Ledger, "unit")
+        return await self._whole(wire.GetLedger(job=JobId(job)), wire.Ledger, "unit")
 
-    async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
+    async def wait(self, job: str, timeout: float | None = None) -> wire.JobDetail:  # noqa: ASYNC109
         """Wait until a job has ended and return the job; see `wait_state`."""
         await self.wait_state(job, timeout)
         return await self.job(job)
 
-    async def wait_state(self, job: str, timeout: float | None = None) -> JobState:  # noqa: ASYNC109
+    async def wait_state(self, job: str, timeout: float | None = None) -> wire.JobState:  # noqa: ASYNC109
         """Wait until a job has ended and return its state, without its history.
 
         Args:

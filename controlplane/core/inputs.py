@@ -16,7 +16,11 @@ from schemas.wire import Message
 from schemas.wire.agent import AgentEvent, WorkerSeen
 
 
-class ControllerStarted(Message, tag="core.controller_started.1"):
+class Input(Message):
+    """Message that changes the state of the core."""
+
+
+class ControllerStarted(Input, tag="core.controller_started.1"):
     """A new controller process took over. Every node has to greet this process again."""
 
     term: Term
@@ -26,7 +30,7 @@ class ControllerStarted(Message, tag="core.controller_started.1"):
     restored: bool = False  # the journal lacks inputs that nodes may have acted on
 
 
-class JobSubmitted(Message, tag="core.job_submitted.1"):
+class JobSubmitted(Input, tag="core.job_submitted.1"):
     """A user submitted a job. Its spec is valid and its snapshot is stored."""
 
     spec: JobSpec
@@ -39,14 +43,14 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     outcomes: dict[JobId, str] = msgspec.field(default_factory=dict)
 
 
-class CancelRequested(Message, tag="core.cancel_requested.1"):
+class CancelRequested(Input, tag="core.cancel_requested.1"):
     """A user cancels a job."""
 
     job: JobId
     user: str
 
 
-class NodeGreeted(Message, tag="core.node_greeted.1"):
+class NodeGreeted(Input, tag="core.node_greeted.1"):
     """An agent sent its hello, which lists everything that the node offers and runs."""
 
     node: NodeId
@@ -61,27 +65,27 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     highest_job: int = 0  # highest number of a job with files on the node, ended or not
 
 
-class NodeHeard(Message, tag="core.node_heard.1"):
+class NodeHeard(Input, tag="core.node_heard.1"):
     """A suspect node sent a message within its session."""
 
     node: NodeId
 
 
-class NodeSuspected(Message, tag="core.node_suspected.1"):
+class NodeSuspected(Input, tag="core.node_suspected.1"):
     """A node has been silent for a while."""
 
     node: NodeId
     silent_s: float
 
 
-class NodeLost(Message, tag="core.node_lost.1"):
+class NodeLost(Input, tag="core.node_lost.1"):
     """A node has been silent for too long."""
 
     node: NodeId
     silent_s: float
 
 
-class NodeReported(Message, tag="core.node_reported.1"):
+class NodeReported(Input, tag="core.node_reported.1"):
     """A node reported the next event of its numbered stream."""
 
     node: NodeId
@@ -90,14 +94,14 @@ class NodeReported(Message, tag="core.node_reported.1"):
     event: AgentEvent
 
 
-class PlanProposed(Message, tag="core.plan_proposed.1"):
+class PlanProposed(Input, tag="core.plan_proposed.1"):
     """A policy proposed a plan, which may be based on an older state."""
 
     plan: Plan
     stats: SearchStats | None = None  # only from a policy that searches
 
 
-class StartExpired(Message, tag="core.start_expired.1"):
+class StartExpired(Input, tag="core.start_expired.1"):
     """A group did not form in time."""
 
     job: JobId
@@ -114,7 +118,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""  # line of its script
 
 
-class RescaleExpired(Message, tag="core.rescale_expired.1"):
+class RescaleExpired(Input, tag="core.rescale_expired.1"):
     """A change of a job's group took too long."""
 
     job: JobId
@@ -122,7 +126,7 @@ class RescaleExpired(Message, tag="core.rescale_expired.1"):
     stragglers: tuple[Straggler, ...] | None = None  # None: older journal, no rank is ended
 
 
-class JoinStalled(Message, tag="core.join_stalled.1"):
+class JoinStalled(Input, tag="core.join_stalled.1"):
     """All members of the former group wait for newcomers, which do not wait for them."""
 
     job: JobId
@@ -130,7 +134,7 @@ class JoinStalled(Message, tag="core.join_stalled.1"):
     stragglers: tuple[Straggler, ...]
 
 
-class ResizeRequested(Message, tag="core.resize_requested.1"):
+class ResizeRequested(Input, tag="core.resize_requested.1"):
     """An operator orders a size for a job, which overrides the policy.
 
     A field that is None keeps the value of an earlier override, or the current value without one.
@@ -143,14 +147,14 @@ class ResizeRequested(Message, tag="core.resize_requested.1"):
     on: tuple[SlotId, ...] = ()
 
 
-class PauseRequested(Message, tag="core.pause_requested.1"):
+class PauseRequested(Input, tag="core.pause_requested.1"):
     """An operator pauses a job. The job loses its slots and keeps its training state."""
 
     job: JobId
     user: str
 
 
-class ResumeRequested(Message, tag="core.resume_requested.1"):
+class ResumeRequested(Input, tag="core.resume_requested.1"):
     """An operator ends a pause, or returns the job to the policy's control."""
 
     job: JobId
@@ -158,45 +162,45 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
     auto: bool
 
 
-class HoldRequested(Message, tag="core.hold_requested.1"):
+class HoldRequested(Input, tag="core.hold_requested.1"):
     """A user holds a job. The job gets no slots until it is released; a running job goes on."""
 
     job: JobId
     user: str
 
 
-class ReleaseRequested(Message, tag="core.release_requested.1"):
+class ReleaseRequested(Input, tag="core.release_requested.1"):
     """A user releases a job that is held."""
 
     job: JobId
     user: str
 
 
-class StartDue(Message, tag="core.start_due.1"):
+class StartDue(Input, tag="core.start_due.1"):
     """The earliest start of a job has come."""
 
     job: JobId
 
 
-class OverrideDue(Message, tag="core.override_due.1"):
+class OverrideDue(Input, tag="core.override_due.1"):
     """An operator's order that could not be carried out is due for another attempt."""
 
     job: JobId
 
 
-class RunExpired(Message, tag="core.run_expired.1"):
+class RunExpired(Input, tag="core.run_expired.1"):
     """The time of a job is over, by `max_run_s` or `deadline`, or its warning is due."""
 
     job: JobId
 
 
-class UnitExpired(Message, tag="core.unit_expired.1"):
+class UnitExpired(Input, tag="core.unit_expired.1"):
     """A unit of a sweep took too long."""
 
     job: JobId
 
 
-class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
+class SweepChangeRequested(Input, tag="core.sweep_change_requested.1"):
     """A user changes one trial of a sweep, or adds one. The request has been validated."""
 
     job: JobId
@@ -208,7 +212,7 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     key: str  # key of the request; a second request with this key does nothing
 
 
-class DrainRequested(Message, tag="core.drain_requested.1"):
+class DrainRequested(Input, tag="core.drain_requested.1"):
     """An operator drains a node."""
 
     node: NodeId
@@ -220,33 +224,33 @@ class DrainRequested(Message, tag="core.drain_requested.1"):
     end: Seconds | None = None
 
 
-class UndrainRequested(Message, tag="core.undrain_requested.1"):
+class UndrainRequested(Input, tag="core.undrain_requested.1"):
     """An operator returns a drained node to service."""
 
     node: NodeId
     user: str
 
 
-class NodeForgotten(Message, tag="core.node_forgotten.1"):
+class NodeForgotten(Input, tag="core.node_forgotten.1"):
     """A lost node is removed: an operator says that it is gone, or it was lost for too long."""
 
     node: NodeId
     user: str
 
 
-class DrainExpired(Message, tag="core.drain_expired.1"):
+class DrainExpired(Input, tag="core.drain_expired.1"):
     """The deadline of a drain has passed."""
 
     node: NodeId
 
 
-class DrainDue(Message, tag="core.drain_due.1"):
+class DrainDue(Input, tag="core.drain_due.1"):
     """A job on a draining node can be changed again, or a maintenance begins or ends."""
 
     node: NodeId
 
 
-class OrderTooLarge(Message, tag="core.order_too_large.1"):
+class OrderTooLarge(Input, tag="core.order_too_large.1"):
     """An order to a node exceeds the largest message and cannot be sent."""
 
     job: JobId
@@ -255,14 +259,14 @@ class OrderTooLarge(Message, tag="core.order_too_large.1"):
     most: int  # bytes
 
 
-class SharingChanged(Message, tag="core.sharing_changed.1"):
+class SharingChanged(Input, tag="core.sharing_changed.1"):
     """The rules by which accounts share the cluster are set for the first time, or changed."""
 
     sharing: Sharing
     user: str = ""  # who changed them; empty: the settings file
 
 
-class SchedulingPaused(Message, tag="core.scheduling_paused.1"):
+class SchedulingPaused(Input, tag="core.scheduling_paused.1"):
     """An operator pauses or resumes all starts and growths."""
 
     user: str
@@ -270,7 +274,7 @@ class SchedulingPaused(Message, tag="core.scheduling_paused.1"):
     reason: str = ""
 
 
-class PolicyChosen(Message, tag="core.policy_chosen.1"):
+class PolicyChosen(Input, tag="core.policy_chosen.1"):
     """A policy plans from now on. The planner is exchanged outside of the core."""
 
     name: str
@@ -278,14 +282,14 @@ class PolicyChosen(Message, tag="core.policy_chosen.1"):
     user: str = ""  # who chose it; empty: the settings file
 
 
-class CommitsResumed(Message, tag="core.commits_resumed.1"):
+class CommitsResumed(Input, tag="core.commits_resumed.1"):
     """The journal accepts inputs again after a period in which writes failed."""
 
     reason: str  # reason of the stall
     since: Seconds
 
 
-class InputSkipped(Message, tag="core.input_skipped.1"):
+class InputSkipped(Input, tag="core.input_skipped.1"):
     """`handle` raised an error for an input, so this input of the node's stream is skipped."""
 
     what: str
@@ -293,40 +297,3 @@ class InputSkipped(Message, tag="core.input_skipped.1"):
     node: NodeId | None
     boot: BootId | None
     seq: int
-
-
-Input = (
-    ControllerStarted
-    | JobSubmitted
-    | CancelRequested
-    | NodeGreeted
-    | NodeHeard
-    | NodeSuspected
-    | NodeLost
-    | NodeReported
-    | PlanProposed
-    | StartExpired
-    | RescaleExpired
-    | JoinStalled
-    | ResizeRequested
-    | PauseRequested
-    | ResumeRequested
-    | HoldRequested
-    | ReleaseRequested
-    | StartDue
-    | OverrideDue
-    | RunExpired
-    | UnitExpired
-    | SweepChangeRequested
-    | DrainRequested
-    | UndrainRequested
-    | NodeForgotten
-    | DrainExpired
-    | DrainDue
-    | InputSkipped
-    | OrderTooLarge
-    | CommitsResumed
-    | SharingChanged
-    | SchedulingPaused
-    | PolicyChosen
-)

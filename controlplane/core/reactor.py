@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from controlplane.core import inputs
 from controlplane.core.commands import Command, RequestPlan
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import (
@@ -21,42 +22,6 @@ from controlplane.core.handlers import (
     sweeps,
 )
 from controlplane.core.history import Record
-from controlplane.core.inputs import (
-    CancelRequested,
-    CommitsResumed,
-    ControllerStarted,
-    DrainDue,
-    DrainExpired,
-    DrainRequested,
-    HoldRequested,
-    Input,
-    InputSkipped,
-    JobSubmitted,
-    JoinStalled,
-    NodeForgotten,
-    NodeGreeted,
-    NodeHeard,
-    NodeLost,
-    NodeReported,
-    NodeSuspected,
-    OrderTooLarge,
-    OverrideDue,
-    PauseRequested,
-    PlanProposed,
-    PolicyChosen,
-    ReleaseRequested,
-    RescaleExpired,
-    ResizeRequested,
-    ResumeRequested,
-    RunExpired,
-    SchedulingPaused,
-    SharingChanged,
-    StartDue,
-    StartExpired,
-    SweepChangeRequested,
-    UndrainRequested,
-    UnitExpired,
-)
 from controlplane.core.policy_view import ViewBuilder, rigid_views
 from controlplane.core.state import State, Totals
 from controlplane.policy.api import ClusterView
@@ -64,39 +29,39 @@ from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
-    ControllerStarted: nodes.on_controller_started,
-    NodeGreeted: nodes.on_node_greeted,
-    NodeHeard: nodes.on_node_heard,
-    NodeSuspected: nodes.on_node_suspected,
-    NodeLost: nodes.on_node_lost,
-    NodeForgotten: nodes.on_node_forgotten,
-    InputSkipped: nodes.on_input_skipped,
-    CommitsResumed: nodes.on_commits_resumed,
-    NodeReported: reports.on_node_reported,
-    JobSubmitted: submission.on_job_submitted,
-    CancelRequested: submission.on_cancel_requested,
-    OrderTooLarge: lifecycle.on_order_too_large,
-    PlanProposed: plans.on_plan_proposed,
-    StartExpired: start.on_start_expired,
-    RescaleExpired: recovery.on_rescale_expired,
-    JoinStalled: recovery.on_join_stalled,
-    ResizeRequested: overrides.on_resize_requested,
-    PauseRequested: overrides.on_pause_requested,
-    ResumeRequested: overrides.on_resume_requested,
-    HoldRequested: relations.on_hold_requested,
-    ReleaseRequested: relations.on_release_requested,
-    StartDue: relations.on_start_due,
-    OverrideDue: overrides.on_override_due,
-    DrainRequested: drains.on_drain_requested,
-    UndrainRequested: drains.on_undrain_requested,
-    DrainExpired: drains.on_drain_expired,
-    DrainDue: drains.on_drain_due,
-    UnitExpired: sweeps.on_unit_expired,
-    RunExpired: lifecycle.on_run_expired,
-    SweepChangeRequested: submission.on_sweep_change_requested,
-    SharingChanged: submission.on_sharing_changed,
-    PolicyChosen: submission.on_policy_chosen,
-    SchedulingPaused: submission.on_scheduling_paused,
+    inputs.ControllerStarted: nodes.on_controller_started,
+    inputs.NodeGreeted: nodes.on_node_greeted,
+    inputs.NodeHeard: nodes.on_node_heard,
+    inputs.NodeSuspected: nodes.on_node_suspected,
+    inputs.NodeLost: nodes.on_node_lost,
+    inputs.NodeForgotten: nodes.on_node_forgotten,
+    inputs.InputSkipped: nodes.on_input_skipped,
+    inputs.CommitsResumed: nodes.on_commits_resumed,
+    inputs.NodeReported: reports.on_node_reported,
+    inputs.JobSubmitted: submission.on_job_submitted,
+    inputs.CancelRequested: submission.on_cancel_requested,
+    inputs.OrderTooLarge: lifecycle.on_order_too_large,
+    inputs.PlanProposed: plans.on_plan_proposed,
+    inputs.StartExpired: start.on_start_expired,
+    inputs.RescaleExpired: recovery.on_rescale_expired,
+    inputs.JoinStalled: recovery.on_join_stalled,
+    inputs.ResizeRequested: overrides.on_resize_requested,
+    inputs.PauseRequested: overrides.on_pause_requested,
+    inputs.ResumeRequested: overrides.on_resume_requested,
+    inputs.HoldRequested: relations.on_hold_requested,
+    inputs.ReleaseRequested: relations.on_release_requested,
+    inputs.StartDue: relations.on_start_due,
+    inputs.OverrideDue: overrides.on_override_due,
+    inputs.DrainRequested: drains.on_drain_requested,
+    inputs.UndrainRequested: drains.on_undrain_requested,
+    inputs.DrainExpired: drains.on_drain_expired,
+    inputs.DrainDue: drains.on_drain_due,
+    inputs.UnitExpired: sweeps.on_unit_expired,
+    inputs.RunExpired: lifecycle.on_run_expired,
+    inputs.SweepChangeRequested: submission.on_sweep_change_requested,
+    inputs.SharingChanged: submission.on_sharing_changed,
+    inputs.PolicyChosen: submission.on_policy_chosen,
+    inputs.SchedulingPaused: submission.on_scheduling_paused,
 }
 
 
@@ -127,7 +92,7 @@ class Reactor:
         """Return the views of rigid jobs, which no policy sees."""
         return rigid_views(self.state)
 
-    def handle(self, event: Input, now: Seconds) -> list[Command]:
+    def handle(self, event: inputs.Input, now: Seconds) -> list[Command]:
         """Apply one input and return the commands to carry out, in order.
 
         Args:
@@ -162,7 +127,7 @@ class Reactor:
             ctx.out.append(RequestPlan())
         return ctx.out
 
-    def due(self, now: Seconds) -> list[Input]:
+    def due(self, now: Seconds) -> list[inputs.Input]:
         """Return one input for each deadline that has passed by `now`. Do not change the state.
 
         An input reports that a start, a change, a drain or a unit took too long, that an earliest
@@ -170,8 +135,8 @@ class Reactor:
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)
-        again: list[Input] = [
-            OverrideDue(job=name)
+        again: list[inputs.Input] = [
+            inputs.OverrideDue(job=name)
             for name in state.overrides
             if overrides.is_due(state.jobs[name], now)
         ]

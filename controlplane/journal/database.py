@@ -17,6 +17,7 @@ from controlplane.core.history import Record
 from controlplane.core.inputs import Input
 from schemas.errors import OnesError
 from schemas.ids import Seconds
+from schemas.wire import union_of
 from schemas.wire.feed import FeedEvent
 
 SCHEMA_VERSION: Final = 7
@@ -76,7 +77,7 @@ class JournalError(OnesError):
     code = "journal"
 
 
-_inputs: Final = msgspec.msgpack.Decoder(Input)
+_inputs: Final = msgspec.msgpack.Decoder(union_of(Input))
 _feed: Final = msgspec.msgpack.Decoder(FeedEvent)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import dataclass_transform
+from functools import reduce
+from operator import or_
+from typing import Any, dataclass_transform
 
 import msgspec
 
@@ -16,3 +18,8 @@ class Message(
     On the wire a message is a MessagePack map with the tag in the key `type`. Decoders ignore
     unknown keys, so that fields can be added. A field with a changed meaning requires a new tag.
     """
+
+
+def union_of(base: type[Message]) -> Any:
+    """Return the union of the direct subclasses of a class, for a decoder or a field."""
+    return reduce(or_, base.__subclasses__())

@@ -16,13 +16,21 @@ from schemas.jobs import JobSpec
 from schemas.sharing import Sharing
 from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
-from schemas.wire.feed import Detail, FeedEvent, LogPage, Position, ReadLog
+from schemas.wire.feed import Detail, FeedEvent, Position
 
 Role = Literal["admin", "operator", "user", "viewer", "node"]
 Public = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
-class AddKey(Message, tag="keys.add.1"):
+class Request(Message):
+    """Message to the request server of the controller."""
+
+
+class Reply(Message):
+    """Message that the request server replies with."""
+
+
+class AddKey(Request, tag="keys.add.1"):
     """Authorise the owner of a key to connect. The request is idempotent."""
 
     public: Public  # Z85
@@ -32,13 +40,13 @@ class AddKey(Message, tag="keys.add.1"):
     expires: Seconds | None = None  # seconds since the epoch; None: never
 
 
-class ListKeys(Message, tag="keys.list.1"):
+class ListKeys(Request, tag="keys.list.1"):
     """Request a page of all keys, including expired and revoked ones."""
 
     cursor: str = ""  # `next` of the previous page
 
 
-class RevokeKey(Message, tag="keys.revoke.1"):
+class RevokeKey(Request, tag="keys.revoke.1"):
     """Revoke keys permanently, and close their connections."""
 
     key: str  # a public key, or the name of an owner: all keys of the owner are revoked
@@ -58,7 +66,7 @@ class KeyInfo(Message, tag="keys.key.1"):
     at: Seconds | None = None  # time of that change
 
 
-class Keys(Message, tag="keys.keys.1"):
+class Keys(Reply, tag="keys.keys.1"):
     """Reply with the changed keys (`AddKey`, `RevokeKey`) or a page of keys (`ListKeys`)."""
 
     keys: tuple[KeyInfo, ...]
@@ -68,11 +76,11 @@ class Keys(Message, tag="keys.keys.1"):
 # --- requests
 
 
-class GetCluster(Message, tag="client.get_cluster.1"):
+class GetCluster(Request, tag="client.get_cluster.1"):
     """Request the identity of the controller, and the ports of its other sockets."""
 
 
-class PutSnapshot(Message, tag="client.put_snapshot.1"):
+class PutSnapshot(Request, tag="client.put_snapshot.1"):
     """Upload a piece of the archive of a working directory. Pieces must arrive in order."""
 
     digest: str  # SHA-256 of the archive, hexadecimal
@@ -81,7 +89,7 @@ class PutSnapshot(Message, tag="client.put_snapshot.1"):
     total: Position  # bytes of the whole archive
 
 
-class SubmitJob(Message, tag="client.submit_job.1"):
+class SubmitJob(Request, tag="client.submit_job.1"):
     """Submit a job. If the same `key` is sent again, the reply names the first job."""
 
     spec: JobSpec
@@ -92,7 +100,7 @@ class SubmitJob(Message, tag="client.submit_job.1"):
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class CheckJob(Message, tag="client.check_job.1"):
+class CheckJob(Request, tag="client.check_job.1"):
     """Ask whether the job would be accepted, without submitting the job."""
 
     spec: JobSpec
@@ -100,13 +108,13 @@ class CheckJob(Message, tag="client.check_job.1"):
     project: str = ""  # as in SubmitJob
 
 
-class CancelJob(Message, tag="client.cancel_job.1"):
+class CancelJob(Request, tag="client.cancel_job.1"):
     """End a job and stop its workers."""
 
     job: JobId
 
 
-class ResizeJob(Message, tag="client.resize_job.1"):
+class ResizeJob(Request, tag="client.resize_job.1"):
     """Set the number of slots and the batch by hand.
 
     From then on the policy changes neither the number of slots nor the batch of this job.
@@ -120,32 +128,32 @@ class ResizeJob(Message, tag="client.resize_job.1"):
     on: tuple[SlotId, ...] = ()  # exactly these slots
 
 
-class PauseJob(Message, tag="client.pause_job.1"):
+class PauseJob(Request, tag="client.pause_job.1"):
     """Pause a job by hand. The job writes a checkpoint and has no slots until `ResumeJob`."""
 
     job: JobId
 
 
-class ResumeJob(Message, tag="client.resume_job.1"):
+class ResumeJob(Request, tag="client.resume_job.1"):
     """End a pause. With `auto`, also return the job to the policy's control."""
 
     job: JobId
     auto: bool = False
 
 
-class HoldJob(Message, tag="client.hold_job.1"):
+class HoldJob(Request, tag="client.hold_job.1"):
     """Hold a job: it gets no slots until `ReleaseJob`. A running job goes on."""
 
     job: JobId
 
 
-class ReleaseJob(Message, tag="client.release_job.1"):
+class ReleaseJob(Request, tag="client.release_job.1"):
     """End a hold."""
 
     job: JobId
 
 
-class RerunJob(Message, tag="client.rerun_job.1"):
+class RerunJob(Request, tag="client.rerun_job.1"):
     """Submit the spec and the working directory of your job again. Reply: `JobAccepted`.
 
     The new job does not wait for other jobs or for a time. It may be the job of an ended one.
@@ -157,7 +165,7 @@ class RerunJob(Message, tag="client.rerun_job.1"):
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class ListJobs(Message, tag="client.list_jobs.1"):
+class ListJobs(Request, tag="client.list_jobs.1"):
     """Request a page of job summaries, oldest first by default."""
 
     ended: bool = False  # include ended jobs
@@ -173,7 +181,7 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     limit: int = 0  # rows of the reply, which is then the last page; 0: no limit
 
 
-class GetUsage(Message, tag="client.get_usage.1"):
+class GetUsage(Request, tag="client.get_usage.1"):
     """Request a page of the slot time that jobs used, in order of acceptance."""
 
     since: Seconds = Seconds(0.0)  # seconds since the epoch
@@ -181,7 +189,7 @@ class GetUsage(Message, tag="client.get_usage.1"):
     cursor: str = ""  # `next` of the previous page
 
 
-class GetJob(Message, tag="client.get_job.1"):
+class GetJob(Request, tag="client.get_job.1"):
     """Request a page of all data about a job. Wait up to `wait_s` for the end of the job."""
 
     job: JobId
@@ -189,31 +197,31 @@ class GetJob(Message, tag="client.get_job.1"):
     cursor: str = ""  # `next` of the previous page
 
 
-class WaitJob(Message, tag="client.wait_job.1"):
+class WaitJob(Request, tag="client.wait_job.1"):
     """Request the state of a job. Wait up to `wait_s` for the end of the job."""
 
     job: JobId
     wait_s: float = 0.0
 
 
-class ExplainJob(Message, tag="client.explain_job.1"):
+class ExplainJob(Request, tag="client.explain_job.1"):
     """Request a page of the decisions about a job's slots and batch, with their reasons."""
 
     job: JobId
     cursor: str = ""  # `next` of the previous page
 
 
-class GetSearch(Message, tag="client.get_search.1"):
+class GetSearch(Request, tag="client.get_search.1"):
     """Request the state of the scheduler."""
 
 
-class ListNodes(Message, tag="client.list_nodes.1"):
+class ListNodes(Request, tag="client.list_nodes.1"):
     """Request a page of all nodes that have ever joined."""
 
     cursor: str = ""  # `next` of the previous page
 
 
-class DrainNode(Message, tag="client.drain_node.1"):
+class DrainNode(Request, tag="client.drain_node.1"):
     """Empty a node. Its jobs move or wait, and no new jobs start there. Reply: `Nodes`.
 
     A repeated request replaces the reason and the deadline.
@@ -227,48 +235,48 @@ class DrainNode(Message, tag="client.drain_node.1"):
     end: Seconds | None = None  # when the maintenance is over by itself
 
 
-class GetSharing(Message, tag="client.get_sharing.1"):
+class GetSharing(Request, tag="client.get_sharing.1"):
     """Request the rules of sharing, and what accounts have. Reply: `SharingInfo`."""
 
 
-class ChangeSharing(Message, tag="client.change_sharing.1"):
+class ChangeSharing(Request, tag="client.change_sharing.1"):
     """Replace the rules of sharing. Reply: `SharingInfo`."""
 
     sharing: Sharing
     based_on: int  # revision that was read; if it is not the latest one, nothing changes
 
 
-class PauseScheduling(Message, tag="client.pause_scheduling.1"):
+class PauseScheduling(Request, tag="client.pause_scheduling.1"):
     """Start and grow no job until scheduling is resumed. Reply: `SharingInfo`."""
 
     paused: bool
     reason: str = ""
 
 
-class GetPolicy(Message, tag="client.get_policy.1"):
+class GetPolicy(Request, tag="client.get_policy.1"):
     """Request which policy plans. Reply: `PolicyInfo`."""
 
 
-class ChoosePolicy(Message, tag="client.choose_policy.1"):
+class ChoosePolicy(Request, tag="client.choose_policy.1"):
     """Let another policy plan, or the same one with other options. Reply: `PolicyInfo`."""
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
     options: str = "{}"  # JSON object of the options that differ from the defaults
 
 
-class UndrainNode(Message, tag="client.undrain_node.1"):
+class UndrainNode(Request, tag="client.undrain_node.1"):
     """Return a drained node to service. Reply: `Nodes`."""
 
     node: NodeId
 
 
-class ForgetNode(Message, tag="client.forget_node.1"):
+class ForgetNode(Request, tag="client.forget_node.1"):
     """Remove a node that is lost and will not come back. Reply: `Nodes`, as it was before."""
 
     node: NodeId
 
 
-class GetSweep(Message, tag="client.get_sweep.1"):
+class GetSweep(Request, tag="client.get_sweep.1"):
     """Request the state of a sweep, with a page of its trials."""
 
     job: JobId
@@ -276,7 +284,7 @@ class GetSweep(Message, tag="client.get_sweep.1"):
     limit: int = 500
 
 
-class ChangeSweep(Message, tag="client.change_sweep.1"):
+class ChangeSweep(Request, tag="client.change_sweep.1"):
     """Change a trial of a sweep, or add one. A second request with the same `key` does nothing."""
 
     job: JobId
@@ -287,7 +295,7 @@ class ChangeSweep(Message, tag="client.change_sweep.1"):
     key: str = ""
 
 
-class GetLedger(Message, tag="client.get_ledger.1"):
+class GetLedger(Request, tag="client.get_ledger.1"):
     """Request a page of the valid units of a sweep, in the order in which they ended."""
 
     job: JobId
@@ -295,7 +303,7 @@ class GetLedger(Message, tag="client.get_ledger.1"):
     limit: int = 2000
 
 
-class ReadEvents(Message, tag="client.read_events.1"):
+class ReadEvents(Request, tag="client.read_events.1"):
     """Request feed events from `from_seq` on. If there is none, wait for one up to `wait_s`."""
 
     from_seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 1
@@ -306,7 +314,7 @@ class ReadEvents(Message, tag="client.read_events.1"):
 # --- replies
 
 
-class Cluster(Message, tag="client.cluster.1"):
+class Cluster(Reply, tag="client.cluster.1"):
     """Reply to GetCluster."""
 
     release: str
@@ -324,14 +332,14 @@ class Cluster(Message, tag="client.cluster.1"):
     next_key: str = ""  # public key that the controller will have after its rotation; empty: none
 
 
-class SnapshotStored(Message, tag="client.snapshot_stored.1"):
+class SnapshotStored(Reply, tag="client.snapshot_stored.1"):
     """The controller has stored the first `size` bytes of the archive."""
 
     digest: str
     size: int
 
 
-class JobAccepted(Message, tag="client.job_accepted.1"):
+class JobAccepted(Reply, tag="client.job_accepted.1"):
     """The job is accepted and durable."""
 
     job: JobId
@@ -352,7 +360,7 @@ class ExpectedStart(Message, tag="client.expected_start.1"):
     reason: str = ""  # why the start is unknown
 
 
-class JobChecked(Message, tag="client.job_checked.1"):
+class JobChecked(Reply, tag="client.job_checked.1"):
     """Reply to CheckJob: the job would be accepted."""
 
     notes: tuple[str, ...] = ()  # as in JobAccepted
@@ -406,7 +414,7 @@ class AccountShare(Message, tag="client.account_share.1"):
     usage_s: float = 0.0  # decayed slot seconds
 
 
-class SharingInfo(Message, tag="client.sharing_info.1"):
+class SharingInfo(Reply, tag="client.sharing_info.1"):
     """Rules of sharing, and the accounts that the reader may see."""
 
     sharing: Sharing
@@ -415,7 +423,7 @@ class SharingInfo(Message, tag="client.sharing_info.1"):
     paused: str = ""  # who paused scheduling, and why; empty: it runs
 
 
-class PolicyInfo(Message, tag="client.policy_info.1"):
+class PolicyInfo(Reply, tag="client.policy_info.1"):
     """The policy that plans."""
 
     name: str
@@ -425,7 +433,7 @@ class PolicyInfo(Message, tag="client.policy_info.1"):
     in_file: str = ""  # policy in the settings file
 
 
-class Jobs(Message, tag="client.jobs.1"):
+class Jobs(Reply, tag="client.jobs.1"):
     """Reply to ListJobs: a page."""
 
     jobs: tuple[JobSummary, ...]
@@ -442,7 +450,7 @@ class JobUsage(Message, tag="client.job_usage.1"):
     slot_s: float  # slots times seconds
 
 
-class Usage(Message, tag="client.usage.1"):
+class Usage(Reply, tag="client.usage.1"):
     """Reply to GetUsage: a page."""
 
     since: Seconds
@@ -451,7 +459,7 @@ class Usage(Message, tag="client.usage.1"):
     next: str = ""  # cursor of the next page; empty: last page
 
 
-class JobState(Message, tag="client.job_state.1"):
+class JobState(Reply, tag="client.job_state.1"):
     """Reply to WaitJob."""
 
     job: JobId
@@ -543,7 +551,7 @@ class PromiseInfo(Message, tag="client.promise_info.1"):
     end: Seconds  # forecast end of the job
 
 
-class JobDetail(Message, tag="client.job_detail.3"):
+class JobDetail(Reply, tag="client.job_detail.3"):
     """Reply to GetJob and CancelJob: a page of the job's lists.
 
     To get further pages of the lists, send `GetJob` again. Other fields are the same on each page.
@@ -566,7 +574,7 @@ class JobDetail(Message, tag="client.job_detail.3"):
     next: str = ""  # cursor of the next page; empty: last page
 
 
-class Explanation(Message, tag="client.explanation.1"):
+class Explanation(Reply, tag="client.explanation.1"):
     """Reply to ExplainJob: a page of all decisions about the job, oldest first."""
 
     job: JobId
@@ -576,7 +584,7 @@ class Explanation(Message, tag="client.explanation.1"):
     notes: tuple[str, ...] = ()  # omitted decisions, and why; on the first page only
 
 
-class SearchInfo(Message, tag="client.search_info.1"):
+class SearchInfo(Reply, tag="client.search_info.1"):
     """Reply to GetSearch."""
 
     policy: str
@@ -624,7 +632,7 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # size of the newest state; 0: not known yet
 
 
-class SweepDetail(Message, tag="client.sweep_detail.2"):
+class SweepDetail(Reply, tag="client.sweep_detail.2"):
     """Reply to GetSweep."""
 
     summary: JobSummary
@@ -643,7 +651,7 @@ class SweepDetail(Message, tag="client.sweep_detail.2"):
     trained_s: float = 0.0  # training time, sum over all units
 
 
-class SweepChanged(Message, tag="client.sweep_changed.1"):
+class SweepChanged(Reply, tag="client.sweep_changed.1"):
     """Reply to ChangeSweep: the change is durable."""
 
     job: JobId
@@ -668,7 +676,7 @@ class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
 
 
-class Ledger(Message, tag="client.ledger.2"):
+class Ledger(Reply, tag="client.ledger.2"):
     """Reply to GetLedger."""
 
     job: JobId
@@ -697,84 +705,24 @@ class NodeInfo(Message, tag="client.node_info.1"):
     memory_bytes: int = 0
 
 
-class Nodes(Message, tag="client.nodes.1"):
+class Nodes(Reply, tag="client.nodes.1"):
     """Reply to ListNodes: a page."""
 
     nodes: tuple[NodeInfo, ...]
     next: str = ""  # cursor of the next page; empty: last page
 
 
-class EventsPage(Message, tag="client.events_page.1"):
+class EventsPage(Reply, tag="client.events_page.1"):
     """Reply to ReadEvents."""
 
     events: tuple[FeedEvent, ...]
     next_seq: int
 
 
-class Failed(Message, tag="client.failed.1"):
+class Failed(Reply, tag="client.failed.1"):
     """The request was not executed, and nothing changed."""
 
     code: str
     message: str
     hint: str
     field: str = ""
-
-
-Request = (
-    GetCluster
-    | PutSnapshot
-    | SubmitJob
-    | CheckJob
-    | CancelJob
-    | ResizeJob
-    | PauseJob
-    | ResumeJob
-    | HoldJob
-    | ReleaseJob
-    | RerunJob
-    | ListJobs
-    | GetUsage
-    | GetJob
-    | WaitJob
-    | ExplainJob
-    | GetSearch
-    | ListNodes
-    | GetSharing
-    | ChangeSharing
-    | PauseScheduling
-    | GetPolicy
-    | ChoosePolicy
-    | DrainNode
-    | UndrainNode
-    | ForgetNode
-    | GetSweep
-    | ChangeSweep
-    | GetLedger
-    | ReadEvents
-    | AddKey
-    | ListKeys
-    | RevokeKey
-    | ReadLog
-)
-Reply = (
-    Cluster
-    | SnapshotStored
-    | JobAccepted
-    | JobChecked
-    | Jobs
-    | SharingInfo
-    | PolicyInfo
-    | Usage
-    | JobDetail
-    | JobState
-    | Explanation
-    | SearchInfo
-    | SweepDetail
-    | SweepChanged
-    | Ledger
-    | Nodes
-    | EventsPage
-    | Keys
-    | LogPage
-    | Failed
-)

@@ -10,26 +10,7 @@ from schemas.ids import JobId, Pid, Rank, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member
 from schemas.wire import Message
-from schemas.wire.agent import (
-    START,
-    EpochReported,
-    GroupBroken,
-    GroupFormed,
-    JoinFailed,
-    Quiesced,
-    ScriptFailed,
-    SlotAwaited,
-    StepsReported,
-    StoreOpened,
-    Suspended,
-    SweepWorkerReady,
-    TrainingFinished,
-    UnitEnded,
-    UnitFailed,
-    UnitStarted,
-    WorkerReady,
-    WorkerStalled,
-)
+from schemas.wire.agent import START, StepsReported, WorkerStalled
 from schemas.wire.sweeps import UnitTask
 
 ZYGOTE_TITLE: Final = "ones: zygote"  # process title, followed by the path of the socket
@@ -172,22 +153,5 @@ class ProcessMark(Message, tag="worker.process_mark.1"):
 
 FromWorker = WorkerHello | Reported | StepsReported | WorkerStalled
 ToWorker = GroupOrder | SlotGranted | UnitTask
-Report = (
-    WorkerReady
-    | SlotAwaited
-    | StoreOpened
-    | GroupFormed
-    | JoinFailed
-    | GroupBroken
-    | Quiesced
-    | Suspended
-    | EpochReported
-    | TrainingFinished
-    | SweepWorkerReady
-    | UnitStarted
-    | UnitEnded
-    | UnitFailed
-    | ScriptFailed
-)
 FromZygote = Forked | ForkFailed | Held | ZygoteReady
 ToZygote = Fork | LetGo

@@ -27,6 +27,7 @@ HEADING: Final = "## Every field\n"
 PLAIN: Final[Mapping[Any, str]] = {
     int: "int", float: "float", str: "text", bytes: "bytes", bool: "bool", type(None): "nil"
 }  # fmt: skip
+BASES: Final = {Message, client.Request, client.Reply}  # never sent themselves
 FIELD: Final = re.compile(r"\| `(\w+)` \| ([^|]+) \| ([^|]+) \| (.*) \|")
 
 
@@ -44,7 +45,7 @@ def structs() -> Iterator[type[msgspec.Struct]]:
     seen: dict[type[msgspec.Struct], None] = {}
     for module in (client, client, feed, files, feed, files):
         for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not Message:
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in BASES:
                 for found in _with_parts(kind):
                     seen.setdefault(found)
     yield from seen

@@ -42,46 +42,19 @@ from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.sharing import Sharing
 from schemas.transport.keys import Identity
-from schemas.wire.client import (
-    CheckJob,
-    EventsPage,
-    ExpectedStart,
-    ExplainJob,
-    Explanation,
-    GetJob,
-    GetLedger,
-    GetPolicy,
-    GetSharing,
-    GetSweep,
-    GetUsage,
-    JobDetail,
-    Jobs,
-    JobState,
-    JobSummary,
-    JobUsage,
-    Ledger,
-    ListJobs,
-    ListNodes,
-    Nodes,
-    PolicyInfo,
-    ReadEvents,
-    SharingInfo,
-    SweepDetail,
-    Usage,
-    WaitJob,
-)
+from schemas.wire import client as wire
 
 MAX_PATTERN: Final = 200  # characters; matching millions of characters would take minutes
 NEWEST: Final = 10**15  # above any number of a job
-FoundRow = tuple[int, int, Callable[[], JobSummary]]  # position, order if equal, row
+FoundRow = tuple[int, int, Callable[[], wire.JobSummary]]  # position, order if equal, row
 DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
 
 def job_rows(
     state: State,
     ended: EndedJobs,
-    request: ListJobs,
-    summary: Callable[[Job], JobSummary],
+    request: wire.ListJobs,
+    summary: Callable[[Job], wire.JobSummary],
     sees: Callable[[JobOwner], bool] = lambda _: True,
     *,
     now: Seconds,
@@ -128,7 +101,7 @@ def job_rows(
             if unsubmitted or was_submitted_so(*job.submission()):
                 yield _position(job.job, newest=newest), 1, partial(_summary_of, job, summary)
 
-    def rows_after(after: int) -> Iterator[tuple[int, JobSummary]]:
+    def rows_after(after: int) -> Iterator[tuple[int, wire.JobSummary]]:
         rows = merge(present_rows(after), departed_rows(after) if include_ended else ())
         most = min(request.limit, sys.maxsize) if request.limit > 0 else None
         for at, _, read in islice(rows, most):
@@ -142,12 +115,12 @@ def _position(job: JobId, *, newest: bool) -> int:
     return NEWEST - number_of(job) if newest else number_of(job)
 
 
-def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
+def _summary_of(ended: EndedJob, summary: Callable[[Job], wire.JobSummary]) -> wire.JobSummary:
     """Return the summary of an ended job. If its row is damaged, fill only the filtered fields."""
     try:
         job = ended.read()
     except JournalError:
-        return JobSummary(
+        return wire.JobSummary(
             job=ended.job, name=ended.name, user=ended.user, state=ended.state,
             reason=DAMAGED_REASON, slots=0, global_batch=0, lr=None, epoch=0,
             samples_per_s=0.0, progress=None, train_loss=None, metrics={},
@@ -157,7 +130,7 @@ def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSum
     return summary(job)
 
 
-def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
+def _matches(request: wire.ListJobs, job: JobId, name: str, user: str, state: str) -> bool:
     return (
         (not request.states or state in request.states)
         and request.user in ("", user)
@@ -167,7 +140,7 @@ def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) ->
 
 def _stored_usage(
     journal: Path, since: Seconds, until: Seconds, held: Mapping[int, Seconds], after: int
-) -> dict[int, JobUsage]:
+) -> dict[int, wire.JobUsage]:
     """Read the usage of a long time on a connection of its own, outside of the event loop."""
     with contextlib.closing(open_for_reading(journal)) as database:
         return usage_between(database, since, until, held=held, after=after, most=MAX_USAGE_JOBS)
@@ -204,7 +177,7 @@ class ReadRequests:
     def _totals(self) -> Totals:
         return self.commit_loop.committed.totals
 
-    def sharing(self, _: GetSharing, who: Identity) -> SharingInfo:
+    def sharing(self, _: wire.GetSharing, who: Identity) -> wire.SharingInfo:
         """Return the rules of sharing, and the accounts that the reader may see."""
         state, view = self._state, self.view(who)
         rules = state.sharing or Sharing()
@@ -214,18 +187,18 @@ class ReadRequests:
             for row in rows
             if view.sees(JobOwner(row.user, row.project)) or row.user == who.name
         )
-        return SharingInfo(
+        return wire.SharingInfo(
             sharing=rules,
             slots=len(state.slot_index.slots()),
             accounts=seen,
             paused=state.scheduling_paused,
         )
 
-    def policy(self, _: GetPolicy, _who: Identity) -> PolicyInfo:
+    def policy(self, _: wire.GetPolicy, _who: Identity) -> wire.PolicyInfo:
         """Return the policy that plans, and who chose it."""
         state = self._state
         chosen = state.policy or PolicyChosen(name="")
-        return PolicyInfo(
+        return wire.PolicyInfo(
             name=chosen.name,
             options=msgspec.json.encode(chosen.options).decode(),
             by=chosen.user,
@@ -237,27 +210,27 @@ class ReadRequests:
         """Return the view of the state that `who` may read."""
         return View(who, self.owners.of)
 
-    async def job(self, request: GetJob, who: Identity) -> JobDetail:
+    async def job(self, request: wire.GetJob, who: Identity) -> wire.JobDetail:
         """Return a page of a job once the job has ended, or after `request.wait_s` seconds."""
         job = await self._when_ended(request.job, request.wait_s)
         return self.detail(job, self.view(who), request.cursor)
 
-    async def job_state(self, request: WaitJob, who: Identity) -> JobState:
+    async def job_state(self, request: wire.WaitJob, who: Identity) -> wire.JobState:
         """Return the state of a job once the job has ended, or after `request.wait_s` seconds."""
         job = await self._when_ended(request.job, request.wait_s)
-        return JobState(
+        return wire.JobState(
             job=job.job,
             state=replies.shown_state(job),
             reason=self.view(who).text(self._summary(job).reason),
             exit_code=job.attempts.exit_code,
         )
 
-    def nodes(self, request: ListNodes, who: Identity) -> Nodes:
+    def nodes(self, request: wire.ListNodes, who: Identity) -> wire.Nodes:
         """Return a page of all nodes."""
         lists, following = page_of({"nodes": replies.node_rows(self._state)}, request.cursor)
-        return Nodes(nodes=tuple(map(self.view(who).node, lists["nodes"])), next=following)
+        return wire.Nodes(nodes=tuple(map(self.view(who).node, lists["nodes"])), next=following)
 
-    def sweep(self, request: GetSweep, who: Identity) -> SweepDetail:
+    def sweep(self, request: wire.GetSweep, who: Identity) -> wire.SweepDetail:
         """Return the state of a sweep with a page of its trials."""
         job = self.commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
@@ -265,7 +238,7 @@ class ReadRequests:
         summary, now = self._summary(job), self.commit_loop.now()
         return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
-    def ledger(self, request: GetLedger, who: Identity) -> Ledger:
+    def ledger(self, request: wire.GetLedger, who: Identity) -> wire.Ledger:
         """Return a page of the units of work that a sweep has recorded."""
         job = self.commit_loop.job(request.job)
         reply = sweep_replies.ledger(job, self._past(request.job), request)
@@ -283,7 +256,7 @@ class ReadRequests:
             job = self.commit_loop.job(name)
         return job
 
-    async def events(self, request: ReadEvents, who: Identity) -> EventsPage:
+    async def events(self, request: wire.ReadEvents, who: Identity) -> wire.EventsPage:
         """Return the next visible events, skipping a bounded number of invisible ones."""
         view = self.view(who)
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
@@ -298,11 +271,11 @@ class ReadRequests:
                 break
             first = page[-1].seq + 1
             if seen := tuple(one for event in page if (one := view.event(event)) is not None):
-                return EventsPage(events=seen, next_seq=first)
+                return wire.EventsPage(events=seen, next_seq=first)
             await asyncio.sleep(0)
-        return EventsPage(events=(), next_seq=first)
+        return wire.EventsPage(events=(), next_seq=first)
 
-    def jobs(self, request: ListJobs, who: Identity) -> Jobs:
+    def jobs(self, request: wire.ListJobs, who: Identity) -> wire.Jobs:
         """Return a page of `ones ps`."""
         state, ended, view = self._state, self.commit_loop.reader.ended, self.view(who)
         rows = job_rows(
@@ -310,9 +283,9 @@ class ReadRequests:
             now=self.commit_loop.now(),
         )  # fmt: skip
         lists, following = page_of({"jobs": rows}, request.cursor)
-        return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
+        return wire.Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
 
-    async def usage(self, request: GetUsage, who: Identity) -> Usage:
+    async def usage(self, request: wire.GetUsage, who: Identity) -> wire.Usage:
         """Return a page of the slot time that visible jobs used between two times."""
         loop, view = self.commit_loop, self.view(who)
         now = loop.now()
@@ -332,7 +305,7 @@ class ReadRequests:
             if after < number <= end:
                 slot_s = used.slots * (until - max(used.begin, since))
                 before = found[number].slot_s if number in found else 0.0
-                found[number] = JobUsage(
+                found[number] = wire.JobUsage(
                     job=used.job, user=used.user, project=used.project, slot_s=before + slot_s
                 )
         rows = [
@@ -343,9 +316,9 @@ class ReadRequests:
         lists, following = page_of({"jobs": Rows(lambda _: iter(rows), last)}, request.cursor)
         if not following and end < last:
             following = f"jobs.{end}"
-        return Usage(since=since, until=until, jobs=lists["jobs"], next=following)
+        return wire.Usage(since=since, until=until, jobs=lists["jobs"], next=following)
 
-    def _summary(self, job: Job) -> JobSummary:
+    def _summary(self, job: Job) -> wire.JobSummary:
         return replies.job_summary(
             job,
             self._waiting_reason(job),
@@ -357,7 +330,7 @@ class ReadRequests:
     def _waiting_reason(self, job: Job) -> Reason | None:
         return job.gate_reason or self.plans.reason(job.job)
 
-    def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
+    def detail(self, job: Job, view: View, cursor: str = "") -> wire.JobDetail:
         """Return one page of everything that the reader may know about a job.
 
         Raises:
@@ -370,11 +343,11 @@ class ReadRequests:
 
     def _policy_notes(self) -> tuple[str, ...]:
         """Return a note if an admin chose another policy than the settings file."""
-        info = self.policy(GetPolicy(), Identity("", ""))
+        info = self.policy(wire.GetPolicy(), Identity("", ""))
         when = dt.datetime.fromtimestamp(info.since, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
         return (f"policy {info.name} plans since {when}, chosen by {info.by}",) if info.by else ()
 
-    async def expected_start(self, request: CheckJob, who: Identity) -> ExpectedStart:
+    async def expected_start(self, request: wire.CheckJob, who: Identity) -> wire.ExpectedStart:
         """Predict the start of a job, from all jobs, in a thread.
 
         Users have one prediction at a time, and all users together as well, so that predictions
@@ -386,11 +359,13 @@ class ReadRequests:
         spec, mine = request.spec, projects_of(who)
         stated = request.project or ("" if spec.project is msgspec.UNSET else spec.project)
         if stated and stated not in mine:
-            return ExpectedStart(reason=f"project {stated[:64]!r} is not one of {', '.join(mine)}")
+            return wire.ExpectedStart(
+                reason=f"project {stated[:64]!r} is not one of {', '.join(mine)}"
+            )
         if paused := self._state.scheduling_paused:
-            return ExpectedStart(reason=f"scheduling is {paused}")
+            return wire.ExpectedStart(reason=f"scheduling is {paused}")
         if spec.parents:
-            return ExpectedStart(reason="it waits for the ends of other jobs (after)")
+            return wire.ExpectedStart(reason="it waits for the ends of other jobs (after)")
         if who.name in self._predicting:
             what = "a prediction for you is under way"
             raise UnavailableError(what, "ask again when its reply has come")
@@ -406,7 +381,7 @@ class ReadRequests:
         after = None if start.after is None else view.text(start.after)
         return msgspec.structs.replace(start, after=after, reason=view.text(start.reason))
 
-    def explain(self, request: ExplainJob, who: Identity) -> Explanation:
+    def explain(self, request: wire.ExplainJob, who: Identity) -> wire.Explanation:
         """Return a page of the decisions about a job."""
         job = self.commit_loop.job(request.job)
         reason = self._waiting_reason(job)
@@ -416,7 +391,7 @@ class ReadRequests:
         return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
 
 
-def _predict(present: Present) -> ExpectedStart:
+def _predict(present: Present) -> wire.ExpectedStart:
     end = time.monotonic() + PREDICTION_S
 
     def go_on() -> bool:

@@ -47,44 +47,7 @@ from schemas.host.logging import Audit
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
-from schemas.wire.client import (
-    AddKey,
-    CancelJob,
-    ChangeSharing,
-    ChangeSweep,
-    CheckJob,
-    ChoosePolicy,
-    Cluster,
-    DrainNode,
-    ExplainJob,
-    ForgetNode,
-    GetCluster,
-    GetJob,
-    GetLedger,
-    GetPolicy,
-    GetSearch,
-    GetSharing,
-    GetSweep,
-    GetUsage,
-    HoldJob,
-    Keys,
-    ListJobs,
-    ListKeys,
-    ListNodes,
-    PauseJob,
-    PauseScheduling,
-    PutSnapshot,
-    ReadEvents,
-    ReleaseJob,
-    RerunJob,
-    ResizeJob,
-    ResumeJob,
-    RevokeKey,
-    SearchInfo,
-    SubmitJob,
-    UndrainNode,
-    WaitJob,
-)
+from schemas.wire import client as wire
 
 T = TypeVar("T")
 
@@ -143,8 +106,8 @@ class RequestServer:
         telemetry: TelemetryTable,
         audit: Audit,
         notes: PolicyNotes,
-        cluster_info: Callable[[Identity], Cluster],
-        search_info: Callable[[], SearchInfo],
+        cluster_info: Callable[[Identity], wire.Cluster],
+        search_info: Callable[[], wire.SearchInfo],
         owners: JobOwners,
         limits: Limits,
         keys: KeyTable,
@@ -169,44 +132,46 @@ class RequestServer:
         reads, changes = self._reads, self._changes
         self.routes: Mapping[type[Message], Route] = {
             # replies are filtered for the reader
-            GetCluster: Route(READERS, lambda _, who: cluster_info(who)),
-            GetSearch: Route(READERS, lambda *_: search_info()),
-            CheckJob: Route(READERS, changes.check),
-            ListJobs: Route(READERS, reads.jobs, measured=True),
-            ListNodes: Route(READERS, reads.nodes, measured=True),
-            GetUsage: Route(READERS, reads.usage, measured=True),
-            ReadEvents: Route(READERS, reads.events, measured=True),
-            GetSharing: Route(READERS, reads.sharing, measured=True),
-            GetPolicy: Route(READERS, reads.policy),
+            wire.GetCluster: Route(READERS, lambda _, who: cluster_info(who)),
+            wire.GetSearch: Route(READERS, lambda *_: search_info()),
+            wire.CheckJob: Route(READERS, changes.check),
+            wire.ListJobs: Route(READERS, reads.jobs, measured=True),
+            wire.ListNodes: Route(READERS, reads.nodes, measured=True),
+            wire.GetUsage: Route(READERS, reads.usage, measured=True),
+            wire.ReadEvents: Route(READERS, reads.events, measured=True),
+            wire.GetSharing: Route(READERS, reads.sharing, measured=True),
+            wire.GetPolicy: Route(READERS, reads.policy),
             # about one job
-            GetJob: Route(Action.STATE, reads.job, measured=True),
-            WaitJob: Route(Action.STATE, reads.job_state, measured=True),
-            ExplainJob: Route(Action.STATE, reads.explain, measured=True),
-            GetSweep: Route(Action.STATE, reads.sweep, measured=True),
-            GetLedger: Route(Action.STATE, reads.ledger, measured=True),
-            CancelJob: Route(Action.CHANGE, changes.cancel),
-            ResizeJob: Route(Action.CHANGE, changes.override),
-            PauseJob: Route(Action.CHANGE, changes.override),
-            ResumeJob: Route(Action.CHANGE, changes.override),
-            HoldJob: Route(Action.CHANGE, changes.hold),
-            ReleaseJob: Route(Action.CHANGE, changes.hold),
-            ChangeSweep: Route(Action.CHANGE, changes.change_sweep),
-            RerunJob: Route(Action.ENV, changes.rerun),
+            wire.GetJob: Route(Action.STATE, reads.job, measured=True),
+            wire.WaitJob: Route(Action.STATE, reads.job_state, measured=True),
+            wire.ExplainJob: Route(Action.STATE, reads.explain, measured=True),
+            wire.GetSweep: Route(Action.STATE, reads.sweep, measured=True),
+            wire.GetLedger: Route(Action.STATE, reads.ledger, measured=True),
+            wire.CancelJob: Route(Action.CHANGE, changes.cancel),
+            wire.ResizeJob: Route(Action.CHANGE, changes.override),
+            wire.PauseJob: Route(Action.CHANGE, changes.override),
+            wire.ResumeJob: Route(Action.CHANGE, changes.override),
+            wire.HoldJob: Route(Action.CHANGE, changes.hold),
+            wire.ReleaseJob: Route(Action.CHANGE, changes.hold),
+            wire.ChangeSweep: Route(Action.CHANGE, changes.change_sweep),
+            wire.RerunJob: Route(Action.ENV, changes.rerun),
             # for some roles
-            PutSnapshot: Route(WRITERS, changes.put_snapshot),
-            SubmitJob: Route(WRITERS, changes.submit),
-            DrainNode: Route(OPERATORS, changes.drain, audited=True),
-            UndrainNode: Route(OPERATORS, changes.drain, audited=True),
-            PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
-            ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
-            ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
-            ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
-            AddKey: Route(
-                ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
+            wire.PutSnapshot: Route(WRITERS, changes.put_snapshot),
+            wire.SubmitJob: Route(WRITERS, changes.submit),
+            wire.DrainNode: Route(OPERATORS, changes.drain, audited=True),
+            wire.UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            wire.PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
+            wire.ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
+            wire.ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
+            wire.ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
+            wire.AddKey: Route(
+                ADMINS, lambda new, who: wire.Keys(keys=(keys.add(new, who.name),)), audited=True
             ),
-            ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
-            RevokeKey: Route(
-                ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True
+            wire.ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
+            wire.RevokeKey: Route(
+                ADMINS,
+                lambda old, who: wire.Keys(keys=keys.revoke(old.key, who.name)),
+                audited=True,
             ),
         }
         self._owners = owners
@@ -251,7 +216,9 @@ class RequestServer:
             wait_s = getattr(request, "wait_s", 0.0)
             with self._queue.waits(user, wait_s), self.waiting.interruptible(incoming, wait_s):
                 reply = _encode_reply(await self._dispatch(request, who, usage))
-            if not isinstance(request, RevokeKey):  # reply even if a sender revoked its own key
+            if not isinstance(
+                request, wire.RevokeKey
+            ):  # reply even if a sender revoked its own key
                 refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._send_error(incoming, error)
@@ -290,9 +257,9 @@ async def _carry_out(route: Route, request: Message, who: Identity) -> Message:
     return reply if isinstance(reply, Message) else await reply
 
 
-def _key_list(keys: KeyTable, cursor: str) -> Keys:
+def _key_list(keys: KeyTable, cursor: str) -> wire.Keys:
     lists, following = page_of({"keys": numbered(list(keys.rows()))}, cursor)
-    return Keys(keys=lists["keys"], next=following)
+    return wire.Keys(keys=lists["keys"], next=following)
 
 
 def _encode_reply(reply: Message) -> bytes:
