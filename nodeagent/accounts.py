@@ -82,11 +82,7 @@ def _is_loopback(settings: AgentSettings) -> bool:
 
 
 def check_jobs(settings: AgentSettings) -> str:
-    """Check the settings of `[jobs]` at start-up, and return the result of `run_as`.
-
-    Raises:
-        SettingsError: if a setting is wrong; the error names the field.
-    """
+    """Check the settings of `[jobs]` at start-up, and return the result of `run_as`."""
     chosen = run_as(settings)
     first, count = settings.jobs.uids
     if first < MIN_UID or count < 1 or first + count - 1 > MAX_UID:
@@ -132,11 +128,7 @@ def _no_groups(jobs: Jobs) -> str:
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
-    """Return the folders of this node. Relative paths of the settings start at `home`.
-
-    Raises:
-        SettingsError: if `check_jobs` raises it.
-    """
+    """Return the folders of this node. Relative paths of the settings start at `home`."""
     mode = PRIVATE if check_jobs(settings) == AGENT else PASSABLE
     run, work, checkpoints = settings.run, settings.work, settings.checkpoints
     return NodeFolders(home / run, home / work, home / checkpoints, mode=mode)
@@ -176,9 +168,6 @@ class JobAccounts:
 
     The owner of a job's folders is the only record of the job's uid. So a job keeps its uid while
     any of its folders exists, over restarts and on every node that shares the checkpoints.
-
-    Raises:
-        SettingsError: if `check_jobs` raises it.
     """
 
     def __init__(self, settings: AgentSettings, folders: NodeFolders) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from nodeagent import reconciler
 from nodeagent import settings as agent_settings
 from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
 from nodeagent.cgroups import find
@@ -29,24 +30,6 @@ from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
 from nodeagent.metrics import NodeFigures, NodeMetrics
 from nodeagent.notices import NoticeWatch
-from nodeagent.reconciler import (
-    LISTENING,
-    Action,
-    Connected,
-    Desired,
-    Event,
-    ForgetJob,
-    GrantSlot,
-    KeepStates,
-    LogsStored,
-    OrderGroup,
-    OrderUnit,
-    PublishEvent,
-    Reconciler,
-    RemoveWorker,
-    StartWorker,
-    SweepDesired,
-)
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.streams import JobStreams, StreamPlace
@@ -64,21 +47,7 @@ from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
 from schemas.transport.keys import ServerKeys, load_keys
 from schemas.transport.sockets import Link
-from schemas.wire.agent import (
-    AgentEvent,
-    GroupDelta,
-    Hello,
-    NextServerKey,
-    NodeHealth,
-    NodeNoticed,
-    Refused,
-    StallTelemetry,
-    StepsReported,
-    Telemetry,
-    UsageTelemetry,
-    Welcome,
-    WorkerStalled,
-)
+from schemas.wire import agent as wire
 from schemas.wire.files import AskFiles, AskPiece
 from schemas.wire.streams import OpenStream
 from schemas.wire.sweeps import SweepDelta, UnitTask
@@ -130,7 +99,7 @@ class Agent:
         self._session = AgentSession(
             self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
         )
-        self._reconciler = Reconciler(self._node)
+        self._reconciler = reconciler.Reconciler(self._node)
         self._ended_jobs = EndedJobs(
             self._folders,
             lambda: self._settings,
@@ -159,7 +128,9 @@ class Agent:
         self._notices = NoticeWatch(lambda: self._settings.notice, home, self._record_event)
         self._leaving: asyncio.Task[None] | None = None
         self._shipper = LogShipper(
-            self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
+            self._node,
+            lambda worker: self._handle(reconciler.LogsStored(worker)),
+            settings.log_bytes,
         )
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
@@ -186,12 +157,14 @@ class Agent:
             pids=self._manager.processes,
         )
         self._usage = UsageWatch(
-            workers=lambda: [w for w in self._reconciler.workers.values() if w.phase in LISTENING],
+            workers=lambda: [
+                w for w in self._reconciler.workers.values() if w.phase in reconciler.LISTENING
+            ],
             processes=self._manager.processes,
             uuids={slot.index: slot.uuid for slot in self._spec.slots if slot.kind == "gpu"},
             nvml=nvml_of(self._spec.slots),
             report=lambda used: self._ports.publish(
-                encode(UsageTelemetry(node=self._node, used=used))
+                encode(wire.UsageTelemetry(node=self._node, used=used))
             ),
         )
         self._disk_limits = DiskLimits(
@@ -203,7 +176,7 @@ class Agent:
         )
 
     def _health_changed(self, problems: tuple[str, ...]) -> None:
-        self._record_event(NodeHealth(problems=problems))
+        self._record_event(wire.NodeHealth(problems=problems))
         if problems:
             self._ended_jobs.make_room()
 
@@ -225,7 +198,7 @@ class Agent:
         if not within_s or self._leaving is not None:
             stop.set()
             return
-        self._record_event(NodeNoticed(within_s=within_s, reason="its agent was told to stop"))
+        self._record_event(wire.NodeNoticed(within_s=within_s, reason="its agent was told to stop"))
         self._leaving = asyncio.create_task(self._leave(within_s, stop))
 
     async def _leave(self, within_s: float, stop: asyncio.Event) -> None:
@@ -308,7 +281,7 @@ class Agent:
                     self._bulk.answer(message)
                 elif isinstance(message, OpenStream):
                     self._streams.receive(message)
-                elif isinstance(message, NextServerKey):
+                elif isinstance(message, wire.NextServerKey):
                     self._server_keys.learn(message.public)
                 else:
                     self._apply(self._session.receive(message, self._now()))
@@ -346,20 +319,20 @@ class Agent:
                 case SendHello():
                     if not self._ports.orders.send(encode(self._hello())):
                         self._session.hello_not_sent(self._now())
-                case Apply(delta=GroupDelta() as delta):
-                    self._handle(Desired(delta))
+                case Apply(delta=wire.GroupDelta() as delta):
+                    self._handle(reconciler.Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
                     if self._ended_jobs.is_of_other_journal(delta.job, delta.journal):
                         log.error("sweep has the name of another one, not kept", job=delta.job)
                     else:
-                        self._handle(SweepDesired(delta))
-                case Welcome():
+                        self._handle(reconciler.SweepDesired(delta))
+                case wire.Welcome():
                     self._welcomed(output)
-                case Refused(message=why):
+                case wire.Refused(message=why):
                     log.error("controller refused this node", why=why)
 
-    def _hello(self) -> Hello:
-        return Hello(
+    def _hello(self) -> wire.Hello:
+        return wire.Hello(
             node=self._node,
             boot=self._session.boot,
             spec=self._spec,
@@ -374,7 +347,7 @@ class Agent:
             highest_job=self._ended_jobs.highest,
         )
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _welcomed(self, welcome: wire.Welcome) -> None:
         self._server_keys.confirm()
         log.info("welcome", session=welcome.session, term=welcome.term)
         if (bulk := self._ports.welcomed(welcome)) is not None:
@@ -393,7 +366,11 @@ class Agent:
 
     def _place_of(self, asked: OpenStream) -> StreamPlace | None:
         known = self._reconciler.workers.get(asked.worker)
-        if known is None or known.phase not in LISTENING or known.journal != asked.journal:
+        if (
+            known is None
+            or known.phase not in reconciler.LISTENING
+            or known.journal != asked.journal
+        ):
             return None
         folder = self._folders.worker(asked.worker)
         assignment = folder.assignment()
@@ -410,55 +387,57 @@ class Agent:
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
         """Process a worker's message, which is telemetry or a hint to read the report file."""
-        if isinstance(message, StepsReported | WorkerStalled):
+        if isinstance(message, wire.StepsReported | wire.WorkerStalled):
             known = self._reconciler.workers.get(worker)
             own = msgspec.structs.replace(message, journal=known.journal if known else "")
             self._ports.publish(encode(self._telemetry_of(own)))
             return
         self._manager.read_reports(worker)
         if isinstance(message, WorkerHello):
-            self._handle(Connected(worker))
+            self._handle(reconciler.Connected(worker))
 
-    def _telemetry_of(self, report: StepsReported | WorkerStalled) -> Telemetry | StallTelemetry:
-        if isinstance(report, StepsReported):
-            return Telemetry(node=self._node, steps=report)
-        return StallTelemetry(node=self._node, stall=report)
+    def _telemetry_of(
+        self, report: wire.StepsReported | wire.WorkerStalled
+    ) -> wire.Telemetry | wire.StallTelemetry:
+        if isinstance(report, wire.StepsReported):
+            return wire.Telemetry(node=self._node, steps=report)
+        return wire.StallTelemetry(node=self._node, stall=report)
 
     # --- events to the reconciler, and its actions
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: reconciler.Event) -> None:
         for action in self._reconciler.handle(event):
             with log_errors("action", kind=type(action).__name__):
                 self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: reconciler.Action) -> None:
         match action:
-            case PublishEvent(event=event):
+            case reconciler.PublishEvent(event=event):
                 self._record_event(event)
-            case OrderGroup(worker=worker, delta=delta):
+            case reconciler.OrderGroup(worker=worker, delta=delta):
                 self._workers.order(worker, delta)
-            case GrantSlot(worker=worker):
+            case reconciler.GrantSlot(worker=worker):
                 self._workers.send(worker, SlotGranted())
-            case OrderUnit(worker=worker, unit=unit):
+            case reconciler.OrderUnit(worker=worker, unit=unit):
                 key = self._states.key(self._reconciler.workers[worker].job)
                 self._workers.send(worker, UnitTask(unit=unit, states_key=key))
-            case KeepStates(delta=delta):
+            case reconciler.KeepStates(delta=delta):
                 self._states.keep(delta)
-            case ForgetJob(job=job):
+            case reconciler.ForgetJob(job=job):
                 self._session.forget_job(job)
                 self._states.forget(job)
                 self._accounts.forget(job)
                 self._ended_jobs.note(job, ended=True)
-            case StartWorker(delta=delta):
+            case reconciler.StartWorker(delta=delta):
                 self._ended_jobs.note(delta.job, ended=False)
                 self._manager.perform(action)
-            case RemoveWorker(worker=worker):
+            case reconciler.RemoveWorker(worker=worker):
                 self._workers.forget(worker)
                 self._manager.perform(action)
             case _:
                 self._manager.perform(action)
 
-    def _record_event(self, event: AgentEvent) -> None:
+    def _record_event(self, event: wire.AgentEvent) -> None:
         self._apply(self._session.record_event(event))
 
     def _now(self) -> Seconds:

@@ -81,9 +81,6 @@ def divide(group: Path, controllers: frozenset[str]) -> None:
     """Enable controllers for the groups below a group of version 2.
 
     The processes of the group are moved into a new group below it.
-
-    Raises:
-        OSError: if the kernel refuses a step.
     """
     if controllers <= _words(group / CONTROL):
         return
@@ -199,21 +196,13 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
 
 
 def bound_pids(group: Path, most: int) -> None:
-    """Limit the number of processes and threads in and below a group. 0 is unlimited.
-
-    Raises:
-        OSError: if the kernel refuses the limit.
-    """
+    """Limit the number of processes and threads in and below a group. 0 is unlimited."""
     if most or (group / "pids.max").exists():
         write(group / "pids.max", str(most or "max"))
 
 
 def bound_cpus(tree: Hierarchy, group: Path, most: float) -> None:
-    """Limit the cores that the processes in and below a group use. 0 is unlimited.
-
-    Raises:
-        OSError: if the kernel refuses the limit.
-    """
+    """Limit the cores that the processes in and below a group use. 0 is unlimited."""
     quota = round(most * PERIOD_US)
     if tree.unified:
         if most or (group / "cpu.max").exists():

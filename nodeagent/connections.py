@@ -237,11 +237,7 @@ class WorkerChannel:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
-        """Bind again, for example after the socket was deleted. Existing connections stay open.
-
-        Raises:
-            SettingsError: if the address cannot be bound.
-        """
+        """Bind again, for example after the socket was deleted. Existing connections stay open."""
         self.socket.listen(self._address)
         self._open_to_workers()
 

@@ -95,9 +95,6 @@ class Leftovers:
         """Mark a job as ended, unless it is marked already. If `ended` is False, remove the mark.
 
         A job without a folder here gets no mark.
-
-        Raises:
-            OSError: if the disk cannot store the mark.
         """
         path = self.root / MARKS / job
         if not ended:
@@ -130,9 +127,6 @@ class Leftovers:
         `sizes` caches sizes from earlier calls. `unmarked` has ended jobs for which no mark could
         be written; if it is None, old folders without a mark are kept. Return the jobs of the
         deleted folders.
-
-        Raises:
-            OSError: if the folder cannot be read.
         """
         found: dict[str, AgedFile] = {}
         for name, at in self._ended(busy, now, unmarked):
@@ -225,11 +219,7 @@ class Leftovers:
 
 
 def mark_used(environments: Path, name: str) -> None:
-    """Record that an environment is used now. Its age is the time since then.
-
-    Raises:
-        OSError: if the disk cannot store the mark.
-    """
+    """Record that an environment is used now. Its age is the time since then."""
     mark = environments / MARKS / name
     mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark.touch()

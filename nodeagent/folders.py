@@ -80,11 +80,7 @@ class WorkerFolder:
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
-        """Create the folder for `owner` (None: the agent), and write the assignment atomically.
-
-        Raises:
-            OSError: if the disk cannot store it.
-        """
+        """Create the folder for `owner` (None: the agent), and write the assignment atomically."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = encode(assignment)
         write_private(self.path / "assignment", data)
@@ -114,11 +110,7 @@ class WorkerFolder:
         return None
 
     def write_mark(self, mark: ProcessMark) -> None:
-        """Record the worker's process in the agent's copy, which the worker's user cannot forge.
-
-        Raises:
-            OSError: if the disk cannot store it.
-        """
+        """Record the worker's process in the agent's copy, which the worker's user cannot forge."""
         if self.own != self.path:
             write_private(self.path / "process", encode(mark))
 

@@ -39,11 +39,7 @@ def is_node_fault(error: OSError) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of the file system that holds a folder.
-
-    Raises:
-        OSError: if the file system cannot be asked.
-    """
+    """Return the free space of the file system that holds a folder."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 

@@ -11,22 +11,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.cgroups import (
-    CPU,
-    MEMORY,
-    PIDS,
-    Hierarchy,
-    below,
-    bound_cpus,
-    bound_memory,
-    bound_pids,
-    divide,
-    end_all,
-    enter,
-    killed_for_memory,
-    members,
-    remove,
-)
+from nodeagent import cgroups
 from nodeagent.settings import Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId
@@ -56,7 +41,10 @@ class JobGroups:
     """
 
     def __init__(
-        self, trees: tuple[Hierarchy, ...] = (), run: Path = Path(), limits: Jobs | None = None
+        self,
+        trees: tuple[cgroups.Hierarchy, ...] = (),
+        run: Path = Path(),
+        limits: Jobs | None = None,
     ) -> None:
         self.name = f"{PREFIX}{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"
         self._tops = [(tree, tree.base / self.name) for tree in trees]
@@ -100,9 +88,9 @@ class JobGroups:
                 what = f"jobs: limits cannot be set: {error.filename}: {error.strerror}"
                 raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes") from None
             for tree, _ in self._tops:
-                for group in below(tree.base):
+                for group in cgroups.below(tree.base):
                     if group.name.startswith(PREFIX):
-                        remove(group)
+                        cgroups.remove(group)
 
     def adopt(
         self, worker: WorkerId, job: JobId, pid: int | None, stated: Shape | None = None
@@ -120,9 +108,9 @@ class JobGroups:
         with self._lock:
             left = [leaf for leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
         for leaf in left:
-            if members(leaf):
+            if cgroups.members(leaf):
                 log.warning("killing processes that a worker left", group=str(leaf))
-            end_all(leaf)
+            cgroups.end_all(leaf)
         self.tidy()
 
     def hold(self, worker: WorkerId, job: JobId, stated: Shape | None = None) -> None:
@@ -148,9 +136,6 @@ class JobGroups:
         """Move a worker's process, with its later children, into the worker's group.
 
         A process that exited is ignored.
-
-        Raises:
-            OSError: if limits apply and the kernel refuses the move.
         """
         if (job := self._held.get(worker)) is not None:
             self._enter(group_of_job(job), worker, pid)
@@ -159,16 +144,13 @@ class JobGroups:
         """Move a zygote into the control group of the job or user that it serves.
 
         A user's group has the limits of one slot.
-
-        Raises:
-            OSError: if limits apply and the kernel refuses the move.
         """
         self._enter(group, ZYGOTES, pid)
 
     def processes(self, worker: WorkerId) -> list[int]:
         """Return the processes in a worker's group. Without groups there are none."""
         group = group_of_job(self._held.get(worker, JobId("")))
-        return [pid for _, top in self._tops for pid in members(top / group / worker)]
+        return [pid for _, top in self._tops for pid in cgroups.members(top / group / worker)]
 
     def release(self, worker: WorkerId) -> int | None:
         """Kill the processes left by a worker that exited or failed to start, and remove its group.
@@ -182,11 +164,11 @@ class JobGroups:
         limit = self._memory_bytes(group_of_job(job)) * self._slots(group_of_job(job))
         leaves = [top / group_of_job(job) / worker for _, top in self._tops]
         for leaf in leaves:
-            end_all(leaf)
+            cgroups.end_all(leaf)
         with self._lock:
             self._held.pop(worker, None)
             for leaf in leaves:
-                remove(leaf)
+                cgroups.remove(leaf)
             last = job not in self._held.values()
             if last:
                 self._stated.pop(group_of_job(job), None)
@@ -194,7 +176,7 @@ class JobGroups:
                 self._reduce_limits(job)
         if last:  # a zygote may have left processes, too
             for _, top in self._tops:
-                end_all(top / group_of_job(job) / ZYGOTES)
+                cgroups.end_all(top / group_of_job(job) / ZYGOTES)
         self.tidy()
         return limit if exceeded and limit else None
 
@@ -203,33 +185,33 @@ class JobGroups:
         with self._lock:
             held = {group_of_job(job) for job in self._held.values()}
             for _, top in self._tops:
-                for group in below(top):
-                    if group.name not in held and remove(group):
+                for group in cgroups.below(top):
+                    if group.name not in held and cgroups.remove(group):
                         self._killed.pop(group, None)
 
     def close(self) -> None:
         """Remove empty groups when the agent exits. Groups with workers stay."""
         self.tidy()
         for _, top in self._tops:
-            remove(top)
+            cgroups.remove(top)
 
     def end_everything(self) -> None:
         """Kill all processes in groups of this node, and remove the groups."""
         for leaf in list(self._leaves()):
-            end_all(leaf)
+            cgroups.end_all(leaf)
         for _, top in self._tops:
-            remove(top)
+            cgroups.remove(top)
 
     def _leaves(self) -> Iterator[Path]:
         for _, top in self._tops:
-            for group in below(top):
-                yield from below(group)
+            for group in cgroups.below(top):
+                yield from cgroups.below(group)
 
     def _exceeded(self, job: JobId, worker: WorkerId) -> bool:
         found = False
         for tree, top in self._tops:
             group = top / group_of_job(job)
-            count = killed_for_memory(tree, group, group / worker)
+            count = cgroups.killed_for_memory(tree, group, group / worker)
             known = group if tree.unified else group / worker
             found = found or count > self._killed.get(known, 0)
             if tree.unified:
@@ -240,16 +222,16 @@ class JobGroups:
         """Enable controllers for the jobs' groups. Version 2 requires parents without processes."""
         stated = self._stated.values()
         wanted = {
-            MEMORY: self._limits.memory_bytes or any(one.memory_bytes for one in stated),
-            PIDS: self._limits.pids,
-            CPU: any(one.cpus for one in stated),
+            cgroups.MEMORY: self._limits.memory_bytes or any(one.memory_bytes for one in stated),
+            cgroups.PIDS: self._limits.pids,
+            cgroups.CPU: any(one.cpus for one in stated),
         }
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
             if tree.unified and names & tree.controllers:
-                divide(tree.base, names & tree.controllers)
+                cgroups.divide(tree.base, names & tree.controllers)
                 top.mkdir(exist_ok=True)
-                divide(top, names & tree.controllers)
+                cgroups.divide(top, names & tree.controllers)
 
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
         with self._ignored_without_limits():
@@ -273,7 +255,7 @@ class JobGroups:
 
     def _put(self, group: str, name: str, pid: int) -> None:
         for _, top in self._tops:
-            enter(top / group / name, pid)
+            cgroups.enter(top / group / name, pid)
 
     def _slots(self, group: str) -> int:
         return sum(group_of_job(job) == group for job in self._held.values())
@@ -285,12 +267,12 @@ class JobGroups:
 
     def _bound(self, group: str, slots: int) -> None:
         for tree, top in self._tops:
-            if MEMORY in tree.controllers:
-                bound_memory(tree, top / group, self._memory_bytes(group) * slots)
-            if CPU in tree.controllers and (stated := self._stated.get(group)):
-                bound_cpus(tree, top / group, stated.cpus * slots)
-            if PIDS in tree.controllers:
-                bound_pids(top / group, self._limits.pids * slots)
+            if cgroups.MEMORY in tree.controllers:
+                cgroups.bound_memory(tree, top / group, self._memory_bytes(group) * slots)
+            if cgroups.CPU in tree.controllers and (stated := self._stated.get(group)):
+                cgroups.bound_cpus(tree, top / group, stated.cpus * slots)
+            if cgroups.PIDS in tree.controllers:
+                cgroups.bound_pids(top / group, self._limits.pids * slots)
 
     def _reduce_limits(self, job: JobId) -> None:
         """Reduce the limits of a job. Version 1 refuses a limit below the current use."""

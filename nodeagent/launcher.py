@@ -196,9 +196,6 @@ def free_port(slot: int) -> int:
     """Return a free port for the rendezvous of the gang whose rank 0 has this slot of the node.
 
     A slot has one job, and its ports are its own: no other gang of the node chooses the same one.
-
-    Raises:
-        OSError: if none of them is free.
     """
     mine = range(PORTS.start + slot % SLOTS_APART, PORTS.stop, SLOTS_APART)
     for port in mine:

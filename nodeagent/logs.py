@@ -96,9 +96,6 @@ class OutputFile:
 
         At least `sent` bytes stay, because the controller has them. The worker then continues at
         the new end.
-
-        Raises:
-            OSError: if the file cannot be read.
         """
         file = self._file = self._file or self._open()
         size = 0 if file is None else os.fstat(file.fileno()).st_size
@@ -141,11 +138,7 @@ class OutputFile:
             os.close(descriptor)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return at most `count` bytes from `offset`.
-
-        Raises:
-            OSError: if the file cannot be read.
-        """
+        """Return at most `count` bytes from `offset`."""
         return b"" if self._file is None else os.pread(self._file.fileno(), count, offset)
 
     def close(self) -> None:

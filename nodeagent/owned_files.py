@@ -42,9 +42,6 @@ def acting_as(owner: Owner | None) -> Iterator[None]:
     The kernel enforces this: without root's file system uid, a thread has none of root's rights to
     files (capabilities(7)). So no link, race or name opens anything that the owner could not
     open.
-
-    Raises:
-        PermissionError: if this process cannot change its rights.
     """
     if owner is None:
         yield
@@ -101,11 +98,7 @@ def read_small(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a private file atomically, replacing an existing one.
-
-    Raises:
-        OSError: if the disk cannot store it.
-    """
+    """Write a private file atomically, replacing an existing one."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

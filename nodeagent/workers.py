@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from nodeagent import reconciler
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
 from nodeagent.containers import container_name, engine_words, remove
@@ -37,25 +38,6 @@ from nodeagent.process_identity import (
     session_members,
     signal_group,
     start_ticks,
-)
-from nodeagent.reconciler import (
-    Adopted,
-    AwaitExit,
-    Ended,
-    Event,
-    FetchWorkspace,
-    GraceOver,
-    Kill,
-    RemoveWorker,
-    ReportedAgain,
-    ReportRead,
-    Started,
-    StartFailed,
-    StartWorker,
-    Terminate,
-    Warn,
-    WorkspaceFailed,
-    WorkspaceReady,
 )
 from nodeagent.settings import AgentSettings, python_of
 from nodeagent.terminals import DRAIN_S, SHELL_S, SOCKET
@@ -161,7 +143,7 @@ class WorkerManager:
         zygotes: ZygotePool,
         shipper: LogShipper,
         fetcher: SnapshotFetcher,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[reconciler.Event], None],
         may_read: Callable[[], bool],
         check_node: Callable[[], Awaitable[None]],
         accounts: JobAccounts | None = None,
@@ -191,7 +173,13 @@ class WorkerManager:
 
     def perform(
         self,
-        action: FetchWorkspace | StartWorker | AwaitExit | Warn | Terminate | Kill | RemoveWorker,
+        action: reconciler.FetchWorkspace
+        | reconciler.StartWorker
+        | reconciler.AwaitExit
+        | reconciler.Warn
+        | reconciler.Terminate
+        | reconciler.Kill
+        | reconciler.RemoveWorker,
     ) -> None:
         """Start an action. An event reports the action's outcome.
 
@@ -199,39 +187,35 @@ class WorkerManager:
         group or spec.
         """
         match action:
-            case FetchWorkspace():
+            case reconciler.FetchWorkspace():
                 self._spawn(self._fetch_workspace(action))
-            case StartWorker():
+            case reconciler.StartWorker():
                 self._spawn(self._start(action))
-            case AwaitExit(worker=worker):
+            case reconciler.AwaitExit(worker=worker):
                 self._spawn(self._await_grace(worker))
-            case Warn(worker=worker, warning=warning):
+            case reconciler.Warn(worker=worker, warning=warning):
                 self._warn(worker, warning)
-            case Terminate(worker=worker):
+            case reconciler.Terminate(worker=worker):
                 self._terminate(worker)
-            case Kill(worker=worker):
+            case reconciler.Kill(worker=worker):
                 self._signal(worker, signal.SIGKILL)
-            case RemoveWorker(worker=worker):
+            case reconciler.RemoveWorker(worker=worker):
                 self._remove(worker)
 
     def adopt(self) -> None:
-        """Find the workers that an earlier agent process left, whether they run or have exited.
-
-        Raises:
-            SettingsError: if limits of jobs cannot be set.
-        """
+        """Find the workers that an earlier agent process left, whether they run or have exited."""
         self._groups.open()
         for folder in self._folders.workers():
             assignment, mark = folder.assignment(), folder.mark()
             if assignment is None or (mark is None and folder.exit() is None):
                 self._discard(folder)
                 if assignment is not None:  # counted, because the start may have ended that agent
-                    self._on_event(Adopted(folder.worker, assignment, None, None))
-                    self._on_event(Ended(folder.worker, None, None, unseen=True))
+                    self._on_event(reconciler.Adopted(folder.worker, assignment, None, None))
+                    self._on_event(reconciler.Ended(folder.worker, None, None, unseen=True))
                 continue
             pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
             self.tokens[folder.worker] = assignment.token
-            self._on_event(Adopted(folder.worker, assignment, pid, ticks))
+            self._on_event(reconciler.Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = self._watch_folder(folder, assignment)
             watched.earned_at -= folder.age_s
@@ -254,7 +238,7 @@ class WorkerManager:
         if watched is None or not self._may_read():
             return
         for report in watched.next_reports():
-            self._on_event(ReportRead(worker, report))
+            self._on_event(reconciler.ReportRead(worker, report))
 
     def read_all_reports(self) -> None:
         """Read the reports of all workers, in case a hint about new ones was lost."""
@@ -269,7 +253,7 @@ class WorkerManager:
 
     async def _report_again(self, worker: WorkerId, watched: _Watched) -> None:
         await self._read_last_reports(worker, watched)
-        self._on_event(ReportedAgain(worker))
+        self._on_event(reconciler.ReportedAgain(worker))
 
     def kill_unreportable(self) -> None:
         """Kill workers with deleted folders, because their reports cannot be read."""
@@ -378,16 +362,16 @@ class WorkerManager:
             await asyncio.sleep(REFUSAL_DELAY_S)
             raise
 
-    async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
+    async def _fetch_workspace(self, asked: reconciler.FetchWorkspace) -> None:
         job, digest = asked.job, asked.digest
         try:
             account = await self._prepare(job, asked.user, asked.journal)
             await self._lay_out(job, digest, account)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             fault = await self._fault(error)
-            self._on_event(WorkspaceFailed(job, digest, fault.text, fault.node_fault))
+            self._on_event(reconciler.WorkspaceFailed(job, digest, fault.text, fault.node_fault))
         else:
-            self._on_event(WorkspaceReady(job, digest))
+            self._on_event(reconciler.WorkspaceReady(job, digest))
 
     async def _lay_out(self, job: JobId, digest: str, account: Account | None) -> None:
         folder = self._folders.job(job)
@@ -403,7 +387,7 @@ class WorkerManager:
             finally:
                 archive.unlink(missing_ok=True)
 
-    async def _start(self, action: StartWorker) -> None:
+    async def _start(self, action: reconciler.StartWorker) -> None:
         worker, delta = action.worker, action.delta
         if delta.group is None or delta.spec is None:
             return
@@ -440,12 +424,14 @@ class WorkerManager:
             self.tokens.pop(worker, None)
             self._spawn(self._release(worker))
             fault = await self._fault(error)
-            self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
+            self._on_event(
+                reconciler.StartFailed(worker, fault.error, fault.hint, fault.node_fault)
+            )
             return
         watched = self._watched[worker] = self._watch_folder(folder, assignment)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Watch the process before reporting it: the handler may stop it at once.
-        self._on_event(Started(worker, forked.pid, forked.started_ticks))
+        self._on_event(reconciler.Started(worker, forked.pid, forked.started_ticks))
 
     async def _release(self, worker: WorkerId, folder: Path | None = None) -> None:
         """Release what a worker used, and delete its folder if it exists."""
@@ -516,7 +502,12 @@ class WorkerManager:
         return set(self._environments.values())
 
     def _assignment(
-        self, action: StartWorker, group: Group, spec: JobSpec, token: str, environment: str = ""
+        self,
+        action: reconciler.StartWorker,
+        group: Group,
+        spec: JobSpec,
+        token: str,
+        environment: str = "",
     ) -> Assignment:
         member = group.members[action.rank]
         index = index_of(member.slot)
@@ -612,7 +603,9 @@ class WorkerManager:
         unseen = status is None
         asked = watched.folder.asked
         self._on_event(
-            Ended(worker, code, by, unseen, memory_limit=memory, disk_limit=disk, asked=asked)
+            reconciler.Ended(
+                worker, code, by, unseen, memory_limit=memory, disk_limit=disk, asked=asked
+            )
         )
 
     @staticmethod
@@ -680,7 +673,7 @@ class WorkerManager:
 
     async def _await_grace(self, worker: WorkerId, grace_s: float | None = None) -> None:
         await asyncio.sleep(self._settings().kill_grace_s if grace_s is None else grace_s)
-        self._on_event(GraceOver(worker))
+        self._on_event(reconciler.GraceOver(worker))
 
     async def _kill_after_grace(self, worker: WorkerId) -> None:
         await asyncio.sleep(self._settings().kill_grace_s)

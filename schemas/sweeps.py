@@ -230,11 +230,7 @@ FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
 
 def check_sweep(spec: SweepSpec) -> None:
-    """Check a sweep.
-
-    Raises:
-        SettingsError: if a field is invalid; names the field and the remedy.
-    """
+    """Check a sweep."""
     check_search(spec.search)
     for field in FUNCTIONS:
         path = getattr(spec, field)
@@ -296,11 +292,7 @@ def is_metric(name: str) -> bool:
 
 
 def check_search(spec: SearchSpec) -> None:
-    """Check a search.
-
-    Raises:
-        SettingsError: if a field is invalid; names the field and the remedy.
-    """
+    """Check a search."""
     if not spec.space:
         raise SettingsError("space is empty", "give at least one value to choose", "space")
     if len(spec.space) > MAX_PARAMETERS:

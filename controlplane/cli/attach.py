@@ -98,11 +98,7 @@ def _guarded(run: Callable[[], Awaitable[int]], common: Common) -> int:
 
 
 async def attached(job: str, common: Common) -> int:
-    """Attach this terminal to that of a job. Return the job's exit code, or 0 after `~.`.
-
-    Raises:
-        OnesError: if the job has no terminal, or its node does not reply.
-    """
+    """Attach this terminal to that of a job. Return the job's exit code, or 0 after `~.`."""
     rows, cols = _window()
     async with Client(common.home) as client:
         async with client.attach(job, rows=rows, cols=cols) as stream:

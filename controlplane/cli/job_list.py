@@ -219,11 +219,7 @@ class Filters:
         return bool(self.state or self.user or self.name or self.older or self.label)
 
     def fields(self) -> dict[str, Any]:
-        """Return the filters as arguments of `find_jobs` and `history`.
-
-        Raises:
-            BadFieldError: if a label or an age cannot be read.
-        """
+        """Return the filters as arguments of `find_jobs` and `history`."""
         return {
             "states": [each.strip() for each in (self.state or "").split(",") if each.strip()],
             "user": self.user or "",

@@ -17,11 +17,7 @@ from schemas.jobs import JobSpec
 
 
 def labels_of(assignments: Sequence[str], option: str = "label") -> dict[str, str]:
-    """Return the labels in KEY=VALUE texts of an option.
-
-    Raises:
-        BadFieldError: if a text has no `=`.
-    """
+    """Return the labels in KEY=VALUE texts of an option."""
     pairs = [text.partition("=") for text in assignments]
     for name, sign, _ in pairs:
         if not sign:
@@ -95,11 +91,7 @@ class JobOptions:
         return {field: value for field, value in stated.items() if value is not None}
 
     def applied(self, spec: JobSpec) -> JobSpec:
-        """Return a checked job file with the stated fields.
-
-        Raises:
-            BadFieldError: if a field is invalid.
-        """
+        """Return a checked job file with the stated fields."""
         fields = self.fields()
         if self.label:
             fields["labels"] = spec.stated_labels | fields["labels"]

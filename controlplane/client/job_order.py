@@ -42,9 +42,6 @@ def with_parents(spec: JobSpec, names: Mapping[str, JobId | None]) -> JobSpec:
 
     Args:
         names: job of each name, or None if it was not accepted.
-
-    Raises:
-        BadFieldError: if a parent was not accepted.
     """
     after = []
     for parent in spec.parents:

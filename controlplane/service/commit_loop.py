@@ -197,11 +197,7 @@ class CommitLoop:
         self._writer.append(Entry(at=now, input=event, feed=feed, records=records, jobs=jobs))
 
     async def caught_up(self) -> None:
-        """Wait until all inputs handled so far are durable and their commands executed.
-
-        Raises:
-            UnavailableError: if the journal cannot be written.
-        """
+        """Wait until all inputs handled so far are durable and their commands executed."""
         if self._pending:
             self.refuse_while_stalled()
             done: asyncio.Future[None] = self._loop.create_future()
@@ -209,11 +205,7 @@ class CommitLoop:
             await done
 
     def refuse_while_stalled(self) -> None:
-        """Refuse a change while the journal cannot be written.
-
-        Raises:
-            UnavailableError: with the reason.
-        """
+        """Refuse a change while the journal cannot be written."""
         if self.stalled:
             raise UnavailableError(
                 f"the controller cannot write its journal ({self.stalled})",

@@ -38,11 +38,7 @@ GRACE_S: Final = 3600.0  # a job could still need a file that was used more rece
 
 
 def files_in(folder: Path) -> list[AgedFile]:
-    """Return the files of a folder. Skip files that are deleted during the scan.
-
-    Raises:
-        OSError: if the folder cannot be read.
-    """
+    """Return the files of a folder. Skip files that are deleted during the scan."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -74,11 +70,7 @@ class FileKeeper:
             await asyncio.sleep(INTERVAL_S)
 
     async def tidy(self, now: Seconds) -> None:
-        """Delete files that exceed their age or size bounds.
-
-        Raises:
-            OSError: if a folder cannot be read, or a file cannot be deleted.
-        """
+        """Delete files that exceed their age or size bounds."""
         settings = self.settings
         output = await asyncio.to_thread(self.logs.usage)
         candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]

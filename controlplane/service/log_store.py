@@ -217,9 +217,6 @@ class LogStore:
         """Record that a worker's output ends at `size` bytes. Return False while output is missing.
 
         A full stream accepts any end.
-
-        Raises:
-            OSError: if the file cannot be written.
         """
         found, output = self._output(job, stream, who)
         if output.accepted < size and found.bytes_kept < self.max_bytes:
@@ -277,11 +274,7 @@ class LogStore:
         return pieces, min(cursor, found.order)
 
     def usage(self) -> list[AgedFile]:
-        """Return the folder of each stream with its size and last change. Safe in a thread.
-
-        Raises:
-            OSError: if a folder cannot be read.
-        """
+        """Return the folder of each stream with its size and last change. Safe in a thread."""
         found = []
         for folder in _files(self.folder):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -292,11 +285,7 @@ class LogStore:
         return found
 
     def forget(self, name: str) -> None:
-        """Delete the folder of an ended job's stream, if any. Later output starts a new folder.
-
-        Raises:
-            OSError: if the folder cannot be deleted.
-        """
+        """Delete the folder of an ended job's stream, if any. Later output starts a new folder."""
         self._streams.pop(name, None)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)

@@ -180,11 +180,7 @@ def topics_of(who: Identity) -> tuple[str, ...]:
 
 
 def refuse_revoked(incoming: Incoming) -> None:
-    """Refuse a message on an open connection after its key was revoked.
-
-    Raises:
-        DeniedError: if the key was revoked.
-    """
+    """Refuse a message on an open connection after its key was revoked."""
     if incoming.revoked:
         raise DeniedError(*REVOKED)
 
@@ -210,11 +206,7 @@ class JobOwners:
         self._departed: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
-        """Return the owner of a job, or None if the job does not exist or is no longer kept.
-
-        Raises:
-            JournalError: if the journal cannot be read.
-        """
+        """Return the owner of a job, or None if the job does not exist or is no longer kept."""
         loop = self._commit_loop
         job = loop.reactor.state.jobs.get(name) or loop.committed.state.jobs.get(name)
         if job is not None:

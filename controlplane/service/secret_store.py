@@ -25,11 +25,7 @@ class SecretStore:
         self._folder = folder
 
     def put(self, values: Mapping[str, str]) -> SecretEnv:
-        """Store values durably under a new id.
-
-        Raises:
-            OSError: if the disk cannot store them.
-        """
+        """Store values durably under a new id."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         found = SecretEnv(names=tuple(sorted(values)), id=secrets.token_hex(ID_BYTES))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

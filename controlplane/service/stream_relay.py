@@ -92,9 +92,6 @@ class StreamRelay:
         """Process a message of a client. Its right to open a stream was checked before.
 
         A message of a stream that has no route to its node is lost: its client opens it again.
-
-        Raises:
-            OnesError: if the message is refused.
         """
         stream = self._streams.get(message.stream)
         if stream is not None and stream.user != str(who):

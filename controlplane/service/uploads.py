@@ -35,11 +35,7 @@ class ArchiveSenders:
         return (self._of(who) / digest).is_file()
 
     def note(self, who: str, digest: str) -> None:
-        """Record that a user uploaded an archive.
-
-        Raises:
-            OSError: if the file cannot be created.
-        """
+        """Record that a user uploaded an archive."""
         self._of(who).mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._of(who) / digest).touch(mode=0o600)
 
@@ -54,21 +50,13 @@ class ArchiveSenders:
         return found
 
     def drop(self, who: str, digest: str) -> None:
-        """Remove an archive from a user's archives. Delete it if no other user uploaded it.
-
-        Raises:
-            OSError: if the file cannot be deleted.
-        """
+        """Remove an archive from a user's archives. Delete it if no other user uploaded it."""
         (self._of(who) / digest).unlink(missing_ok=True)
         if not any(self._folder.glob(f"*/{digest}")):
             (self._archives / digest).unlink(missing_ok=True)
 
     def forget(self, digest: str) -> None:
-        """Remove a deleted archive from all users' archives.
-
-        Raises:
-            OSError: if an entry cannot be deleted.
-        """
+        """Remove a deleted archive from all users' archives."""
         for mark in self._folder.glob(f"*/{digest}"):
             mark.unlink(missing_ok=True)
 
@@ -202,11 +190,7 @@ class SnapshotStore:
         self._inspected[digest] = bounds
 
     def forget(self, name: str) -> None:
-        """Delete an archive or an unfinished upload, if it exists.
-
-        Raises:
-            OSError: if the file cannot be deleted.
-        """
+        """Delete an archive or an unfinished upload, if it exists."""
         (self.folder / name).unlink(missing_ok=True)
         self.senders.forget(name)
         for parts in self._parts.values():
@@ -268,11 +252,7 @@ class SnapshotStore:
             del self._parts[who]
 
     def _fit_upload(self, who: str, part: Path, have: int, wanted: int) -> None:
-        """Delete a user's abandoned uploads until all uploads are within the user's bound.
-
-        Raises:
-            TooLargeError: if the uploads still exceed the bound.
-        """
+        """Delete a user's abandoned uploads until all uploads are within the user's bound."""
         others = {path: size for path, size in self._parts[who].items() if path != part}
         left = sum(others.values())
         for path, size in others.items():  # oldest first
@@ -288,11 +268,7 @@ class SnapshotStore:
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
     def _fit_archive(self, who: str, size: int, needed: Collection[str]) -> None:
-        """Delete a user's unneeded archives until a new one of `size` bytes is within the bound.
-
-        Raises:
-            TooLargeError: if the new archive still exceeds the bound.
-        """
+        """Delete a user's unneeded archives until a new one of `size` bytes is within the bound."""
         mine = self.senders.archives_of(who)
         before = time.time() - IDLE_AFTER_S  # newer archives could be needed at any moment
         dropped, left = unneeded_archives(

@@ -77,11 +77,7 @@ def load_secret(path: Path) -> bytes:
 
 
 def check_webhooks(hooks: tuple[Webhook, ...], home: Path) -> None:
-    """Check that names differ, that addresses are complete, and that secrets can be read.
-
-    Raises:
-        SettingsError: if that is not so.
-    """
+    """Check that names differ, that addresses are complete, and that secrets can be read."""
     names = [hook.name for hook in hooks]
     for name in names:
         if names.count(name) > 1:

@@ -55,11 +55,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        SettingsError: if the file cannot be read.
-    """
+    """Return the bytes of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -67,11 +63,7 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the table in the bytes of a TOML file. The bytes may have a byte order mark (UTF-8).
-
-    Raises:
-        SettingsError: if the bytes are not TOML.
-    """
+    """Return the table in the bytes of a TOML file, which may have a byte order mark (UTF-8)."""
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -148,11 +148,7 @@ def write_state(folder: Path, file: StateFile, frames: Frames, digest: str) -> i
 
 
 def sync_folder(folder: Path) -> None:
-    """Make files that were created or renamed in `folder` durable.
-
-    Raises:
-        OSError: if fsync fails.
-    """
+    """Make files that were created or renamed in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -193,11 +189,7 @@ def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | No
 
 
 def map_state(path: Path) -> memoryview:
-    """Return the content of a file, mapped into memory until the view is released.
-
-    Raises:
-        OSError: if the file is missing or cannot be read.
-    """
+    """Return the content of a file, mapped into memory until the view is released."""
     with _open(path) as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -207,9 +199,6 @@ def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
 
     The file is not mapped into memory. If its owner truncated the file meanwhile, access to the map
     would crash the reader.
-
-    Raises:
-        OSError: if the file is missing or cannot be read.
     """
     with _open(path) as file:
         size = os.fstat(file.fileno()).st_size

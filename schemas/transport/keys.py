@@ -171,9 +171,6 @@ def write_keys(folder: Path, name: str) -> KeyPair:
     """Create `name.key_secret` (0600, both keys) and `name.key` (public key) in `folder`.
 
     The folder is created (0700) if it is missing.
-
-    Raises:
-        SettingsError: if the new files cannot be read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as private:  # only this user can read it
@@ -236,11 +233,7 @@ class ServerKeys:
         return None
 
     def learn(self, public: str) -> None:
-        """Store the next key, if the folder of the current key may be written.
-
-        Raises:
-            SettingsError: if `public` is not a public key.
-        """
+        """Store the next key, if the folder of the current key may be written."""
         check_public(public)
         path = next_key_path(self._path)
         with contextlib.suppress(SettingsError):
@@ -308,11 +301,7 @@ def _scripts(name: str) -> set[str]:
 
 
 def check_public(public: str) -> None:
-    """Check that a public key has 40 characters of Z85.
-
-    Raises:
-        SettingsError: if `public` is not a public key.
-    """
+    """Check that a public key has 40 characters of Z85."""
     try:
         usable = len(z85.decode(public)) == KEY_BYTES
     except (ValueError, KeyError, TypeError, struct.error):

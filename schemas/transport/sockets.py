@@ -179,9 +179,6 @@ class Socket:
         """Bind to an ipc address again, as after its file was deleted. Peers stay connected.
 
         The folder of the address must exist.
-
-        Raises:
-            SettingsError: if the address cannot be bound.
         """
         try:
             self._socket.bind(address)

@@ -113,11 +113,7 @@ class MemoryTarget:
 
 
 class FileTarget:
-    """Destination in a file, which is durable after `close`. An existing file is emptied.
-
-    Raises:
-        OSError: if the file cannot be created or written.
-    """
+    """Destination in a file, which is durable after `close`. An existing file is emptied."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -135,11 +131,7 @@ class FileTarget:
             rest, offset = rest[written:], offset + written
 
     def close(self) -> None:
-        """Make the content durable.
-
-        Raises:
-            OSError: if fsync fails.
-        """
+        """Make the content durable."""
         try:
             os.fsync(self._descriptor)
         finally:

@@ -212,11 +212,7 @@ class StreamEnd:
         self.changed.set()
 
     async def join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass bytes on from and to a connection, until both directions or the stream have ended.
-
-        Raises:
-            OSError: if the connection fails.
-        """
+        """Pass bytes from and to a connection, until both directions or the stream have ended."""
 
         async def from_connection() -> None:
             while data := await reader.read(PIECE):

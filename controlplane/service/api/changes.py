@@ -211,11 +211,7 @@ class JobQuota:
         self._left: dict[str, tuple[float, float]] = {}  # submissions left at a time, by user
 
     def take(self, user: str, spec: JobSpec) -> None:
-        """Count a job that the user is about to submit.
-
-        Raises:
-            DeniedError: if the user has reached a limit.
-        """
+        """Count a job that the user is about to submit."""
         state, most_bytes = self._state(), self._limits().live_bytes
         limits = (state.sharing or Sharing()).limits_of(user)
         first, last, _ = spec.indices or (0, 0, 0)
@@ -240,11 +236,7 @@ class JobQuota:
 
 
 def check_class(state: State, spec: JobSpec, project: str, who: Identity) -> None:
-    """Refuse a job whose class is unknown, or is not for this user.
-
-    Raises:
-        BadFieldError: with the classes that the user may name.
-    """
+    """Refuse a job whose class is unknown, or is not for this user."""
     classes = (state.sharing or Sharing()).classes
     allowed = [name for name, one in classes.items() if one.admits(who.role, who.name, project)]
     if spec.stated_class and spec.stated_class not in allowed:
@@ -254,11 +246,7 @@ def check_class(state: State, spec: JobSpec, project: str, who: Identity) -> Non
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse a resize that could never be carried out. Each field of the request is optional.
-
-    Raises:
-        BadFieldError: if a field is out of range; the error names the field and its bound.
-    """
+    """Refuse a resize that could never be carried out. Each field of the request is optional."""
     least, most = job.spec.slots
     size = len(request.on) if request.on else request.slots
     if request.on and request.slots not in {None, len(request.on)}:
@@ -298,11 +286,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
 
 
 def check_ordered_slots(state: State, job: JobId, slots: int, user: str, most: int) -> None:
-    """Refuse an order if all orders of the user together would exceed the limit of slots.
-
-    Raises:
-        DeniedError: with the sum and the limit.
-    """
+    """Refuse an order if all orders of the user together would exceed the limit of slots."""
     orders = ((name, state.jobs[name].override) for name in state.overrides if name != job)
     others = sum(one.slots or 0 for _, one in orders if one is not None and one.user == user)
     if others + slots > most:
@@ -313,11 +297,7 @@ def check_ordered_slots(state: State, job: JobId, slots: int, user: str, most: i
 
 
 def check_user_limits(state: State, job: Job, slots: int) -> None:
-    """Refuse an order of a user, if the user's jobs and orders together would exceed a limit.
-
-    Raises:
-        DeniedError: with the limit, and what the user has.
-    """
+    """Refuse an order of a user, if the user's jobs and orders together would exceed a limit."""
     limits = (state.sharing or Sharing()).limits_of(job.user)
     names = {**state.jobs_with_processes, **state.overrides}
     others = [state.jobs[name] for name in names if name != job.job]
@@ -341,11 +321,7 @@ def check_user_limits(state: State, job: Job, slots: int) -> None:
 def change_or_repeat(
     job: Job, request: ChangeSweep, user: str
 ) -> tuple[int, SweepChangeRequested | None]:
-    """Return the changed trial and the input. The input is None if the key was used before.
-
-    Raises:
-        BadFieldError: with the field and the remedy.
-    """
+    """Return the changed trial and the input. The input is None if the key was used before."""
     sweep, _ = sweep_of(job)
     known = sweep.keys.get(f"{user}/{request.key}") if request.key else None
     if known is not None:
@@ -355,11 +331,7 @@ def change_or_repeat(
 
 
 def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
-    """Return the input that changes a sweep. A new trial inherits the values of its parent.
-
-    Raises:
-        BadFieldError: with the field and the remedy.
-    """
+    """Return the input that changes a sweep. A new trial inherits the values of its parent."""
     sweep, spec = sweep_of(job)
     if job.ended:
         raise BadFieldError(f"job: {job.job} has {job.phase.value}", "submit it again", "job")
@@ -465,11 +437,7 @@ class ChangeRequests:
         return self.commit_loop.reactor.state
 
     async def check(self, request: CheckJob, who: Identity) -> JobChecked:
-        """Return the notes for a job file that would be accepted, and its start if requested.
-
-        Raises:
-            BadFieldError: if the job would not be accepted.
-        """
+        """Return the notes for a job file that would be accepted, and its start if requested."""
         _check(request.spec)
         self._check_image(request.spec)
         stated = "" if request.spec.project is msgspec.UNSET else request.spec.project
@@ -561,11 +529,7 @@ class ChangeRequests:
         raise UnavailableError("the submission was not accepted", "see the controller's log")
 
     def _check_image(self, spec: JobSpec) -> None:
-        """Refuse an image if no node runs containers.
-
-        Raises:
-            BadFieldError: if so.
-        """
+        """Refuse an image if no node runs containers."""
         nodes = self._newest.nodes.values()
         if spec.stated_image and not any(node.spec.containers for node in nodes):
             what = "image: no node of this cluster runs containers"
@@ -751,11 +715,7 @@ class ChangeRequests:
             await self._durable(event)
 
     def _refuse_if_outdated(self) -> None:
-        """Refuse a new job while nodes know inputs that the journal lost, until an admin decides.
-
-        Raises:
-            UnavailableError: with the reason.
-        """
+        """Refuse new jobs while nodes know inputs that the journal lost, until an admin decides."""
         if outdated := self._newest.outdated:
             remedy = (
                 "an admin stops the controller, and restores a newer backup (`ones admin restore`) "

@@ -15,23 +15,8 @@ import structlog
 from controlplane.journal.releases import child_command, child_environment
 from controlplane.policy.api import ClusterView, Plan, PlanTaken, PolicyEvent, SearchStats
 from controlplane.policy.min_slots import fallback_plan
+from controlplane.service.planner import search_messages as messages
 from controlplane.service.planner.planner import ProposePlan, ViewNow
-from controlplane.service.planner.search_messages import (
-    FROM_SEARCH,
-    BatchesChosen,
-    Converged,
-    EventObserved,
-    FindPlan,
-    FrameDecoder,
-    FromSearch,
-    FullView,
-    PlanFound,
-    Ready,
-    StartSearch,
-    ToSearch,
-    encode_frame,
-    view_delta,
-)
 from schemas.ids import JobId, Seconds
 
 CRASHES_BEFORE_QUARANTINE: Final = 2  # in a row
@@ -176,7 +161,7 @@ class SearchPlanner:
         self._last_number += 1
         loop = asyncio.get_running_loop()
         self._unanswered[self._last_number] = loop.time()
-        self._send(FindPlan(number=self._last_number, now=now))
+        self._send(messages.FindPlan(number=self._last_number, now=now))
         if self._fallback_timer is None:
             self._fallback_timer = loop.call_later(REPLY_TIMEOUT_S, self._fill_if_overdue)
 
@@ -184,7 +169,7 @@ class SearchPlanner:
         """Send an event to the process. A restarted process gets missed events as history."""
         if not isinstance(event, PlanTaken) and event.job in self._quarantine.hidden:
             return
-        self._send(EventObserved(event=event, at=now))  # queued behind the history
+        self._send(messages.EventObserved(event=event, at=now))  # queued behind the history
 
     async def run(self) -> None:
         """Run the search process and restart it whenever it exits, until cancelled."""
@@ -216,16 +201,16 @@ class SearchPlanner:
             stdout=asyncio.subprocess.PIPE,
             env=child_environment(self.code) | ONE_THREAD,
         )
-        frames = FrameDecoder()
+        frames = messages.FrameDecoder()
         self._unanswered = {0: asyncio.get_running_loop().time()}  # answered by `Ready`
         history = self.history() if self._failed_starts < MAX_FAILED_STARTS else []
-        start = StartSearch(
+        start = messages.StartSearch(
             policy=self.policy, options=self.options, seed=self.seed, history=history
         )
         self._send(start)
         while data := await self._read(process):
             for body in frames.feed(data):
-                self._receive(FROM_SEARCH.decode(body))
+                self._receive(messages.FROM_SEARCH.decode(body))
 
     async def _read(self, process: asyncio.subprocess.Process) -> bytes:
         """Read the next bytes. Raise ValueError if a reply becomes overdue meanwhile."""
@@ -252,13 +237,13 @@ class SearchPlanner:
                 process.kill()
             await process.wait()
 
-    def _receive(self, message: FromSearch) -> None:
+    def _receive(self, message: messages.FromSearch) -> None:
         match message:
-            case Ready():
+            case messages.Ready():
                 self._ready, self._failed_starts = True, 0
                 self._unanswered.clear()
                 self.request_plan()
-            case PlanFound(number=number, plan=plan, stats=stats):
+            case messages.PlanFound(number=number, plan=plan, stats=stats):
                 self.stats = stats
                 if number in self._unanswered:
                     del self._unanswered[number]
@@ -270,9 +255,9 @@ class SearchPlanner:
                 if self._request_again and not self._unanswered:
                     self._request_again = False
                     self.request_plan()
-            case BatchesChosen(plan=plan):
+            case messages.BatchesChosen(plan=plan):
                 self.propose(plan, self.stats, complete=False)
-            case Converged(stats=stats):
+            case messages.Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 
     # --- jobs that crash the search
@@ -327,16 +312,16 @@ class SearchPlanner:
     # --- helpers
 
     def _send_view(self, view: ClusterView) -> None:
-        delta = view_delta(self._sent, view) if self._sent is not None else None
-        self._send(delta if delta is not None else FullView(view=view))
+        delta = messages.view_delta(self._sent, view) if self._sent is not None else None
+        self._send(delta if delta is not None else messages.FullView(view=view))
         self._sent = view
 
-    def _send(self, message: ToSearch) -> None:
+    def _send(self, message: messages.ToSearch) -> None:
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return
         unread = process.stdin.transport.get_write_buffer_size()  # of earlier messages
-        process.stdin.write(encode_frame(message))
+        process.stdin.write(messages.encode_frame(message))
         if unread > MAX_BACKLOG_BYTES:
             log.warning("search process does not read its input, killing it")
             with contextlib.suppress(ProcessLookupError):

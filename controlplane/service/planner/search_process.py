@@ -20,23 +20,7 @@ from setproctitle import setproctitle
 
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, StepsSeen
 from controlplane.policy.registry import make
-from controlplane.service.planner.search_messages import (
-    TO_SEARCH,
-    BatchesChosen,
-    Converged,
-    EventObserved,
-    FindPlan,
-    FrameDecoder,
-    FromSearch,
-    FullView,
-    PlanFound,
-    Ready,
-    StartSearch,
-    ToSearch,
-    ViewDelta,
-    apply_delta,
-    encode_frame,
-)
+from controlplane.service.planner import search_messages as messages
 from schemas.errors import OnesError
 from schemas.host.memory import limit_memory
 from schemas.ids import Seconds
@@ -60,7 +44,7 @@ class SearchProcess:
         self._policy = policy
         self._seed = seed
         self._source, self._sink = source, sink
-        self._frames = FrameDecoder()
+        self._frames = messages.FrameDecoder()
         self._view: ClusterView | None = None
         self._clock_offset = 0.0  # the controller's time minus the time of this process
         self._searching = False
@@ -78,7 +62,7 @@ class SearchProcess:
                 if not data:
                     return
                 for body in self._frames.feed(data):
-                    self._receive(TO_SEARCH.decode(body))
+                    self._receive(messages.TO_SEARCH.decode(body))
             elif self._view is None:
                 continue
             elif time.monotonic() >= self._batches_at:
@@ -98,15 +82,15 @@ class SearchProcess:
         self._batches_at = NEVER
         plan = self._policy.batches(view, Seconds(time.monotonic() + self._clock_offset))
         if plan.local_batch:
-            self._send(BatchesChosen(plan=plan))
+            self._send(messages.BatchesChosen(plan=plan))
 
-    def _receive(self, message: ToSearch) -> None:
+    def _receive(self, message: messages.ToSearch) -> None:
         match message:
-            case FullView(view=view):
+            case messages.FullView(view=view):
                 self._view = view
-            case ViewDelta() if self._view is not None:
-                self._view = apply_delta(self._view, message)
-            case EventObserved(event=event, at=at):
+            case messages.ViewDelta() if self._view is not None:
+                self._view = messages.apply_delta(self._view, message)
+            case messages.EventObserved(event=event, at=at):
                 self._clock_offset = at - time.monotonic()
                 self._policy.observe(event, at)
                 if not isinstance(event, StepsSeen):
@@ -114,7 +98,7 @@ class SearchProcess:
                     return
                 self._search_at = min(self._search_at, time.monotonic() + TELEMETRY_DELAY_S)
                 self._batches_at = min(self._batches_at, time.monotonic() + BATCHES_DELAY_S)
-            case FindPlan(number=number, now=now) if self._view is not None:
+            case messages.FindPlan(number=number, now=now) if self._view is not None:
                 self._clock_offset = now - time.monotonic()
                 self._rng = default_rng((self._seed, self._view.version))
                 began = time.perf_counter()
@@ -135,16 +119,16 @@ class SearchProcess:
         if _decides_otherwise(plan, self._last_plan):
             self._send_plan(0, plan, time.perf_counter() - began)
         elif not self._searching:
-            self._send(Converged(stats=self._policy.stats()))
+            self._send(messages.Converged(stats=self._policy.stats()))
 
     def _send_plan(self, number: int, plan: Plan, took_s: float) -> None:
         self._last_plan, self._batches_at = plan, NEVER  # the plan contains batches
         self._last_plan_at = time.monotonic()
         stats = self._policy.stats()
-        self._send(PlanFound(number=number, plan=plan, stats=stats.in_ms(took_s)))
+        self._send(messages.PlanFound(number=number, plan=plan, stats=stats.in_ms(took_s)))
 
-    def _send(self, message: FromSearch) -> None:
-        data = memoryview(encode_frame(message))
+    def _send(self, message: messages.FromSearch) -> None:
+        data = memoryview(messages.encode_frame(message))
         while data:
             data = data[os.write(self._sink, data) :]
 
@@ -169,15 +153,15 @@ def main() -> None:
     os.dup2(2, 1)  # a stray print must not corrupt the stream
     limit_memory()
     head = _read_exactly(source, 4)
-    start = TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
-    if not isinstance(start, StartSearch):
+    start = messages.TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
+    if not isinstance(start, messages.StartSearch):
         raise SystemExit(2)
     setproctitle(f"ones: search {start.policy}")
     try:
         policy = make(start.policy, start.options)  # valid when the controller started
         for at, event in start.history:
             policy.observe(event, at)
-        os.write(sink, encode_frame(Ready()))
+        os.write(sink, messages.encode_frame(messages.Ready()))
         with contextlib.suppress(BrokenPipeError):
             SearchProcess(policy, start.seed, source, sink).run()
     except OnesError as error:
