@@ -24,7 +24,7 @@ from nodeagent.connections import BulkTraffic, ControllerPorts, SnapshotFetcher,
 from nodeagent.devices import gpu_check, inventory
 from nodeagent.ended_jobs import DiskLimits, EndedJobs
 from nodeagent.errors import log_errors
-from nodeagent.folders import SOCKET, FolderLocks
+from nodeagent.folders import SOCKET, FolderLocks, WorkerFolder
 from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
@@ -32,7 +32,7 @@ from nodeagent.metrics import NodeFigures, NodeMetrics
 from nodeagent.notices import NoticeWatch
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
-from nodeagent.streams import JobStreams, StreamPlace
+from nodeagent.streams import JobStreams
 from nodeagent.usage import UsageWatch, nvml_of
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
@@ -152,7 +152,7 @@ class Agent:
         )
         self._streams = self._bulk.streams = JobStreams(
             send=self._bulk.send,
-            place=self._place_of,
+            worker=self._folder_of,
             start_shell=self._start_shell,
             pids=self._manager.processes,
         )
@@ -364,7 +364,7 @@ class Agent:
             unconfirmed_s=self._session.unconfirmed_s(self._now()),
         )
 
-    def _place_of(self, asked: OpenStream) -> StreamPlace | None:
+    def _folder_of(self, asked: OpenStream) -> WorkerFolder | None:
         known = self._reconciler.workers.get(asked.worker)
         if (
             known is None
@@ -372,10 +372,7 @@ class Agent:
             or known.journal != asked.journal
         ):
             return None
-        folder = self._folders.worker(asked.worker)
-        assignment = folder.assignment()
-        interactive = assignment is not None and assignment.spec.kind == "interactive"
-        return StreamPlace(folder.path, folder.own, interactive)
+        return self._folders.worker(asked.worker)
 
     async def _start_shell(self, asked: OpenStream, folder: Path) -> None:
         job = self._reconciler.jobs.get(asked.job)

@@ -111,12 +111,12 @@ def _build(venv: Path, requirements: str, python: str, environ: Mapping[str, str
             raise BuildError(f"not complete after {BUILD_LIMIT_S:.0f} s") from None
         if done.returncode:
             raise BuildError(f"uv ended with exit code {done.returncode}")
-    sites = subprocess.run(  # noqa: S603
-        [python, "-c", SITES], env=environ, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    mine = subprocess.run(  # noqa: S603
-        [own, "-c", SITES], env=environ, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
+    sites, mine = (
+        subprocess.run(  # noqa: S603
+            [one, "-c", SITES], env=environ, capture_output=True, text=True, check=True
+        ).stdout.split("\n")
+        for one in (python, own)
+    )
     lines = [f"import site; site.addsitedir({site!r})\n" for site in sites if site]
     Path(mine[0], BASE_PACKAGES).write_text("".join(lines), encoding="utf-8")
 

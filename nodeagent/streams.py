@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from nodeagent import terminals
 from nodeagent.errors import StartError, log_errors
+from nodeagent.folders import WorkerFolder
 from nodeagent.owned_files import acting_as, owner_of, remove_tree
 from schemas.codec import FROM_TERMINAL, encode
 from schemas.errors import OnesError
@@ -46,14 +47,6 @@ LOCAL: Final = {  # addresses that accept connections from this host, and where 
 }
 
 
-class StreamPlace(NamedTuple):
-    """Running worker of a stream."""
-
-    folder: Path  # the agent's folder of the worker
-    own: Path  # folder of the worker's files
-    interactive: bool
-
-
 @dataclass(eq=False, slots=True)
 class _Stream:
     asked: OpenStream
@@ -64,20 +57,20 @@ class _Stream:
 class JobStreams:
     """Streams of a node.
 
-    `send` sends to the relay, or loses the message. `place` returns a running worker. `start_shell`
-    starts the program of a shell in a folder. `pids` returns the processes of a worker.
+    `send` sends to the relay, or loses the message. `worker` returns a running worker's folder.
+    `start_shell` starts the program of a shell in a folder. `pids` returns a worker's processes.
     """
 
     def __init__(
         self,
         *,
         send: Callable[[bytes], object],
-        place: Callable[[OpenStream], StreamPlace | None],
+        worker: Callable[[OpenStream], WorkerFolder | None],
         start_shell: Callable[[OpenStream, Path], Awaitable[None]],
         pids: Callable[[WorkerId], list[int]],
     ) -> None:
         self._send_bytes = send
-        self._place = place
+        self._worker = worker
         self._start_shell = start_shell
         self._pids = pids
         self._streams: dict[str, _Stream] = {}
@@ -115,23 +108,24 @@ class JobStreams:
     async def _serve(self, stream: _Stream) -> str | None:
         """Serve a stream to its end. Return the reason for the client, unless it knows of it."""
         asked = stream.asked
-        if (place := self._place(asked)) is None:
+        if (worker := self._worker(asked)) is None:
             return "the worker does not run any more"
         if asked.what == PORT:
             return await self._serve_port(stream)
         if asked.what == SHELL:
             if not asked.argv and not asked.again:
                 return "argv: is missing; name a program"
-            folder = place.folder / f"shell-{asked.stream}"
+            folder = worker.path / f"shell-{asked.stream}"
             if not asked.again and not folder.exists():
                 try:
                     await self._start_shell(asked, folder)
                 except (StartError, OSError) as error:
                     return f"the shell could not be started: {error}"
             return await self._serve_terminal(stream, folder)
-        if not place.interactive:
+        assignment = worker.assignment()
+        if assignment is None or assignment.spec.kind != "interactive":
             return "the job has no terminal: `ones shell` opens one beside it"
-        return await self._serve_terminal(stream, place.own)
+        return await self._serve_terminal(stream, worker.own)
 
     def _refuse(self, stream: str, reason: str) -> None:
         self._send(StreamClosed(stream=stream, reason=reason[:MAX_REASON]))

@@ -32,12 +32,7 @@ def nvml_of(slots: Iterable[SlotSpec]) -> ModuleType | None:
 class UsageWatch:
     """Measurement of all running workers every few seconds, in a thread.
 
-    Args:
-        workers: the running workers.
-        processes: returns the processes of a worker.
-        uuids: GPU of each slot that has one.
-        nvml: module `pynvml`; None without GPUs.
-        report: takes one report for each worker.
+    `uuids` has the GPU of each slot that has one. `nvml` is `pynvml`, or None without GPUs.
     """
 
     def __init__(

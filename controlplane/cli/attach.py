@@ -10,8 +10,8 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -86,12 +86,9 @@ def forward(
     return _guarded(run, common)
 
 
-def _guarded(run: Callable[[], Awaitable[int]], common: Common) -> int:
-    async def main() -> int:
-        return await run()
-
+def _guarded(run: Callable[[], Coroutine[Any, Any, int]], common: Common) -> int:
     try:
-        return asyncio.run(main())
+        return asyncio.run(run())
     except OnesError as error:
         print_error(error, common.output)
         return NOT_RUN

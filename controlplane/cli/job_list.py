@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.job_options import labels_of
+from controlplane.cli.job_options import pairs_of
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COLOURS,
@@ -224,7 +224,7 @@ class Filters:
             "states": [each.strip() for each in (self.state or "").split(",") if each.strip()],
             "user": self.user or "",
             "name": self.name or "",
-            "labels": labels_of(self.label or ()),
+            "labels": pairs_of(self.label or ()),
             "older_s": 0.0 if self.older is None else seconds_of(self.older, "older"),
         }
 

@@ -16,8 +16,8 @@ from schemas.errors import BadFieldError
 from schemas.jobs import JobSpec
 
 
-def labels_of(assignments: Sequence[str], option: str = "label") -> dict[str, str]:
-    """Return the labels in KEY=VALUE texts of an option."""
+def pairs_of(assignments: Sequence[str], option: str = "label") -> dict[str, str]:
+    """Return the pairs in the KEY=VALUE texts of an option."""
     pairs = [text.partition("=") for text in assignments]
     for name, sign, _ in pairs:
         if not sign:
@@ -85,9 +85,9 @@ class JobOptions:
             "exclusive": self.exclusive,
         }
         if self.constraint:
-            stated["constraints"] = labels_of(self.constraint, "constraint")
+            stated["constraints"] = pairs_of(self.constraint, "constraint")
         if self.label:
-            stated["labels"] = labels_of(self.label)
+            stated["labels"] = pairs_of(self.label)
         return {field: value for field, value in stated.items() if value is not None}
 
     def applied(self, spec: JobSpec) -> JobSpec:

@@ -31,26 +31,43 @@ from schemas.errors import OnesError, UnknownJobError
 SUGGESTION_TIMEOUT_S = 2.0  # for the request of job names for a suggestion
 GC_THRESHOLD = 100_000  # allocations between garbage collections; long tables are not garbage
 
-TOP = "Show jobs and slots, every second until Ctrl-C."
-TIMELINE = "Draw which job had which slot, from the journal."
-INIT = "Write a job file for SCRIPT, and show the lines to change for the library."
-CHECK = "Print every problem of a settings file on this host."
-USAGE = "Print how many slot hours users, projects or jobs used."
-HISTORY = "List jobs that have ended, newest first, and the sums of their slot hours."
-RUN = "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."
-STREAMS: Final = {
-    "attach": "Attach to the terminal of a job that `ones run --pty` started.",
-    "shell": "Open a terminal beside a running job, in its folder and with its limits.",
-    "forward": "Forward a port of this host to a port at which a running job listens.",
-}
-KEY = "Manage keys and their rights (admins)."
-QUOTA = "Show what projects and users have, may have and have used."
-PROJECT = "Set shares of projects and their users (admins)."
-SCHEDULING = "Pause all starts and growths of jobs, or resume them (operators)."
-POLICY = "Show which policy plans, or choose another one (admins)."
-SWEEP = "Train many configurations of one model, and keep the best."
-SIM = "Simulate policies."
-ADMIN = "Back up, restore, check and read the controller's journal, on its host."
+START, JOBS, CLUSTER, SIMULATE = (
+    Group(title, sort_key=place)
+    for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
+)
+LATER: Final = (  # commands that are imported when they run: drawing and computing need long
+    ("init", "init:init", START, 1,
+     "Write a job file for SCRIPT, and show the lines to change for the library."),
+    ("run", "run:run", START, 5,
+     "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."),
+    ("top", "top:top", START, 9, "Show jobs and slots, every second until Ctrl-C."),
+    ("attach", "attach:attach", JOBS, None,
+     "Attach to the terminal of a job that `ones run --pty` started."),
+    ("shell", "attach:shell", JOBS, None,
+     "Open a terminal beside a running job, in its folder and with its limits."),
+    ("forward", "attach:forward", JOBS, None,
+     "Forward a port of this host to a port at which a running job listens."),
+    ("sweep", "sweep.commands:sweep", JOBS, None,
+     "Train many configurations of one model, and keep the best."),
+    ("timeline", "timeline:timeline", JOBS, None,
+     "Draw which job had which slot, from the journal."),
+    ("history", "usage:history", JOBS, None,
+     "List jobs that have ended, newest first, and the sums of their slot hours."),
+    ("usage", "usage:usage", CLUSTER, None,
+     "Print how many slot hours users, projects or jobs used."),
+    ("quota", "quota:quota", CLUSTER, None,
+     "Show what projects and users have, may have and have used."),
+    ("project", "quota:project", CLUSTER, None, "Set shares of projects and their users (admins)."),
+    ("scheduling", "quota:scheduling", CLUSTER, None,
+     "Pause all starts and growths of jobs, or resume them (operators)."),
+    ("policy", "policy:policy", CLUSTER, None,
+     "Show which policy plans, or choose another one (admins)."),
+    ("key", "operators:key", CLUSTER, None, "Manage keys and their rights (admins)."),
+    ("admin", "admin:admin", CLUSTER, None,
+     "Back up, restore, check and read the controller's journal, on its host."),
+    ("sim", "sim:sim", SIMULATE, None, "Simulate policies."),
+)  # fmt: skip
+CHECK: Final = "Print every problem of a settings file on this host."
 
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "delete": "cancel", "describe": "show", "down": "local down", "download": "fetch",
@@ -74,22 +91,17 @@ def build() -> App:
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
     app.version = __version__
     app.default_parameter = Parameter(negative=())  # no --no-FLAG for flags that are off by default
-    start, jobs, cluster, simulate = (
-        Group(title, sort_key=place)
-        for place, title in enumerate(("Start here", "Jobs", "Cluster", "Simulate"))
-    )
     app.group_commands = Group("More", sort_key=9)  # for commands without a group
     here = App(
-        name="local", help="Run a cluster in one folder of this host.", group=start, sort_key=0
+        name="local", help="Run a cluster in one folder of this host.", group=START, sort_key=0
     )
     here.command(local.up)
     here.command(local.down)
     app.command(here)
-    app.command("controlplane.cli.init:init", name="init", help=INIT, group=start, sort_key=1)
     job = App(name="job", help="Manage jobs.", show=False)
     first: list[Callable[..., int | None]] = [submit.submit, job_list.ps, job_output.logs]
     for place, begin in enumerate(first, start=2):
-        app.command(begin, group=start, sort_key=place)
+        app.command(begin, group=START, sort_key=place)
         job.command(begin)
     for command in (
         job_commands.show,
@@ -107,19 +119,12 @@ def build() -> App:
         job_commands.samples,
         job_commands.events,
     ):
-        app.command(command, group=cluster if command is job_commands.events else jobs)
+        app.command(command, group=CLUSTER if command is job_commands.events else JOBS)
         job.command(command)
-    app.command("controlplane.cli.run:run", name="run", help=RUN, group=start, sort_key=5)
-    for name, said in STREAMS.items():
-        app.command(f"controlplane.cli.attach:{name}", name=name, help=said, group=jobs)
     app.command(job)
-    app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
-    # Commands that draw or compute are slow to import; they are loaded when called.
-    app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
-    app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
-    app.command("controlplane.cli.history:history", name="history", help=HISTORY, group=jobs)
-    app.command("controlplane.cli.usage:usage", name="usage", help=USAGE, group=cluster)
-    node = App(name="node", help="Manage nodes.", group=cluster)
+    for name, where, group, key, said in LATER:
+        app.command(f"controlplane.cli.{where}", name=name, help=said, group=group, sort_key=key)
+    node = App(name="node", help="Manage nodes.", group=CLUSTER)
     node.command(operators.node_list, name="list")
     node.command(operators.template)
     node.command(operators.drain)
@@ -127,19 +132,10 @@ def build() -> App:
     node.command(operators.reserve)
     node.command(operators.undrain)
     node.command(operators.forget)
-    app.command("controlplane.cli.quota:quota", name="quota", help=QUOTA, group=cluster)
-    app.command("controlplane.cli.quota:project", name="project", help=PROJECT, group=cluster)
-    app.command(
-        "controlplane.cli.quota:scheduling", name="scheduling", help=SCHEDULING, group=cluster
-    )
-    app.command("controlplane.cli.policy:policy", name="policy", help=POLICY, group=cluster)
-    settings = App(name="config", help="Check settings files.", group=cluster)
+    settings = App(name="config", help="Check settings files.", group=CLUSTER)
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
     for part in (node, settings):
         app.command(part)
-    app.command("controlplane.cli.operators:key", name="key", help=KEY, group=cluster)
-    app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN, group=cluster)
-    app.command("controlplane.cli.sim:sim", name="sim", help=SIM, group=simulate)
     app.command(completion)
     return app
 

@@ -16,7 +16,7 @@ import msgspec
 from cyclopts import Parameter
 
 from controlplane.cli.attach import CANCELLED, NOT_RUN, attached, code_of
-from controlplane.cli.job_options import NO_OPTIONS, JobOptions
+from controlplane.cli.job_options import NO_OPTIONS, JobOptions, pairs_of
 from controlplane.cli.job_output import SILENT_STATES, draw_lines, with_ranks, write_lines
 from controlplane.cli.output import COMMON, Common, print_error
 from controlplane.cli.submission import Submission
@@ -27,7 +27,7 @@ from controlplane.client.archive import survey
 from controlplane.client.command_line import job_of_command, job_on_terminal
 from controlplane.client.job_file import checked
 from controlplane.client.secret_env import secret_file
-from schemas.errors import BadFieldError, OnesError
+from schemas.errors import OnesError
 from schemas.jobs import ENDED, JobSpec
 
 LOOK_S: Final = 0.3  # between looks at a job that waits
@@ -69,7 +69,7 @@ def run(
             fields, remark = job_of_command(command)
         stated = {
             "slots": slots, "name": name or None, "max_run_s": max_run_s, "grace_s": grace_s,
-            "retries": retries, "env": fields.get("env", {}) | _variables(env or ()),
+            "retries": retries, "env": fields.get("env", {}) | pairs_of(env or (), "env"),
         }  # fmt: skip
         fields |= {field: value for field, value in stated.items() if value is not None}
         fields |= options.fields()
@@ -79,21 +79,11 @@ def run(
         uploads = survey(Path(spec.workdir), secret_file(spec))
         one = Submission(Path("command"), spec, uploads, project=project)
         if detach:
-            return send([one], key=None, wait=False, dry_run=False, yes=yes, common=common)
+            return send([one], key=None, wait=False, yes=yes, common=common)
         return _run(one, common)
     except OnesError as error:
         print_error(error, common.output)
         return NOT_RUN
-
-
-def _variables(assignments: list[str] | tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in assignments:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise BadFieldError(f"env: {text!r} has no =", "write NAME=VALUE", "env")
-        found[name] = value
-    return found
 
 
 def _run(one: Submission, common: Common) -> int:

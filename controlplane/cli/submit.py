@@ -159,34 +159,25 @@ def cancel(
     *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
 ) -> int:
     """Cancel each JOB, or the selected jobs: their workers receive SIGTERM, then SIGKILL."""
-    with BlockingClient(common.home) as client:
-        if not (chosen := _chosen(client, jobs, filters, "cancel", yes=yes)):
-            return Exit.USAGE
-
-        def end(name: str) -> tuple[Row, str]:
-            found = client.cancel(name).summary
-            note = "" if found.state == "cancelled" else ", had ended before"
-            return _row(name, found.state, found.reason), f"{name} {found.state}{note}"
-
-        return _for_each(chosen, end, common)
+    return _change("cancel", jobs, filters, common, yes=yes)
 
 
 def hold(
     *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
 ) -> int:
     """Keep each JOB from starting until `release`. A running job goes on, and is not restarted."""
-    return _gate("hold", jobs, filters, common, yes=yes)
+    return _change("hold", jobs, filters, common, yes=yes)
 
 
 def release(
     *jobs: JobName, filters: Filters = NO_FILTERS, yes: AllYes = False, common: Common = COMMON
 ) -> int:
     """Let each held JOB start again."""
-    return _gate("release", jobs, filters, common, yes=yes)
+    return _change("release", jobs, filters, common, yes=yes)
 
 
-def _gate(
-    verb: Literal["hold", "release"],
+def _change(
+    verb: Literal["cancel", "hold", "release"],
     jobs: Sequence[str],
     filters: Filters,
     common: Common,
@@ -196,11 +187,12 @@ def _gate(
     with BlockingClient(common.home) as client:
         if not (chosen := _chosen(client, jobs, filters, verb, yes=yes)):
             return Exit.USAGE
-        change = client.hold if verb == "hold" else client.release
 
         def changed(name: str) -> tuple[Row, str]:
-            found = change(name).summary
+            found = getattr(client, verb)(name).summary
             line = f"{name} {found.state}: {found.reason}"
+            if verb == "cancel":
+                line = f"{name} {found.state}{', had ended before' * (found.state != 'cancelled')}"
             return _row(name, found.state, found.reason), line
 
         return _for_each(chosen, changed, common)
@@ -335,22 +327,13 @@ def submit(
     if dry_run:
         print_dry_run(ready, common, when=when)
         return Exit.OK
-    return send(ready, key=key, wait=wait, dry_run=False, yes=yes, common=common)
+    return send(ready, key=key, wait=wait, yes=yes, common=common)
 
 
 def send(
-    ready: Sequence[Submission],
-    *,
-    key: str | None,
-    wait: bool,
-    dry_run: bool,
-    yes: bool,
-    common: Common,
+    ready: Sequence[Submission], *, key: str | None, wait: bool, yes: bool, common: Common
 ) -> int:
-    """Submit prepared jobs, or only report what would be submitted; return the exit code."""
-    if dry_run:
-        print_dry_run(ready, common)
-        return Exit.OK
+    """Submit prepared jobs; return the exit code."""
     if not all(_confirmed(one, common, yes=yes) for one in ready):
         return Exit.USAGE
     with BlockingClient(common.home) as client:

@@ -1,4 +1,4 @@
-"""`ones usage`: slot hours by user, project or job."""
+"""`ones usage` and `ones history`: slot hours by user, project or job, and jobs that have ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import csv
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import Exit, moment, print_data, print_table, seconds_of
+from controlplane.cli.job_list import NO_FILTERS, Filters
+from controlplane.cli.output import (
+    COMMON,
+    Common,
+    Exit,
+    moment,
+    print_data,
+    print_table,
+    say,
+    second,
+    seconds_of,
+)
 from controlplane.client import BlockingClient
 from schemas.wire.client import JobSummary, JobUsage
 
@@ -53,7 +64,7 @@ def usage(
         said = {"since": moment(reply.since), "until": moment(reply.until), "rows": rows}
         print_data(rows if output == "jsonl" else said, output)
     else:
-        shown = [[f"{v:.2f}" if isinstance(v, float) else v for v in row.values()] for row in rows]
+        shown = [[*map(_text, row.values())] for row in rows]
         if output == "quiet":
             sys.stdout.writelines(f"{row[0]} {row[-1]}\n" for row in shown)
         else:
@@ -75,3 +86,54 @@ def grouped(used: Iterable[JobUsage | JobSummary], keys: tuple[str, ...]) -> lis
         for values, jobs in groups.items()
     ]
     return sorted(rows, key=lambda row: -row["slot_hours"])
+
+
+HISTORY_COLUMNS: Final = [
+    "job",
+    "state",
+    "exit",
+    "slot hours",
+    "user",
+    "project",
+    "submitted",
+    "ended",
+]
+MOST: Final = 50
+
+
+def history(
+    *,
+    filters: Filters = NO_FILTERS,
+    last: Annotated[int, Parameter(name=["--last", "-n"], help="largest number of jobs")] = MOST,
+    common: Common = COMMON,
+) -> None:
+    """List jobs that have ended, newest first, and the sums of their slot hours."""
+    with BlockingClient(common.home) as client:
+        jobs = client.history(last, **filters.fields())
+    rows = [_row(job) for job in jobs]
+    sums = {key: grouped(jobs, (key,)) for key in ("user", "project")}
+    if common.output != "table":
+        say(common, {"jobs": rows, "sums": sums}, quiet=(job.job for job in jobs), rows=rows)
+        return
+    print_table(HISTORY_COLUMNS, [[*map(_text, _row(job, second).values())] for job in jobs])
+    for key, of_key in sums.items() if rows else ():
+        print_table([key, "jobs", "slot hours"], [[*map(_text, row.values())] for row in of_key])
+
+
+def _row(job: JobSummary, at: Callable[[float], str] = moment) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "state": job.state,
+        "exit_code": job.exit_code,
+        "slot_hours": job.slot_s / HOUR_S,
+        "user": job.user,
+        "project": job.project,
+        "submitted_at": at(job.submitted_at),
+        "ended_at": None if job.ended_at is None else at(job.ended_at),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, say
-from controlplane.cli.submission import Submission, prepare
+from controlplane.cli.submission import Submission, prepare, print_dry_run
 from controlplane.cli.submit import Key, Project, Yes, send
 from controlplane.cli.sweep import export, preview, tables
 from controlplane.client import BlockingClient
@@ -188,8 +188,11 @@ def submit(
             raise BadFieldError("--set requires FILE", "a manifest is repeated unchanged", "set")
         ready = from_manifest(manifest, workdir, changed=changed)
     ready = ready._replace(project=project)
+    if dry_run:
+        print_dry_run([ready], common)
+        return Exit.OK
     try:
-        return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+        return send([ready], key=key, wait=wait, yes=yes, common=common)
     except BadFieldError as error:
         if error.field != "snapshot" or not ready.stored:
             raise

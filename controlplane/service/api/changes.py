@@ -21,6 +21,7 @@ from controlplane.core.inputs import (
     CancelRequested,
     DrainRequested,
     HoldRequested,
+    Input,
     JobSubmitted,
     NodeForgotten,
     PauseRequested,
@@ -394,21 +395,8 @@ def _check_number(sweep: JobSweep, field: str, number: int) -> None:
 
 STATES_KEY_BYTES: Final = 32
 MAX_KEY: Final = 200  # characters; all keys are kept
-Override = ResizeRequested | PauseRequested | ResumeRequested
-DrainInput = DrainRequested | UndrainRequested
-NodeInput = DrainInput | NodeForgotten
-HoldInput = HoldRequested | ReleaseRequested
-SharingInput = SharingChanged | SchedulingPaused | PolicyChosen
+JobChange = CancelJob | HoldJob | ReleaseJob | ResizeJob | PauseJob | ResumeJob
 PreparePolicy = Callable[[PolicyChosen], Callable[[], None]]
-ChangeInput = (
-    JobSubmitted
-    | CancelRequested
-    | Override
-    | HoldInput
-    | NodeInput
-    | SweepChangeRequested
-    | SharingInput
-)
 
 
 @dataclass(eq=False)
@@ -590,38 +578,21 @@ class ChangeRequests:
             notes = (job.reason,)
         return JobAccepted(job=name, state=shown_state(job), notes=notes)
 
-    async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
-        """Cancel a job. A job that has ended does not change."""
+    async def change_job(self, request: JobChange, who: Identity) -> JobDetail:
+        """Cancel, hold or release a job, or override the policy for it. See `_change_of`."""
+        await self._apply(lambda: self._change_of(request, who))
+        return self.reads.detail(self.commit_loop.job(request.job), self.reads.view(who))
 
-        def check() -> CancelRequested | None:
-            job = self._newest.jobs.get(request.job)
-            live = job is not None and not job.ended
+    def _change_of(self, request: JobChange, who: Identity) -> Input | None:
+        """Return the input for a request. There is none if a job to be cancelled has ended."""
+        if isinstance(request, CancelJob):
+            known = self._newest.jobs.get(request.job)
+            live = known is not None and not known.ended
             return CancelRequested(job=request.job, user=who.name) if live else None
-
-        await self._apply(check)
-        return self._detail(request.job, who)
-
-    async def hold(self, request: HoldJob | ReleaseJob, who: Identity) -> JobDetail:
-        """Hold a job, or release it."""
-
-        def check() -> HoldInput:
-            job = self._live_job(request.job)
+        job = self._live_job(request.job)
+        if isinstance(request, HoldJob | ReleaseJob):
             kind = HoldRequested if isinstance(request, HoldJob) else ReleaseRequested
             return kind(job=job.job, user=who.name)
-
-        await self._apply(check)
-        return self._detail(request.job, who)
-
-    async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
-        """Override the policy for a job, or return the job to the policy's control."""
-        await self._apply(lambda: self._override_input(request, who))
-        return self._detail(request.job, who)
-
-    def _detail(self, job: JobId, who: Identity) -> JobDetail:
-        return self.reads.detail(self.commit_loop.job(job), self.reads.view(who))
-
-    def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
-        job = self._live_job(request.job)
         if job.array is not None:
             what = f"job: {job.job} is an array and has no slots"
             raise BadFieldError(what, "hold it, or name one of its elements", "job")
@@ -702,7 +673,7 @@ class ChangeRequests:
         sweep, _ = sweep_of(self.commit_loop.job(request.job))
         return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
 
-    async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
+    async def _apply(self, check: Callable[[], Input | None]) -> None:
         """Make the input that `check` returns durable. If it returns none, await earlier inputs."""
         try:
             event = check()
@@ -724,7 +695,7 @@ class ChangeRequests:
             raise UnavailableError(outdated, remedy)
 
     async def _durable(
-        self, event: ChangeInput, before_effects: Callable[[], None] | None = None
+        self, event: Input, before_effects: Callable[[], None] | None = None
     ) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
