@@ -188,11 +188,7 @@ class JobAccounts:
         return self._chosen == JOB and first <= uid < first + count
 
     def check_key_owner(self, key: Path) -> None:
-        """Check that no job runs as the owner of the agent's key.
-
-        Raises:
-            SettingsError: if a job would run as that owner.
-        """
+        """Check that no job runs as the owner of the agent's key."""
         uid = key.stat().st_uid
         users = self._jobs.users if self._chosen == SUBMITTER else ()
         theirs = [user for user in users if account_of(self._jobs, user).owner.uid == uid]
@@ -201,12 +197,7 @@ class JobAccounts:
             raise SettingsError(what, f"chown root {key}", "key")
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
-        """Create a job's folders and return its account. If it runs as the agent, return None.
-
-        Raises:
-            NodeStartError: if this node has no account for the job.
-            OSError: if a folder cannot be created.
-        """
+        """Create a job's folders and return its account. If it runs as the agent, return None."""
         if not self.separate_users:
             return None
         async with self._lock:

@@ -70,9 +70,6 @@ class Agent:
     """Agent of one node, with its session, its connections to workers, and their processes.
 
     `job_umask` is for jobs that run as the agent; -1 is the umask of this process.
-
-    Raises:
-        SettingsError: if keys, folders or devices cannot be used.
     """
 
     def __init__(self, settings: AgentSettings, home: Path, job_umask: int = -1) -> None:
@@ -456,9 +453,6 @@ async def run(path: Path) -> None:
     """Run the agent of a node until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
     Relative paths of the settings start at the file's folder, so `path` must be absolute.
-
-    Raises:
-        SettingsError: if keys, folders or devices cannot be used.
     """
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):

@@ -49,9 +49,6 @@ def name_of(file: Path, python: str, *, user: str, snapshot: str, env: Mapping[s
     """Return a name for the environment of a requirements file and a base interpreter.
 
     The digest of the working directory counts if the file refers to other files.
-
-    Raises:
-        StartError: if the file cannot be used, or uv is not installed.
     """
     if uv() is None:
         hint = "beside the agent, in a checkout of ONES: pip install '.[environments]'"
@@ -79,10 +76,6 @@ def build(folder: Path, requirements: str, python: str, environ: Mapping[str, st
     """Build an environment in `folder`, unless it is there; return its interpreter.
 
     The working directory is the job's. The output of uv goes to the output of this process.
-
-    Raises:
-        BuildError: if uv fails, or the environment is not complete after `BUILD_LIMIT_S`.
-        OSError: if the disk cannot store it.
     """
     venv, complete = folder / "venv", folder / "complete"
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -315,11 +315,7 @@ def zygote_outputs(folders: NodeFolders, uid: int) -> list[Path]:
 
 
 class FolderLocks:
-    """Locks of an agent on its `run` and `work` folders until it exits.
-
-    Raises:
-        SettingsError: if another agent has locked one of them.
-    """
+    """Locks of an agent on its `run` and `work` folders until it exits."""
 
     def __init__(self, folders: NodeFolders, node: str) -> None:
         self._held = [lock_run(folders, node)]

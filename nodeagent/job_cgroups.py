@@ -76,11 +76,7 @@ class JobGroups:
                 self._reduce_limits(job)
 
     def open(self) -> None:
-        """Prepare the trees for jobs, and remove empty groups that any agent left.
-
-        Raises:
-            SettingsError: if limits are set and groups cannot be divided.
-        """
+        """Prepare the trees for jobs, and remove empty groups that any agent left."""
         with self._lock:
             try:
                 self._divide()
@@ -117,9 +113,6 @@ class JobGroups:
         """Register a worker that is about to start. This adds one slot to the limits of its job.
 
         `stated` has the cores and the memory that the job states for each slot.
-
-        Raises:
-            OSError: if limits apply and cannot be set.
         """
         group = group_of_job(job)
         with self._lock, self._ignored_without_limits():

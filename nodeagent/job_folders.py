@@ -38,20 +38,7 @@ from schemas.host.archives import (
 from schemas.host.files import require_regular
 from schemas.host.state_files import StateFile
 from schemas.ids import JobId
-from schemas.wire.files import (
-    CHECKPOINTS,
-    STATES,
-    WORK,
-    Area,
-    AskFiles,
-    AskPiece,
-    FileInfo,
-    FileList,
-    FilePiece,
-    FilesRefused,
-    FromNode,
-    ToNode,
-)
+from schemas.wire import files
 
 MARK: Final = ".ones-snapshot"
 MAX_MARK_BYTES: Final = 512 << 20  # fits the most and longest names that an archive can have
@@ -59,7 +46,7 @@ PIECE: Final = 1 << 20
 MAX_FILES: Final = 10_000
 MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
 MAX_REFUSED: Final = 20
-AREAS: Final = (WORK, CHECKPOINTS, STATES)
+AREAS: Final = (files.WORK, files.CHECKPOINTS, files.STATES)
 IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
@@ -131,10 +118,10 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
         return {}
 
 
-def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
+def answer(asked: files.ToNode, folders: NodeFolders) -> files.FromNode:
     """Serve a request of the relay. This blocks on the disk, so do not call it in an event loop."""
     try:
-        if isinstance(asked, AskFiles):
+        if isinstance(asked, files.AskFiles):
             return _file_list(asked, folders)
         root = _root(folders, asked.job, asked.area)
         with acting_as(owner_of(root)):
@@ -147,7 +134,7 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
         )
     except (ValueError, RuntimeError) as error:  # a NUL byte; a cycle of links
         failed = BadFieldError(f"invalid path: {error}", "use a path of the list", "path")
-    return FilesRefused(
+    return files.FilesRefused(
         request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
     )
 
@@ -157,11 +144,11 @@ def stamp_of(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
+def _root(folders: NodeFolders, job: JobId, area: files.Area) -> Path:
     """Return the job's folder in an area. Refuse a job name that could lead out of the area."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is not a job", "name a job that ran here", "job")
-    roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
+    roots = {files.WORK: folders.job(job), files.CHECKPOINTS: folders.checkpoints / job}
     root = roots.get(area, folders.states(job))
     return root.parent.resolve() / root.name
 
@@ -169,13 +156,13 @@ def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
 # --- lists
 
 
-def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
-    found: list[FileInfo] = []
+def _file_list(asked: files.AskFiles, folders: NodeFolders) -> files.FileList:
+    found: list[files.FileInfo] = []
     refused: list[str] = []
     left_out = names = 0
     for area in AREAS:
         root = _root(folders, asked.job, area)
-        had = read_manifest(root) if area == WORK else {}
+        had = read_manifest(root) if area == files.WORK else {}
         with acting_as(owner_of(root)):
             for info in _infos(root, area, had, refused):
                 names += len(info.path.encode())
@@ -183,7 +170,7 @@ def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
                     left_out += 1
                 else:
                     found.append(info)
-    return FileList(
+    return files.FileList(
         request=asked.request,
         files=tuple(found),
         left_out=left_out,
@@ -192,10 +179,10 @@ def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
 
 
 def _infos(
-    root: Path, area: Area, had: Mapping[str, tuple[int, int]], refused: list[str]
-) -> Iterator[FileInfo]:
+    root: Path, area: files.Area, had: Mapping[str, tuple[int, int]], refused: list[str]
+) -> Iterator[files.FileInfo]:
     for path in _paths(root):
-        if area == STATES and StateFile.of(path.name) is None:  # staged data, not a state
+        if area == files.STATES and StateFile.of(path.name) is None:  # staged data, not a state
             continue
         info = _info(root, path, area, refused)
         if info is not None and had.get(info.path) != _size_and_time(path):
@@ -215,7 +202,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
+def _info(root: Path, path: Path, area: files.Area, refused: list[str]) -> files.FileInfo | None:
     """Return a file's entry for the list, or return None and add the reason to `refused`."""
     name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
     try:
@@ -227,7 +214,7 @@ def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | 
     if not target.is_relative_to(root):
         refused.append(f"{name}: a link that leads out of the job's folder")
     elif stat.S_ISREG(status.st_mode):
-        return FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
+        return files.FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
     elif not path.is_symlink():
         refused.append(f"{name}: not a regular file")
     return None
@@ -236,13 +223,13 @@ def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | 
 # --- pieces
 
 
-def _piece(asked: AskPiece, root: Path) -> FilePiece:
+def _piece(asked: files.AskPiece, root: Path) -> files.FilePiece:
     descriptor = open_beneath(root, asked.path)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         file.seek(asked.offset)
         data = file.read(PIECE)
-    return FilePiece(
+    return files.FilePiece(
         request=asked.request,
         offset=asked.offset,
         data=data,

@@ -111,9 +111,6 @@ def make_folder(path: Path, owner: Owner | None) -> None:
     """Create a folder for `owner` (None: the agent). An existing folder and its files change owner.
 
     The folder has to lie in a folder of the agent.
-
-    Raises:
-        OSError: if the folder cannot be created or its owner cannot be changed.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)

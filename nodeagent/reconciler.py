@@ -19,23 +19,7 @@ from msgspec.structs import replace
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
 from schemas.jobs import EndWarning
 from schemas.nodes import Member
-from schemas.wire.agent import (
-    SETTLED,
-    SUSPEND,
-    SWITCH,
-    WARNED,
-    AgentEvent,
-    GroupDelta,
-    JobCleared,
-    ScriptReport,
-    UnitEnded,
-    UnitFailed,
-    UnitStarted,
-    WorkerExited,
-    WorkerRefused,
-    WorkerSeen,
-    WorkerStarted,
-)
+from schemas.wire import agent as wire
 from schemas.wire.sweeps import SweepDelta, UnitOrder
 from schemas.wire.worker import Assignment
 
@@ -43,7 +27,7 @@ from schemas.wire.worker import Assignment
 class Desired(Struct, frozen=True):
     """The controller's desired state of a job."""
 
-    delta: GroupDelta
+    delta: wire.GroupDelta
 
 
 class SweepDesired(Struct, frozen=True):
@@ -104,7 +88,7 @@ class ReportRead(Struct, frozen=True):
     """The next report of a worker's report file."""
 
     worker: WorkerId
-    report: ScriptReport
+    report: wire.ScriptReport
 
 
 class Ended(Struct, frozen=True):
@@ -157,7 +141,7 @@ class StartWorker(Struct, frozen=True):
 
     worker: WorkerId
     rank: int
-    delta: GroupDelta
+    delta: wire.GroupDelta
     granted: bool = True  # the slot's device is free
 
 
@@ -190,7 +174,7 @@ class OrderGroup(Struct, frozen=True):
     """Send a worker the desired state of its group."""
 
     worker: WorkerId
-    delta: GroupDelta
+    delta: wire.GroupDelta
 
 
 class GrantSlot(Struct, frozen=True):
@@ -215,7 +199,7 @@ class KeepStates(Struct, frozen=True):
 class PublishEvent(Struct, frozen=True):
     """Number this event and publish it."""
 
-    event: AgentEvent
+    event: wire.AgentEvent
 
 
 class RemoveWorker(Struct, frozen=True):
@@ -273,12 +257,12 @@ class HeldUnit:
         self.sent, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
-    def reported(self, report: ScriptReport) -> None:
+    def reported(self, report: wire.ScriptReport) -> None:
         """Update from a worker's report. Only reports about units change anything."""
         match report:
-            case UnitStarted(attempt=attempt):
+            case wire.UnitStarted(attempt=attempt):
                 self.held = max(self.held, attempt)
-            case UnitEnded(attempt=attempt) | UnitFailed(attempt=attempt):
+            case wire.UnitEnded(attempt=attempt) | wire.UnitFailed(attempt=attempt):
                 self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
@@ -300,7 +284,7 @@ class WorkerState:
     phase: ProcessPhase = ProcessPhase.WANTED
     pid: int | None = None
     started_ticks: int | None = None
-    exited: WorkerExited | None = None  # report of its exit
+    exited: wire.WorkerExited | None = None  # report of its exit
     granted: bool = True  # the worker may use the slot's device
     adopted: bool = False  # an earlier agent process might have granted the device
     leaving: bool = False  # the worker was sent a group without itself
@@ -316,9 +300,9 @@ class WorkerState:
             "job": self.job, "version": self.version, "rank": self.rank, "journal": self.journal,
         }  # fmt: skip
 
-    def seen(self) -> WorkerSeen:
+    def seen(self) -> wire.WorkerSeen:
         """Return the worker's entry in a hello."""
-        return WorkerSeen(
+        return wire.WorkerSeen(
             **self.identity,
             slot=self.slot,
             pid=self.pid,
@@ -333,7 +317,7 @@ class WorkerState:
 class JobState:
     """State of a job on this node."""
 
-    delta: GroupDelta | None = None
+    delta: wire.GroupDelta | None = None
     digest: str = ""  # digest of the unpacked working directory
     fetching: str = ""  # digest of the working directory being fetched
     ordered: Version = Version(0)  # highest version with workers created here
@@ -384,19 +368,19 @@ class Reconciler:
             return []
         return [*self._worker_event(worker, event), *self._reconcile(worker.job)]
 
-    def _has_namesake(self, delta: GroupDelta) -> bool:
+    def _has_namesake(self, delta: wire.GroupDelta) -> bool:
         """True if workers of a job with the same name but from another journal are here."""
         return any(
             worker.job == delta.job and worker.journal != delta.journal
             for worker in self.workers.values()
         )
 
-    def _refuse(self, delta: GroupDelta) -> list[Action]:
+    def _refuse(self, delta: wire.GroupDelta) -> list[Action]:
         """Refuse the workers. Leave the other job alone: it belongs to another controller."""
         error = f"node {self.node} still has {delta.job} of another journal; see `ones node list`"
         return [
             PublishEvent(
-                WorkerRefused(
+                wire.WorkerRefused(
                     job=delta.job, version=delta.version, rank=member.rank,
                     journal=delta.journal, error=error, node_fault=True,
                 )
@@ -410,11 +394,13 @@ class Reconciler:
             case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
                 worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
                 return [
-                    PublishEvent(WorkerStarted(**worker.identity, pid=pid, started_ticks=ticks))
+                    PublishEvent(
+                        wire.WorkerStarted(**worker.identity, pid=pid, started_ticks=ticks)
+                    )
                 ]
             case StartFailed() if worker.phase is ProcessPhase.STARTING:
                 del self.workers[worker.worker]
-                refused = WorkerRefused(
+                refused = wire.WorkerRefused(
                     **worker.identity,
                     error=event.error,
                     hint=event.hint,
@@ -434,7 +420,7 @@ class Reconciler:
                 return [PublishEvent(own)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase = ProcessPhase.ENDED
-                worker.exited = WorkerExited(
+                worker.exited = wire.WorkerExited(
                     **worker.identity,
                     code=event.code,
                     signal=event.signal,
@@ -484,7 +470,7 @@ class Reconciler:
         for worker in refused:
             del self.workers[worker.worker]
         fault: dict[str, Any] = {"error": event.error, "node_fault": event.node_fault}
-        return [PublishEvent(WorkerRefused(**worker.identity, **fault)) for worker in refused]
+        return [PublishEvent(wire.WorkerRefused(**worker.identity, **fault)) for worker in refused]
 
     # --- wanted against observed
 
@@ -507,7 +493,7 @@ class Reconciler:
                 actions.append(OrderUnit(worker.worker, unit))
         return actions
 
-    def _reconcile_group(self, name: JobId, job: JobState, delta: GroupDelta) -> list[Action]:
+    def _reconcile_group(self, name: JobId, job: JobState, delta: wire.GroupDelta) -> list[Action]:
         wanted = {member.worker: member for member in self._members(delta)}
         actions: list[Action] = []
         for worker in [w for w in self.workers.values() if w.job == name]:
@@ -525,11 +511,11 @@ class Reconciler:
         actions.extend(self._report_cleared(job, delta))
         return actions
 
-    def _members(self, delta: GroupDelta) -> list[Member]:
+    def _members(self, delta: wire.GroupDelta) -> list[Member]:
         members = (*(delta.group.members if delta.group else ()), *delta.former)
         return [member for member in members if node_of(member.slot) == self.node]
 
-    def _withdraw(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+    def _withdraw(self, worker: WorkerState, delta: wire.GroupDelta) -> list[Action]:
         match worker.phase:
             case ProcessPhase.WANTED:
                 del self.workers[worker.worker]
@@ -556,7 +542,7 @@ class Reconciler:
         worker.awaited = True
         return [AwaitExit(worker.worker)]
 
-    def _advance(self, job: JobState, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+    def _advance(self, job: JobState, worker: WorkerState, delta: wire.GroupDelta) -> list[Action]:
         if worker.phase is ProcessPhase.WANTED:
             if job.digest != delta.snapshot:
                 if job.fetching == delta.snapshot:
@@ -574,7 +560,7 @@ class Reconciler:
         worker.granted = True
         return [GrantSlot(worker.worker)]
 
-    def _order(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+    def _order(self, worker: WorkerState, delta: wire.GroupDelta) -> list[Action]:
         order = (delta.version, delta.stage)
         if (
             worker.phase is not ProcessPhase.ALIVE
@@ -583,13 +569,13 @@ class Reconciler:
         ):
             return []
         worker.newest_order = order
-        if delta.kind == SUSPEND and delta.spec is not None and delta.spec.rigid:
+        if delta.kind == wire.SUSPEND and delta.spec is not None and delta.spec.rigid:
             worker.phase = ProcessPhase.STOPPING  # its program knows no orders
             return [Terminate(worker.worker)]
-        if delta.stage == WARNED and delta.spec is not None:
+        if delta.stage == wire.WARNED and delta.spec is not None:
             warning = delta.spec.stated_warning
             return [] if warning is None else [Warn(worker.worker, warning)]
-        if delta.stage == SWITCH:
+        if delta.stage == wire.SWITCH:
             worker.leaving = delta.group.member(worker.worker) is None
         return [OrderGroup(worker.worker, delta)]
 
@@ -609,21 +595,21 @@ class Reconciler:
         }
         return [action for job in sorted(waiting) for action in self._reconcile(job)]
 
-    def _report_cleared(self, job: JobState, delta: GroupDelta) -> list[Action]:
+    def _report_cleared(self, job: JobState, delta: wire.GroupDelta) -> list[Action]:
         mine = [worker for worker in self.workers.values() if worker.job == delta.job]
         wanted = {member.worker for member in self._members(delta)}
         older = (w for w in mine if w.version < delta.version and w.worker not in wanted)
         if any(worker.phase is not ProcessPhase.ENDED for worker in older):
             return []
         actions: list[Action] = []
-        through = Version(delta.version + (delta.stage >= SETTLED))
+        through = Version(delta.version + (delta.stage >= wire.SETTLED))
         # Processes of this version that are about to exit will settle the version.
-        pending = delta.stage >= SETTLED and any(
+        pending = delta.stage >= wire.SETTLED and any(
             w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
         )
         if through > 1 and job.cleared < through and not pending:
             job.cleared = through
-            actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
+            actions.append(PublishEvent(wire.JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
             del self.jobs[delta.job]
             if job.sweep is not None:
@@ -633,7 +619,7 @@ class Reconciler:
 
     # --- observed state
 
-    def seen(self) -> tuple[WorkerSeen, ...]:
+    def seen(self) -> tuple[wire.WorkerSeen, ...]:
         """Return the hello's entries of all workers that were started."""
         started = (w for w in self.workers.values() if w.phase is not ProcessPhase.WANTED)
         return tuple(worker.seen() for worker in started)

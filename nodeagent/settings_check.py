@@ -21,9 +21,6 @@ def check(path: Path) -> list[SettingsError]:
     """Return the problems of an agent's settings on this host. Change nothing.
 
     A port is treated as free if the agent that uses it was started with this same file.
-
-    Raises:
-        SettingsError: if the file cannot be read, or is not TOML.
     """
     findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     home = path.parent

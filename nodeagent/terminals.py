@@ -76,9 +76,6 @@ def start(folder: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 - a co
     """Make this process the owner of a new terminal, held by another process.
 
     Descriptors 0 to 2 become the terminal. The process has to lead a session without a terminal.
-
-    Raises:
-        OSError: if there is no terminal, or no place for its socket.
     """
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, SIZE.pack(24, 80, 0, 0))

@@ -302,10 +302,6 @@ class WorkerManager:
 
         `folder` is a new folder in the agent's folder of the worker. `secrets` are those variables
         of the job that no file has.
-
-        Raises:
-            StartError: if the worker does not run, or the shell cannot be started.
-            OSError: if the disk cannot store its order.
         """
         watched = self._watched.get(asked.worker)
         assignment = watched.folder.assignment() if watched is not None else None

@@ -133,10 +133,6 @@ def spawn(
     The limits apply to the zygote and its workers. `output` must not be in a folder of the account.
     `enter` moves the process into its control group before its interpreter starts. `job_umask` is
     for jobs that run as the agent; -1 keeps the umask of this process.
-
-    Raises:
-        StartError: if the zygote cannot be started.
-        OSError: if `enter` fails.
     """
     environ = _environment(limits or Jobs(), account)
     identity: dict[str, Any] = {"umask": job_umask}
@@ -448,9 +444,6 @@ class ZygotePool:
         """Return the zygote of an interpreter and account. Start a zygote if none is found.
 
         Each spelling of `python` has a zygote of its own.
-
-        Raises:
-            StartError: if no zygote starts. The error names the interpreter and quotes its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid

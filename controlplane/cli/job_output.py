@@ -12,20 +12,9 @@ from typing import Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
+from controlplane.cli import output
 from controlplane.cli.job_list import cut
 from controlplane.cli.jobs import warn_if_absent
-from controlplane.cli.output import (
-    COMMON,
-    Common,
-    Exit,
-    JobName,
-    byte_count,
-    moment,
-    print_data,
-    progress,
-    say,
-    seconds_of,
-)
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.files import Fetch, Fetched, JobFiles, matches
@@ -38,7 +27,7 @@ CLEAR: Final = "\r\x1b[K"  # clears the line of the cursor
 
 
 def logs(
-    job: JobName,
+    job: output.JobName,
     *,
     follow: Annotated[
         bool, Parameter(name=["--follow", "-f"], help="continue until the job ends")
@@ -66,13 +55,13 @@ def logs(
         bool,
         Parameter(help="output unchanged, with all states of progress bars and control characters"),
     ] = False,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> None:
     """Print the output of JOB from its start, also across restarts of the controller or workers."""
     if tail is not None and tail < 0:
         raise BadFieldError(f"--tail {tail} is below 0", "give a number of lines", "tail")
     line_pattern(grep or "")  # an invalid pattern fails before any request
-    first_s = time.time() - seconds_of(since, "since") if since else 0.0
+    first_s = time.time() - output.seconds_of(since, "since") if since else 0.0
     with BlockingClient(common.home) as client:
         if follow:
             warn_if_absent(client)
@@ -98,7 +87,7 @@ def logs(
                 silent = f"{job} is an array; `ones ps -a --name '{elements}'` lists its elements"
             pages = warn_if_empty(pages, silent)
         if common.in_json:
-            print_data(
+            output.print_data(
                 (
                     {"time": line.time, "node": line.node, "rank": line.rank, "text": line.text}
                     for page in pages
@@ -164,7 +153,7 @@ def warn_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
 def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
     """Prefix each line with the time at which the controller received it."""
     return [
-        line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
+        line._replace(text=f"{output.moment(line.time)} {line.text}") if line.time else line
         for line in page
     ]
 
@@ -190,7 +179,7 @@ PYTHON_HELP: Final = "interpreter that has torch (default: this one, else the jo
 
 
 def fetch(
-    job: JobName,
+    job: output.JobName,
     pattern: str = "*",
     /,
     *,
@@ -202,21 +191,21 @@ def fetch(
         float, Parameter(help="maximum size in GB; larger results are not fetched")
     ] = 10.0,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> int:
     """Fetch the files that JOB created or changed, its checkpoints, and model.pt."""
     with BlockingClient(common.home) as client:
         if list_:
             return _say_list(job, client.files(job, pattern), common, pattern)
         folder, most = to or Path(job), int(most_gb * 1e9)
-        with progress(f"fetching {job}") as on_bytes:
+        with output.progress(f"fetching {job}") as on_bytes:
             done = client.fetch(job, folder, pattern, most_bytes=most, on_bytes=on_bytes)
         if matches(MODEL, pattern):
             done = _with_model(client, job, folder, python, done)
     _say_fetched(job, folder, done, common, pattern)
     if done.missing:
-        return Exit.UNREACHABLE
-    return Exit.OK if done.files else Exit.NOT_FOUND
+        return output.Exit.UNREACHABLE
+    return output.Exit.OK if done.files else output.Exit.NOT_FOUND
 
 
 def _with_model(
@@ -233,25 +222,25 @@ def _with_model(
 
 
 def export(
-    job: JobName,
+    job: output.JobName,
     file: Path,
     /,
     *,
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> None:
     """Write the `state_dict` of JOB's last checkpoint, or of the best trial of a sweep, to FILE."""
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
-    say(common, row, f"{made.path}  {byte_count(made.size)}")
+    output.say(common, row, f"{made.path}  {output.byte_count(made.size)}")
 
 
 def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
     if client.job(job).spec.stated_sweep is not None:
         return _as_fetched(client.sweep_run(job).export(target, None, python).path)
     checkpoint = client.last_checkpoint(job)
-    with progress(f"fetching {checkpoint.name}") as on_bytes:
+    with output.progress(f"fetching {checkpoint.name}") as on_bytes:
         client.export_model(job, checkpoint, target, python, on_bytes)
     return _as_fetched(target)
 
@@ -271,18 +260,20 @@ def _nothing(job: str, pattern: str) -> str:
     return f"ones: no file of {job} matches {pattern!r}; `ones fetch {job} --list` names them\n"
 
 
-def _say_list(job: str, there: JobFiles, common: Common, pattern: str = "*") -> int:
+def _say_list(job: str, there: JobFiles, common: output.Common, pattern: str = "*") -> int:
     rows = [{"path": file.name, "bytes": file.size} for file in there.files]
-    lines = (f"{byte_count(file.size):>8}  {file.name}" for file in there.files)
+    lines = (f"{output.byte_count(file.size):>8}  {file.name}" for file in there.files)
     document = {"files": rows, "refused": there.refused, "missing": there.missing}
-    say(common, document, *lines, rows=rows, quiet=[file.name for file in there.files])
+    output.say(common, document, *lines, rows=rows, quiet=[file.name for file in there.files])
     _warn(there, common)
     if not rows and not there.missing and common.output == "table":
         sys.stderr.write(_nothing(job, pattern))
-    return Exit.UNREACHABLE if there.missing else Exit.OK
+    return output.Exit.UNREACHABLE if there.missing else output.Exit.OK
 
 
-def _say_fetched(job: str, folder: Path, done: Fetch, common: Common, pattern: str = "*") -> None:
+def _say_fetched(
+    job: str, folder: Path, done: Fetch, common: output.Common, pattern: str = "*"
+) -> None:
     rows = [{"path": str(f.path), "bytes": f.size, "sha256": f.sha256} for f in done.files]
     document = {
         "job": job,
@@ -291,17 +282,17 @@ def _say_fetched(job: str, folder: Path, done: Fetch, common: Common, pattern: s
         "refused": done.refused,
         "missing": done.missing,
     }
-    lines = [f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
+    lines = [f"{output.byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
     if lines:
         many = f"{len(lines)} file{'s' * (len(lines) != 1)}"
-        lines.append(f"{many}, {byte_count(sum(f.size for f in done.files))}, in {folder}")
-    say(common, document, *lines, rows=rows, quiet=[str(f.path) for f in done.files])
+        lines.append(f"{many}, {output.byte_count(sum(f.size for f in done.files))}, in {folder}")
+    output.say(common, document, *lines, rows=rows, quiet=[str(f.path) for f in done.files])
     if not rows and not done.missing and common.output == "table":
         sys.stderr.write(_nothing(job, pattern))
     _warn(done, common)
 
 
-def _warn(found: JobFiles | Fetch, common: Common) -> None:
+def _warn(found: JobFiles | Fetch, common: output.Common) -> None:
     if common.output != "json":
         lines = (*found.refused, *found.missing)
         sys.stderr.writelines(f"ones: not fetched: {line}\n" for line in lines)

@@ -201,11 +201,7 @@ def _change(
 def _chosen(
     client: BlockingClient, jobs: Sequence[str], filters: Filters, verb: str, *, yes: bool
 ) -> Sequence[str]:
-    """Return the named or selected jobs, or none if the user at a terminal declines.
-
-    Raises:
-        BadFieldError: if no job is named or selected, or if several are and cannot be confirmed.
-    """
+    """Return the named or selected jobs, or none if the user at a terminal declines."""
     if jobs and not filters.stated:
         return jobs
     options = "--state, --user, --name, --older or --label"

@@ -216,15 +216,21 @@ class ClusterConnection:
                 await self.cluster()  # every client that submits learns of a new server key
                 return
 
-    async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
+    async def _call(
+        self, request: Message, kind: type[R], wait_s: float = 0.0, *, bulk: bool = False
+    ) -> R:
+        """Send a request, to the port for output and files if `bulk`; connect on the first call."""
         try:
-            reply = await self._ask(self._channel, request, wait_s)
+            reply = await self._ask(request, wait_s, bulk)
         except UnreachableError:
             if not self._try_other_key():
                 raise
-            reply = await self._ask(self._channel, request, wait_s)
+            reply = await self._ask(request, wait_s, bulk)
             self._server_keys.confirm()
-        return _expected(reply, kind)
+        if not isinstance(reply, kind):
+            problem = f"the controller replied with {type(reply).__name__}"
+            raise UnreachableError(problem, "compare releases")
+        return reply
 
     @property
     def _channel(self) -> RequestChannel:
@@ -232,7 +238,8 @@ class ClusterConnection:
             raise UnreachableError("the client is not open", "use `async with Client() as client`")
         return self._calls
 
-    async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
+    async def _ask(self, request: Message, wait_s: float, bulk: bool) -> Any:
+        channel = await self._log_channel() if bulk else self._channel
         reply_timeout_s = wait_s + REPLY_TIMEOUT_S
         if wait_s:
             return await channel.call(request, reply_timeout_s, RETRY_LIMIT_S)
@@ -252,14 +259,7 @@ class ClusterConnection:
             answer.cancel()
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
-        """Send a request to the port for output and files, and connect on the first call."""
-        try:
-            reply = await self._ask(await self._log_channel(), request, wait_s)
-        except UnreachableError:
-            if not self._try_other_key():
-                raise
-            reply = await self._ask(await self._log_channel(), request, wait_s)
-        return _expected(reply, kind)
+        return await self._call(request, kind, wait_s, bulk=True)
 
     async def _log_channel(self) -> RequestChannel:
         if self._logs is None:
@@ -289,10 +289,3 @@ async def _listens(endpoint: str) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return True
-
-
-def _expected(reply: Any, kind: type[R]) -> R:
-    if not isinstance(reply, kind):
-        problem = f"the controller replied with {type(reply).__name__}"
-        raise UnreachableError(problem, "compare releases")
-    return reply

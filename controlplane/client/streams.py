@@ -15,23 +15,12 @@ from schemas.errors import BadFieldError, UnreachableError
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import ENDED
 from schemas.wire import Message
-from schemas.wire.client import (
-    EventsPage,
-    Explanation,
-    GetJob,
-    JobDetail,
-    Jobs,
-    JobState,
-    Keys,
-    ListJobs,
-    Nodes,
-    ReadEvents,
-    Usage,
-    WaitJob,
-)
+from schemas.wire import client as wire
 from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPage, LogPiece, ReadLog, Stream
 
-Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys, Usage)
+Page = TypeVar(
+    "Page", wire.Jobs, wire.JobDetail, wire.Explanation, wire.Nodes, wire.Keys, wire.Usage
+)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
 NOW_S: Final = 0.001  # length of a poll for output that exists already
@@ -67,26 +56,26 @@ class StreamPages(ClusterConnection):
         If the jobs fit into one page, return all names. Otherwise return the names on the first
         page and the names of jobs that have not ended.
         """
-        page = await self._call(ListJobs(ended=True), Jobs)
-        live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
+        page = await self._call(wire.ListJobs(ended=True), wire.Jobs)
+        live = (await self._call(wire.ListJobs(), wire.Jobs)).jobs if page.next else ()
         return [job.job for job in (*page.jobs, *live)]
 
-    async def job(self, job: str) -> JobDetail:
+    async def job(self, job: str) -> wire.JobDetail:
         """Return all details of a job; `job` is a name that `submit` returned."""
-        return await self._detail(GetJob(job=JobId(job)), JobId(job))
+        return await self._detail(wire.GetJob(job=JobId(job)), JobId(job))
 
-    async def state(self, job: str, wait_s: float = 0.0) -> JobState:
+    async def state(self, job: str, wait_s: float = 0.0) -> wire.JobState:
         """Return the state of a job, without its history.
 
         Args:
             wait_s: seconds, at most 30, for which the controller delays the reply unless the job
                 ends.
         """
-        return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
+        return await self._call(wire.WaitJob(job=JobId(job), wait_s=wait_s), wire.JobState, wait_s)
 
-    async def _detail(self, request: Message, job: JobId) -> JobDetail:
+    async def _detail(self, request: Message, job: JobId) -> wire.JobDetail:
         """Send a request for a job's detail, and join the pages of the reply."""
-        return await self._joined(request, JobDetail, *JOB_LISTS, more=GetJob(job=job))
+        return await self._joined(request, wire.JobDetail, *JOB_LISTS, more=wire.GetJob(job=job))
 
     async def _joined(
         self, request: Message, kind: type[Page], *lists: str, more: Message | None = None
@@ -112,8 +101,8 @@ class StreamPages(ClusterConnection):
         """
         while True:
             wait_s = POLL_S if follow else 0.0
-            request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
-            page = await self._call(request, EventsPage, wait_s)
+            request = wire.ReadEvents(from_seq=from_seq, wait_s=wait_s)
+            page = await self._call(request, wire.EventsPage, wait_s)
             if page.events:
                 yield page.events
             elif not follow and page.next_seq <= from_seq:  # otherwise events were skipped

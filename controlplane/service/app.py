@@ -129,10 +129,6 @@ class Controller:
     """Controller with all its parts. The constructor replays the journal.
 
     Relative paths in the settings refer to `home`.
-
-    Raises:
-        SettingsError: if keys or the policy cannot be used.
-        JournalError: if the journal cannot be used.
     """
 
     term: Term
@@ -190,11 +186,7 @@ class Controller:
     # --- lifecycle
 
     async def open(self) -> None:
-        """Bind the sockets and start a new term.
-
-        Raises:
-            SettingsError: if an address cannot be bound.
-        """
+        """Bind the sockets and start a new term."""
         listen = self._settings.listen
         self._feed = EventFeed(
             await self._bind("XPUB", listen.feed, largest=MAX_TOPIC),

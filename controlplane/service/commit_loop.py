@@ -72,9 +72,6 @@ class CommitLoop:
 
     The state is restored from the last snapshot and all later inputs. `recorded` is called with
     each record of a durable input, before its commands are executed.
-
-    Raises:
-        JournalError: if the journal cannot be used.
     """
 
     def __init__(

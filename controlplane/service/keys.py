@@ -78,11 +78,7 @@ OnRevoked = Callable[[list[Identity]], None]
 
 
 class KeyTable:
-    """Owner of `known`, the table in which all sockets look up keys. Revoked keys stay invalid.
-
-    Raises:
-        SettingsError: if the file cannot be used.
-    """
+    """Owner of `known`, the table in which all sockets look up keys. Revoked keys stay invalid."""
 
     def __init__(
         self,

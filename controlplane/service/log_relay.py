@@ -46,19 +46,7 @@ from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming, Socket
-from schemas.wire import Message
-from schemas.wire.feed import (
-    GetSnapshot,
-    LogChunk,
-    LogEnded,
-    LogHello,
-    LogPage,
-    LogPiece,
-    LogStored,
-    ReadLog,
-    SnapshotPiece,
-    Stream,
-)
+from schemas.wire import Message, feed
 from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 from schemas.wire.streams import FromClient, FromNode, OpenStream
 
@@ -162,7 +150,7 @@ class LogRates(Generic[Sender]):
 
 MAX_PAGE: Final = 1 << 20
 FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
-    ReadLog: Action.OUTPUT,
+    feed.ReadLog: Action.OUTPUT,
     ListFiles: Action.FILES,
     ReadFile: Action.FILES,
     OpenStream: Action.ATTACH,
@@ -178,7 +166,7 @@ class _WorkerStream(NamedTuple):
 
     route: bytes
     job: JobId
-    stream: Stream
+    stream: feed.Stream
     version: Version
     rank: Rank
 
@@ -231,7 +219,7 @@ class LogRelay:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
-                if isinstance(request, ReadLog | FromFollower | OpenStream):
+                if isinstance(request, feed.ReadLog | FromFollower | OpenStream):
                     right = FOLLOWER_RIGHTS[type(request)]
                     permit(who, right, request, self.job(request.job).owner)
                 self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
@@ -241,7 +229,7 @@ class LogRelay:
                 elif self.followers.cut(incoming):
                     self._audit_refusal(incoming, error)
 
-    def _start(self, asked: tuple[Incoming, ReadLog | FromFollower | FromClient]) -> None:
+    def _start(self, asked: tuple[Incoming, feed.ReadLog | FromFollower | FromClient]) -> None:
         incoming, request = asked
         if isinstance(request, FromClient):
             self._take_stream(incoming, request)
@@ -268,9 +256,9 @@ class LogRelay:
         if not incoming.identity or incoming.identity.role != NODE:
             raise DeniedError(f"{incoming.identity} may not ship logs")
         message = FROM_SHIPPER.decode(incoming.frames[-1])
-        if isinstance(message, GetSnapshot):
+        if isinstance(message, feed.GetSnapshot):
             data, total = self.snapshots.piece(message.digest, message.offset)
-            piece = SnapshotPiece(
+            piece = feed.SnapshotPiece(
                 digest=message.digest, offset=message.offset, data=data, total=total
             )
             self.shippers.send(incoming.route, encode(piece))
@@ -297,13 +285,13 @@ class LogRelay:
         key, who = (message.job, message.stream), (message.version, message.rank)
         shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
-            case LogHello():
+            case feed.LogHello():
                 pass
-            case LogChunk(offset=offset, data=data):
+            case feed.LogChunk(offset=offset, data=data):
                 self.store.append(*key, who, offset, data)
                 self._rates.count_output(key, len(data))
                 self._wake(message.job)
-            case LogEnded(size=size):
+            case feed.LogEnded(size=size):
                 self.store.end(*key, who, size)
                 self._wake(message.job)
                 self._give_credit(shipped, MIN_CREDIT_BYTES)  # the stream is complete
@@ -321,7 +309,7 @@ class LogRelay:
 
     def _give_credit(self, to: _WorkerStream, credit: int) -> None:
         size, ended = self.store.stored(to.job, to.stream, (to.version, to.rank))
-        stored = LogStored(
+        stored = feed.LogStored(
             job=to.job,
             version=to.version,
             rank=to.rank,
@@ -333,11 +321,11 @@ class LogRelay:
         )
         self.shippers.send(to.route, encode(stored))
 
-    async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
+    async def _answer(self, incoming: Incoming, request: feed.ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
         incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # frees the payload
         try:
-            if isinstance(request, ReadLog):
+            if isinstance(request, feed.ReadLog):
                 wait_s = request.wait_s
                 with (
                     self._queue.waits(str(who), wait_s),
@@ -361,7 +349,7 @@ class LogRelay:
         finally:
             self._queue.ended(str(who), len(reply))
 
-    async def _wait_for_page(self, request: ReadLog) -> LogPage:
+    async def _wait_for_page(self, request: feed.ReadLog) -> feed.LogPage:
         loop = asyncio.get_running_loop()
         deadline = deadline_of(request.wait_s)
         while True:
@@ -372,7 +360,7 @@ class LogRelay:
                 return page
             await asyncio.wait([waiter], timeout=min(left, 1.0))
 
-    def _page(self, request: ReadLog) -> LogPage:
+    def _page(self, request: feed.ReadLog) -> feed.LogPage:
         job = self.job(request.job)
         started = self.records.processes(job.job)
         ordered = {
@@ -390,7 +378,7 @@ class LogRelay:
             max(1, min(request.max_bytes, MAX_PAGE)),
             since=request.since,
         )
-        return LogPage(
+        return feed.LogPage(
             job=request.job,
             pieces=tuple(_with_node(job.job, piece, processes) for piece in pieces),
             cursor=cursor,
@@ -401,7 +389,7 @@ class LogRelay:
     def _missing(
         self,
         job: Job,
-        request: ReadLog,
+        request: feed.ReadLog,
         processes: Mapping[WorkerId, Process],
         ordered: Container[WorkerId],
     ) -> tuple[tuple[str, ...], bool]:
@@ -444,6 +432,8 @@ class LogRelay:
         self.audit.refused("log message", str(error), peer=str(incoming.identity))
 
 
-def _with_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:
+def _with_node(
+    job: JobId, piece: feed.LogPiece, processes: Mapping[WorkerId, Process]
+) -> feed.LogPiece:
     process = processes.get(worker_id(job, piece.version, piece.rank))
     return piece if process is None else msgspec.structs.replace(piece, node=process.node)

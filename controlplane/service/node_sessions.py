@@ -48,24 +48,8 @@ from schemas.session import (
 )
 from schemas.sweeps import printable
 from schemas.transport.sockets import Incoming, Socket
+from schemas.wire import agent as wire
 from schemas.wire import files
-from schemas.wire.agent import (
-    MAX_PLACE,
-    GroupDelta,
-    Heartbeat,
-    Hello,
-    NextServerKey,
-    Numbered,
-    Refused,
-    StallTelemetry,
-    StepsReported,
-    Telemetry,
-    ToSession,
-    UsageTelemetry,
-    WorkerStalled,
-    WorkerUsed,
-    bounded_report,
-)
 from schemas.wire.streams import OpenStream
 from schemas.wire.sweeps import SweepDelta
 
@@ -81,10 +65,10 @@ class HelloQueue:
     """
 
     limit: int = UNDER_WAY
-    waiting: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
-    under_way: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
+    waiting: dict[NodeId, tuple[bytes, wire.Hello]] = field(default_factory=dict)
+    under_way: dict[NodeId, tuple[bytes, wire.Hello]] = field(default_factory=dict)
 
-    def put(self, route: bytes, hello: Hello) -> None:
+    def put(self, route: bytes, hello: wire.Hello) -> None:
         """Add a hello. If the same hello is under way, only redirect its reply to the new route."""
         begun = self.under_way.get(hello.node)
         if begun is not None and equivalent_hellos(begun[1], hello):
@@ -93,7 +77,7 @@ class HelloQueue:
         else:
             self.waiting[hello.node] = (route, hello)
 
-    def take(self) -> Hello | None:
+    def take(self) -> wire.Hello | None:
         """Return the next hello and mark it as under way, or None if too many are under way."""
         if len(self.under_way) >= self.limit:
             return None
@@ -162,9 +146,9 @@ class NodeSessions:
     term: Term
     timings: SessionTimings
     ports: tuple[int, int]
-    on_steps: Callable[[StepsReported], None]
-    on_stall: Callable[[WorkerStalled], None]
-    on_usage: Callable[[WorkerUsed], None]
+    on_steps: Callable[[wire.StepsReported], None]
+    on_stall: Callable[[wire.WorkerStalled], None]
+    on_usage: Callable[[wire.WorkerUsed], None]
     audit: Audit
     next_key: str = ""  # public key after the rotation of the server's key; empty: none
     secrets: Callable[[JobSpec], dict[str, str]] = lambda _: {}  # of a job, added to its deltas
@@ -193,7 +177,7 @@ class NodeSessions:
 
     def _send_key(self, route: bytes) -> None:
         if self.next_key:
-            self.orders.send(route, encode(NextServerKey(public=self.next_key)))
+            self.orders.send(route, encode(wire.NextServerKey(public=self.next_key)))
 
     def cut_off_revoked(self) -> None:
         """Stop using connections with revoked keys.
@@ -249,28 +233,28 @@ class NodeSessions:
         if not self._is_node(incoming, message.node):
             return
         match message:
-            case Telemetry(steps=steps):
+            case wire.Telemetry(steps=steps):
                 if self._accepts(incoming, steps):
                     self.on_steps(steps)
-            case StallTelemetry(stall=stall):
+            case wire.StallTelemetry(stall=stall):
                 if self._accepts(incoming, stall):
-                    at = printable(stall.at[:MAX_PLACE])
+                    at = printable(stall.at[: wire.MAX_PLACE])
                     self.on_stall(msgspec.structs.replace(clamp_numbers(stall), at=at))
-            case UsageTelemetry(used=used):
+            case wire.UsageTelemetry(used=used):
                 if self._accepts(incoming, used):
                     self.on_usage(clamp_numbers(used))
-            case Numbered():
+            case wire.Numbered():
                 self._receive_event(message)
 
     def _accepts(
-        self, incoming: Incoming, report: StepsReported | WorkerStalled | WorkerUsed
+        self, incoming: Incoming, report: wire.StepsReported | wire.WorkerStalled | wire.WorkerUsed
     ) -> bool:
         """Return whether telemetry is of a running job, and from the node of its worker."""
         job = self._state.jobs.get(report.job)
         if job is None or job.ended:
             return False
         worker = worker_id(report.job, report.version, report.rank)
-        group = report.version if isinstance(report, WorkerUsed) else report.group
+        group = report.version if isinstance(report, wire.WorkerUsed) else report.group
         why = ""
         if job.journal != report.journal:
             why = f"{worker} belongs to an earlier job of this name"
@@ -289,7 +273,7 @@ class NodeSessions:
             return
         message = FROM_AGENT.decode(incoming.frames[-1])
         identity = incoming.identity
-        if isinstance(message, Hello):
+        if isinstance(message, wire.Hello):
             if self._is_node(incoming, message.node):
                 self._greetings[message.node] = replace(incoming, frames=())
                 self._receive_hello(incoming.route, message)
@@ -297,15 +281,17 @@ class NodeSessions:
         node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
-            if isinstance(message, Heartbeat):
+            if isinstance(message, wire.Heartbeat):
                 unknown = ControllerSession(node, self.term, self.timings)
                 self._answer(incoming.route, (session or unknown).request_hello())
             return
         self._apply(node, session.receive(message, self._now()))
 
-    def _receive_hello(self, route: bytes, hello: Hello) -> None:
+    def _receive_hello(self, route: bytes, hello: wire.Hello) -> None:
         if not hello.spec.slots:
-            refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
+            refusal = wire.Refused(
+                code="no_slots", message="the node offers no slots", hint="set slots"
+            )
             self.orders.send(route, encode(refusal))
             return
 
@@ -315,7 +301,7 @@ class NodeSessions:
             code = "stale_boot" if hello.boot in known.former_boots else "node_in_use"
             self.audit.refused("hello", why, peer=hello.node)
             hint = "stop this agent, or give it its own name and key"
-            self.orders.send(route, encode(Refused(code=code, message=why, hint=hint)))
+            self.orders.send(route, encode(wire.Refused(code=code, message=why, hint=hint)))
             return
         if known is not None and known.phase in SILENT and not session.echo_matches(hello):
             self._answer(route, session.request_hello())
@@ -327,7 +313,7 @@ class NodeSessions:
         self._hellos.put(route, hello)
         self._greet_waiting()
 
-    def _is_used(self, known: Node, hello: Hello, session: ControllerSession) -> str:
+    def _is_used(self, known: Node, hello: wire.Hello, session: ControllerSession) -> str:
         """Return why another agent has the node's name now; empty if it may be this agent's.
 
         An agent that was restarted has the run folder of its predecessor, which locks that folder.
@@ -349,7 +335,7 @@ class NodeSessions:
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
 
-    def _greet(self, hello: Hello) -> None:
+    def _greet(self, hello: wire.Hello) -> None:
         known = self._node(hello.node)
         committed = known.committed_of(hello.boot) if known is not None else 0
         if hello.events_dropped > committed:
@@ -373,7 +359,7 @@ class NodeSessions:
             self._hellos.done(hello.node)
             raise
 
-    def _receive_event(self, numbered: Numbered) -> None:
+    def _receive_event(self, numbered: wire.Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
             outputs = session.receive_events((numbered,), self._now())
@@ -407,10 +393,10 @@ class NodeSessions:
                 case Deliver(numbered=numbered):
                     self._deliver(numbered)
 
-    def _send(self, node: NodeId, route: bytes, message: ToSession) -> None:
+    def _send(self, node: NodeId, route: bytes, message: wire.ToSession) -> None:
         """Send a message. Withdraw an oversized order, because the agent would disconnect."""
         data = encode(self._with_secrets(message))
-        if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
+        if len(data) <= MAX_BYTES or not isinstance(message, wire.GroupDelta | SweepDelta):
             self.orders.send(route, data)
             return
         log.error(
@@ -420,9 +406,9 @@ class NodeSessions:
         told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
         asyncio.get_running_loop().call_soon(self.commit_loop.handle, told)
 
-    def _with_secrets(self, message: ToSession) -> ToSession:
-        spec = message.spec if isinstance(message, GroupDelta) else None
-        if not isinstance(message, GroupDelta) or spec is None or not spec.secret_names:
+    def _with_secrets(self, message: wire.ToSession) -> wire.ToSession:
+        spec = message.spec if isinstance(message, wire.GroupDelta) else None
+        if not isinstance(message, wire.GroupDelta) or spec is None or not spec.secret_names:
             return message
         return msgspec.structs.replace(message, secrets=self.secrets(spec))
 
@@ -432,12 +418,12 @@ class NodeSessions:
             if isinstance(output, ToNode):
                 self.orders.send(route, encode(output.message))
 
-    def _deliver(self, numbered: Numbered) -> None:
+    def _deliver(self, numbered: wire.Numbered) -> None:
         reported = NodeReported(
             node=numbered.node,
             boot=numbered.boot,
             seq=numbered.seq,
-            event=bounded_report(numbered.event),
+            event=wire.bounded_report(numbered.event),
         )
 
         def committed() -> None:
@@ -513,6 +499,6 @@ class NodeSessions:
         self.audit.refused("message", str(error), peer=str(incoming.identity))
 
 
-def _revoked() -> Refused:
+def _revoked() -> wire.Refused:
     what, hint = REVOKED
-    return Refused(code=DeniedError.code, message=what, hint=hint)
+    return wire.Refused(code=DeniedError.code, message=what, hint=hint)

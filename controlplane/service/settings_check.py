@@ -17,9 +17,6 @@ def check(path: Path) -> list[SettingsError]:
     """Return every problem of the settings on this host, with field and remedy. Change nothing.
 
     Ports in use by a controller with this same settings file are treated as free.
-
-    Raises:
-        SettingsError: if the file cannot be read or is not TOML.
     """
     findings, settings = check_file(ControllerSettings, path)
     silence, home = settings.silence, path.parent

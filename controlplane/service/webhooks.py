@@ -110,9 +110,6 @@ class Webhooks:
         home: folder in which relative paths of the settings start.
         state: folder of the file with the numbers of the delivered events.
         owner_of: returns the owner of a job, or None if the job is no longer kept.
-
-    Raises:
-        SettingsError: if a secret or the stored numbers cannot be read.
     """
 
     def __init__(

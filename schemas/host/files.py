@@ -92,19 +92,12 @@ def open_regular(path: Path) -> int:
     """Open a regular file for reading without waiting. The caller closes the descriptor.
 
     The last part of the path must not be a link. Links in earlier parts are followed.
-
-    Raises:
-        OSError: if the file is missing or not a regular file.
     """
     return require_regular(os.open(path, _READ), path)
 
 
 def require_regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor if it belongs to a regular file. Otherwise close it.
-
-    Raises:
-        OSError: if the file is not a regular file.
-    """
+    """Return the descriptor if it belongs to a regular file. Otherwise close it."""
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -77,11 +77,7 @@ class MetricsServer:
 
     @contextlib.asynccontextmanager
     async def served(self, host: str, port: int) -> AsyncIterator[None]:
-        """Serve while the context is active. With port 0, serve nothing.
-
-        Raises:
-            SettingsError: if the port cannot be bound.
-        """
+        """Serve while the context is active. With port 0, serve nothing."""
         if not port:
             yield
             return

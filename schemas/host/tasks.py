@@ -20,9 +20,6 @@ async def supervised(
     Args:
         name: names the task in the log.
         is_fatal: called after a failure; if it returns True, the failure ends the daemon.
-
-    Raises:
-        Exception: a fatal failure of `work`.
     """
     while True:
         try:

@@ -18,24 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controlplane.cli import output
 from controlplane.cli.job_list import cut, one_line
-from controlplane.cli.output import (
-    ABSENT_AFTER_S,
-    COMMON,
-    DEFAULT_WIDTH,
-    Common,
-    JobName,
-    byte_count,
-    fitting,
-    plain,
-    print_data,
-    print_table,
-    readings,
-    say,
-    say_table,
-    span,
-    with_all_keys,
-)
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
@@ -143,7 +127,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
         text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
     if left is not None:
-        text.append(f"about {span(left)} left")
+        text.append(f"about {output.span(left)} left")
     return ", ".join(text)
 
 
@@ -206,7 +190,7 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in rows[0]}
     longest = wide.get(REASON, 0)
     wide[REASON] = min(longest, MIN_REASON_WIDTH)
-    kept = fitting({name: wide[name] for name in rows[0]}, width, OMIT_ORDER, GAP)
+    kept = output.fitting({name: wide[name] for name in rows[0]}, width, OMIT_ORDER, GAP)
     left = width - sum(wide[one] + GAP for one in kept if one != REASON)
     return kept, min(longest, max(left, 1))
 
@@ -219,7 +203,7 @@ ORDER_HELP = "order: best first, or in order of addition"
 def ls(
     *,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="include ended sweeps")] = False,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> None:
     """List sweeps, oldest first, one line each."""
     with BlockingClient(common.home) as client:
@@ -228,7 +212,7 @@ def ls(
     columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
     if rows or common.in_json:
         cells = [[_shown(row[name]) for name in columns] for row in rows]
-        say_table(common, rows, (row["job"] for row in rows), columns, cells)
+        output.say_table(common, rows, (row["job"] for row in rows), columns, cells)
     if not rows:
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
@@ -248,11 +232,11 @@ def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
 
 
 def show(
-    job: JobName,
+    job: output.JobName,
     *,
     by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
     trial: Annotated[int | None, Parameter(help="only this trial, with all its epochs")] = None,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> None:
     """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
     with BlockingClient(common.home) as client:
@@ -261,16 +245,19 @@ def show(
         _show_trial(detail, trial, common)
         return
     trials = ranked(detail) if by == "best" else list(detail.trials)
-    best, flat = best_of(detail), plain(detail)
+    best, flat = best_of(detail), output.plain(detail)
     document = {**flat.pop("summary"), "best_epoch": best and best.epoch, **flat}
     lines = summary_lines(detail, time.time()) + [_hops(detail)] * bool(detail.units_done)
-    rows, quiet = with_all_keys([*map(trial_row, trials)]), (str(one.number) for one in trials)
-    say(common, document, *lines, rows=rows, quiet=quiet)
+    rows, quiet = (
+        output.with_all_keys([*map(trial_row, trials)]),
+        (str(one.number) for one in trials),
+    )
+    output.say(common, document, *lines, rows=rows, quiet=quiet)
     if trials and common.output == "table":
         _print_trials(detail, trials)
 
 
-def best(job: JobName, *, common: Common = COMMON) -> None:
+def best(job: output.JobName, *, common: output.Common = output.COMMON) -> None:
     """Show the best trial of sweep JOB, its values and its metrics."""
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
@@ -296,25 +283,25 @@ def best(job: JobName, *, common: Common = COMMON) -> None:
         *(f"  {name:15s} {one_line(str(value))}" for name, value in values.items()),
         *(f"  {name:15s} {value:.6g}" for name, value in metrics.items() if name != metric),
     ]
-    say(common, row, *lines, quiet=[str(found.trial.number)])
+    output.say(common, row, *lines, quiet=[str(found.trial.number)])
 
 
 def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
 
     sys.stdout.write("\n")
     sys.stdout.flush()
-    console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
+    console = terminal_console(width_of(sys.stdout) or output.DEFAULT_WIDTH)
     console.print(trial_table(detail, trials, console.width))
 
 
-def _show_trial(detail: SweepDetail, number: int, common: Common) -> None:
+def _show_trial(detail: SweepDetail, number: int, common: output.Common) -> None:
     job = detail.summary.job
     if not 0 <= number < len(detail.trials):
         hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
     if common.in_json:
-        print_data(trial, common.output)
+        output.print_data(trial, common.output)
         return
     values = format_values(trial.values)
     why = one_line(trial.reason and f" ({trial.reason})")
@@ -327,7 +314,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> None:
     names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
     if rows:
         sys.stdout.flush()
-        print_table(
+        output.print_table(
             ("epoch", *names),
             [[row["epoch"], *(_shown(row.get(n)) for n in names)] for row in rows],
         )
@@ -354,8 +341,8 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
 
 def _hops(detail: SweepDetail) -> str:
     share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
-    trained = f"{span(detail.trained_s)} of training"
-    return f"hops: {byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
+    trained = f"{output.span(detail.trained_s)} of training"
+    return f"hops: {output.byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
 
 
 def _shown(value: object) -> str:
@@ -368,24 +355,24 @@ EDGE: Final = 4  # lines of the table that are not trials
 
 
 def top(
-    job: JobName,
+    job: output.JobName,
     *,
     once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
-    common: Common = COMMON,
+    common: output.Common = output.COMMON,
 ) -> None:
     """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
-        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
+        with BlockingClient(common.home, output.ABSENT_AFTER_S if live else None) as client:
             if common.in_json:
                 detail = client.sweep(job)
-                rows = with_all_keys([trial_row(one) for one in in_order(detail)])
-                print_data({"sweep": detail.summary, "trials": rows}, common.output)
+                rows = output.with_all_keys([trial_row(one) for one in in_order(detail)])
+                output.print_data({"sweep": detail.summary, "trials": rows}, common.output)
             elif live:
                 console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)
             else:
-                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
+                console = terminal_console(width_of(sys.stdout) or output.DEFAULT_WIDTH)
                 console.print(dashboard(client.sweep(job), console.width, time.time()))
     except KeyboardInterrupt:
         if not live:
@@ -400,7 +387,7 @@ def follow(
 ) -> None:
     """Redraw a sweep every second until it has ended, also while the controller does not reply."""
     with Live(console=console, auto_refresh=False) as live:
-        for detail, note in readings(read, pause):
+        for detail, note in output.readings(read, pause):
             most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
             drawn = dashboard(detail, console.width, clock(), note, most)
             live.update(drawn, refresh=True)
@@ -432,7 +419,7 @@ def _bar(detail: SweepDetail, width: int) -> Table:
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
     waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
-    hopped = f"{byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
+    hopped = f"{output.byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
     row = Table.grid(padding=(0, GAP))
     bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
     row.add_row(bar, f"{share:.0%}", hopped)

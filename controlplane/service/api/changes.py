@@ -112,12 +112,7 @@ def _known_node(state: State, name: NodeId) -> Node:
 
 
 def forget_input(state: State, name: NodeId, who: Identity) -> NodeForgotten:
-    """Return the input that removes a lost node.
-
-    Raises:
-        UnknownNodeError: if no such node ever joined.
-        BadFieldError: if the node is not lost.
-    """
+    """Return the input that removes a lost node."""
     node = _known_node(state, name)
     if node.phase is not NodePhase.LOST:
         what = f"node: {name} is {node.phase.value}, only a lost node can be forgotten"
@@ -180,11 +175,7 @@ def _check_window(node: Node, request: DrainNode, now: float) -> None:
 
 
 def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:
-    """Return the input for new rules of sharing.
-
-    Raises:
-        BadFieldError: if the rules contradict each other, or are based on an older revision.
-    """
+    """Return the input for new rules of sharing."""
     for problem in problems_of_sharing(request.sharing):
         raise BadFieldError(
             f"sharing.{problem.field}: {problem.what}", problem.remedy, problem.field

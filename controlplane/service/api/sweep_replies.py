@@ -26,11 +26,7 @@ SweepPast = SweepHistory | EndedSweeps  # for a sweep in the state, or a sweep t
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
-    """Return the sweep of a job.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
+    """Return the sweep of a job."""
     spec = job.spec.stated_sweep
     if job.sweep is None or spec is None:
         raise BadFieldError(f"job: {job.job} is not a sweep", "use `ones show` for jobs", "job")

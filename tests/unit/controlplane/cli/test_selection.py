@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from controlplane.cli import history, submit
+from controlplane.cli import submit, usage
 from controlplane.cli.job_list import Filters
 from controlplane.cli.job_options import JobOptions
 from controlplane.cli.output import Common
@@ -125,15 +125,15 @@ def test_options_replace_fields_and_add_labels(tmp_path: Any) -> None:
 def test_the_history_ends_with_sums(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(history, "BlockingClient", Client)
+    monkeypatch.setattr(usage, "BlockingClient", Client)
 
-    history.history()
+    usage.history()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2][:6] == ["c-3", "running", "0", "2.00", "ann", "vision"]
     assert ["bob", "1", "3.50"] in lines
     assert ["vision", "2", "5.50"] in lines
 
-    history.history(last=1, common=Common(output="json"))
+    usage.history(last=1, common=Common(output="json"))
     said = json.loads(capsys.readouterr().out)
     assert [row["job"] for row in said["jobs"]] == ["c-3"]
     assert said["sums"]["user"] == [{"user": "ann", "jobs": 1, "slot_hours": 2.0}]
