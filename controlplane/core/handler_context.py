@@ -70,11 +70,7 @@ class HandlerContext:
         reason: str,
         detail: Detail | None = None,
     ) -> None:
-        """Move `job` along its transition table and announce the new phase.
-
-        Raises:
-            IllegalTransitionError: if the table has no such transition.
-        """
+        """Move `job` along its transition table and announce the new phase."""
         self.move(job, trigger, status, reason, detail)
         self.announce_phase(job, detail)
 
@@ -90,9 +86,6 @@ class HandlerContext:
 
         Args:
             detail: numbers for programs, kept in the job's history.
-
-        Raises:
-            IllegalTransitionError: if the table has no such transition.
         """
         before, counts = job.status.phase, self.state.job_counters
         used = slots_used(job, self.now)
@@ -127,9 +120,6 @@ class HandlerContext:
         """Move a worker along its transition table. Return True if it moved.
 
         Return False if the worker is already in the new phase or in a later phase, or is stopping.
-
-        Raises:
-            IllegalTransitionError: if the table has no such transition.
         """
         moved = workers.advance(worker, trigger)
         if moved:

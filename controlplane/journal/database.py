@@ -189,11 +189,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def meta(database: sqlite3.Connection, key: str) -> str:
-    """Return the journal's metadata for `key`, or an empty string if the key is missing.
-
-    Raises:
-        sqlite3.Error: if the database is not a journal.
-    """
+    """Return the journal's metadata for `key`, or an empty string if the key is missing."""
     row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row[0]) if row else ""
 
@@ -269,11 +265,7 @@ class RowChecks:
         return tuple(what for name, what in self._damaged if name == job)
 
     def problems(self) -> Iterator[str]:
-        """Yield a description of every damaged row of the job history.
-
-        Raises:
-            sqlite3.Error: if the rows cannot be read.
-        """
+        """Yield a description of every damaged row of the job history."""
         columns = "job, list, at, body, crc"
         select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in RECORD_TABLES)  # noqa: S608
         for job, name, at, body, crc in self._database.execute(select):

@@ -102,11 +102,7 @@ def usage_row(record: SlotsUsed) -> UsageRow:
 
 
 def insert_usage(database: sqlite3.Connection, rows: Iterable[UsageRow]) -> None:
-    """Add rows within the caller's transaction.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be written.
-    """
+    """Add rows within the caller's transaction."""
     database.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
@@ -126,9 +122,6 @@ def usage_between(
             this time or later are left out, because they were written after `held` was read.
         after: only jobs with higher numbers.
         most: number of jobs that are returned, those with the lowest numbers.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be read.
     """
     slot_s = "sum(slots * (min(end, ?2) - max(begin, ?1)))"
     rows = "FROM usage WHERE end > ?1 AND begin < ?2"
@@ -153,9 +146,6 @@ def forget_usage(
 
     Args:
         user: delete only rows of this user. None: of all users.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be deleted.
     """
     of_user = "" if user is None else "AND user = ?3"
     select = f"SELECT rowid FROM usage WHERE end < ?1 {of_user} ORDER BY end LIMIT ?2"  # noqa: S608
@@ -183,22 +173,14 @@ def ended_row(record: JobLeft) -> EndedRow:
 
 
 def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
-    """Write ended jobs within the caller's transaction, with the size of each job's history.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be written.
-    """
+    """Write ended jobs within the caller's transaction, with the size of each job's history."""
     for row in rows:
         (records,) = database.execute(RECORD_BYTES, (row.job,)).fetchone()
         database.execute(INSERT, (*row, ended_checksum(row), len(row.body) + records))
 
 
 def largest_user(database: sqlite3.Connection) -> str | None:
-    """Return the user with the most bytes of ended jobs and usage, or None if there are none.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be read.
-    """
+    """Return the user with the most bytes of ended jobs and usage, or None if there are none."""
     select = (
         "SELECT user FROM (SELECT user, sum(bytes) AS bytes FROM ended_jobs GROUP BY user "
         "UNION ALL SELECT user, ? * count(*) FROM usage GROUP BY user) "

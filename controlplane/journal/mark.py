@@ -49,11 +49,7 @@ def mark_path(journal: Path) -> Path:
 
 
 class MarkFile:
-    """Open mark of a journal. Two slots are written in turn, so a torn write spares one of them.
-
-    Raises:
-        OSError: if the disk cannot store the mark.
-    """
+    """Open mark of a journal. Two slots are written in turn, so a torn write spares one of them."""
 
     def __init__(self, journal: Path, mark: Mark) -> None:
         path = mark_path(journal)
@@ -63,11 +59,7 @@ class MarkFile:
         self.write(mark)
 
     def write(self, mark: Mark) -> None:
-        """Replace the mark durably.
-
-        Raises:
-            OSError: if the disk cannot store the mark.
-        """
+        """Replace the mark durably."""
         record = _RECORD.pack(bytes.fromhex(mark.journal), mark.input, mark.crc, mark.jobs)
         data = (record + _CRC.pack(zlib.crc32(record))).ljust(SLOT_BYTES, b"\0")
         os.pwrite(self._fd, data, self._slot * SLOT_BYTES)

@@ -105,9 +105,6 @@ def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
     """Merge a share of the records within the caller's transaction, which added `added` records.
 
     Return the position of the merge pass after the transaction.
-
-    Raises:
-        sqlite3.Error: if the records cannot be written.
     """
     if not added:
         return done
@@ -133,11 +130,7 @@ def _copied(
 
 
 def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
-    """Move all records of a list to `job_records`, within the caller's transaction.
-
-    Raises:
-        sqlite3.Error: if the records cannot be written.
-    """
+    """Move all records of a list to `job_records`, within the caller's transaction."""
     database.execute(_COPY_LIST, (job, name))
     database.execute("DELETE FROM recent_records WHERE job = ? AND list = ?", (job, name))
 
@@ -196,9 +189,6 @@ def append_rows(database: sqlite3.Connection, rows: Iterable[tuple[int, Row]]) -
 
     Return the number of rows added to `recent_records`, which have to be merged later. The history
     of a sweep is complete at once, so it is written directly to `job_records`.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be written.
     """
     recent, settled = list[_Placed](), list[_Placed]()
     ended, usage = list[EndedRow](), list[UsageRow]()

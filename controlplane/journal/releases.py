@@ -73,11 +73,7 @@ def _own_archive() -> bytes:
 
 
 def keep_own_code(journal: Path) -> Path:
-    """Store the code of this release beside `journal` and return the path.
-
-    Raises:
-        OSError: if the disk cannot store the code.
-    """
+    """Store the code of this release beside `journal` and return the path."""
     folder = journal.parent / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{own_release()}.zip"

@@ -40,9 +40,6 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     loses nothing. If the file is still too large, data of the user with the most bytes are deleted:
     first this user's ended jobs, then the records of this user's slot usage. `database` is in
     autocommit mode. `now` is in seconds since the epoch.
-
-    Raises:
-        sqlite3.Error: if there is no room.
     """
     crowded = used_bytes(database) > keep.used_bytes
     deleted = _forget_inputs(database, float("inf") if crowded else now - keep.inputs_s)
@@ -64,9 +61,6 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
     """Delete the next piece of the job histories that exceed the limit of records.
 
     `database` is in autocommit mode. Jobs within the limit are removed from `jobs`.
-
-    Raises:
-        sqlite3.Error: if there is no room.
     """
     for _ in range(min(JOBS_PER_CHECK, len(jobs))):
         if drop_oldest(database, jobs[0], keep.records, PIECE):
@@ -75,11 +69,7 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
 
 
 def used_bytes(database: sqlite3.Connection) -> int:
-    """Return the size of the file's used pages in bytes.
-
-    Raises:
-        sqlite3.Error: if the file cannot be read.
-    """
+    """Return the size of the file's used pages in bytes."""
     return (_pragma(database, "page_count") - _pragma(database, "freelist_count")) * _pragma(
         database, "page_size"
     )

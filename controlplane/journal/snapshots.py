@@ -110,11 +110,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
-    """Return the complete snapshots, newest first.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be read.
-    """
+    """Return the complete snapshots, newest first."""
     select = "SELECT input, at, release, format, bytes, crc FROM snapshots ORDER BY input DESC"
     return tuple(
         Snapshot(input=number, at=at, release=release, format=kind, size=size, crc=crc)
@@ -123,11 +119,7 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
 
 
 def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
-    """Return the bytes of a snapshot, or None if the bytes are damaged.
-
-    Raises:
-        sqlite3.Error: if the rows cannot be read.
-    """
+    """Return the bytes of a snapshot, or None if the bytes are damaged."""
     select = "SELECT body FROM snapshot_parts WHERE input = ? ORDER BY id"
     body = b"".join(part for (part,) in database.execute(select, (snapshot.input,)))
     return body if (len(body), zlib.crc32(body)) == (snapshot.size, snapshot.crc) else None

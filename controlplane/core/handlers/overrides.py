@@ -46,9 +46,6 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
     """Override the size of a job. Fields that are None keep the values of an earlier override.
 
     An order for 0 slots pauses the job. An ended job is left alone.
-
-    Raises:
-        UnknownJobError: if there is no such job.
     """
     job = ctx.state.job(event.job)
     if job.ended:
@@ -69,11 +66,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """Order a job to give up all of its slots. An ended job is left alone.
-
-    Raises:
-        UnknownJobError: if there is no such job.
-    """
+    """Order a job to give up all of its slots. An ended job is left alone."""
     job = ctx.state.job(event.job)
     if job.ended:
         return
@@ -89,9 +82,6 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
 
     With `auto` the job returns to the policy. Without it, earlier orders of slots or batch apply
     again. A job that has ended or has no override is left alone.
-
-    Raises:
-        UnknownJobError: if there is no such job.
     """
     job = ctx.state.job(event.job)
     was = job.override

@@ -157,20 +157,13 @@ def on_hold_requested(ctx: HandlerContext, event: HoldRequested) -> None:
     """Hold a job: it goes on if it has slots, and gets no new ones. An ended job is left alone.
 
     A hold of an array holds its elements, too.
-
-    Raises:
-        UnknownJobError: if there is no such job.
     """
     for job in _with_elements(ctx, ctx.state.job(event.job)):
         _set_holder(ctx, job, event.user, "job.held", event.user)
 
 
 def on_release_requested(ctx: HandlerContext, event: ReleaseRequested) -> None:
-    """Release a job that is held.
-
-    Raises:
-        UnknownJobError: if there is no such job.
-    """
+    """Release a job that is held."""
     for job in _with_elements(ctx, ctx.state.job(event.job)):
         if job.held_by:
             _set_holder(ctx, job, "", "job.released", event.user)

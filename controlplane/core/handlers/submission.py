@@ -51,11 +51,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
 
 
 def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
-    """Cancel a job, unless it has ended.
-
-    Raises:
-        UnknownJobError: if there is no such job.
-    """
+    """Cancel a job, unless it has ended."""
     job = ctx.state.job(event.job)
     if not job.ended:
         end(ctx, job, JobTrigger.CANCELLED, f"cancelled by {event.user}")
@@ -98,9 +94,6 @@ def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) 
     """Change a trial of a sweep, or add one.
 
     The request is ignored if its key was used before, the job has ended, or a trial is unknown.
-
-    Raises:
-        UnknownJobError: if there is no such job.
     """
     job = ctx.state.job(event.job)
     sweep = job.sweep

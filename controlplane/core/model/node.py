@@ -135,11 +135,7 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
-    """Move `node` along the transition table. Return True if its phase changed.
-
-    Raises:
-        IllegalTransitionError: if the table has no such transition.
-    """
+    """Move `node` along the transition table. Return True if its phase changed."""
     try:
         phase = NEXT[node.phase, trigger]
     except KeyError:

@@ -112,11 +112,7 @@ class Rescale(msgspec.Struct, kw_only=True):
 
 
 def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:
-    """Move `change` of `job` along the table and return its new phase.
-
-    Raises:
-        IllegalTransitionError: if the table has no such transition.
-    """
+    """Move `change` of `job` along the table and return its new phase."""
     try:
         change.phase = NEXT[change.phase, trigger]
     except KeyError:

@@ -77,9 +77,6 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     """Move `worker` along the transition table. Return True if it moved.
 
     Return False if the worker is already in the new phase or in a later phase, or is stopping.
-
-    Raises:
-        IllegalTransitionError: if the table has no such transition.
     """
     phase = NEXT.get((worker.phase, trigger))
     if phase is not None:
