@@ -384,18 +384,14 @@ class Agent:
         if isinstance(message, wire.StepsReported | wire.WorkerStalled):
             known = self._reconciler.workers.get(worker)
             own = msgspec.structs.replace(message, journal=known.journal if known else "")
-            self._ports.publish(encode(self._telemetry_of(own)))
+            if isinstance(own, wire.StepsReported):
+                self._ports.publish(encode(wire.Telemetry(node=self._node, steps=own)))
+            else:
+                self._ports.publish(encode(wire.StallTelemetry(node=self._node, stall=own)))
             return
         self._manager.read_reports(worker)
         if isinstance(message, WorkerHello):
             self._handle(reconciler.Connected(worker))
-
-    def _telemetry_of(
-        self, report: wire.StepsReported | wire.WorkerStalled
-    ) -> wire.Telemetry | wire.StallTelemetry:
-        if isinstance(report, wire.StepsReported):
-            return wire.Telemetry(node=self._node, steps=report)
-        return wire.StallTelemetry(node=self._node, stall=report)
 
     # --- events to the reconciler, and its actions
 

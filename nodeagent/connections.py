@@ -272,7 +272,7 @@ class WorkerChannel:
 
         Children of a worker inherit its token, so a second process is refused while the first runs.
         """
-        self._disconnect(self._senders.get(route, ("", None))[0])
+        self.forget(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
@@ -284,11 +284,12 @@ class WorkerChannel:
             why = f"process {hello.pid} is not the worker's process {former[1].pid}"
             self._audit.refused("greeting of a worker", why, worker=worker[:MAX_LOGGED_NAME])
             return
-        self._disconnect(worker)
+        self.forget(worker)
         self._routes[worker] = route
         self._senders[route] = worker, hello
 
-    def _disconnect(self, worker: str) -> None:
+    def forget(self, worker: str) -> None:
+        """Forget the connection of a worker, such as one that has exited."""
         if (route := self._routes.pop(WorkerId(worker), None)) is not None:
             self._senders.pop(route, None)
 
@@ -310,10 +311,6 @@ class WorkerChannel:
         """Send to a worker if it is connected. When a worker connects, it gets everything again."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
-
-    def forget(self, worker: WorkerId) -> None:
-        """Forget a worker that has exited."""
-        self._disconnect(worker)
 
     def close(self) -> None:
         """Close the socket. Workers continue without it."""

@@ -10,6 +10,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, say, say_table
+from controlplane.cli.usage import HOUR_S, cell
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError
 from schemas.sharing import Project, Sharing, UserLimits, UserShare
@@ -19,7 +20,6 @@ COLUMNS: Final = (
     "project", "user", "slots", "may have", "guaranteed", "limit", "weight", "running", "waiting",
     "used, h",
 )  # fmt: skip
-HOUR_S: Final = 3600.0
 NO_LIMIT: Final = "none"
 Limit = Annotated[str | None, Parameter(help="most slots at once, or none")]
 
@@ -184,13 +184,13 @@ def _rows(info: SharingInfo) -> Iterable[Sequence[str]]:
         used_h = sum(one.usage_s for one in mine) / HOUR_S
         yield (
             name, "", str(sum(one.slots for one in mine)), "", str(rules.guaranteed or ""),
-            _text(rules.limit), f"{rules.weight:g}", str(sum(one.running for one in mine)),
+            cell(rules.limit), f"{rules.weight:g}", str(sum(one.running for one in mine)),
             str(sum(one.waiting for one in mine)), f"{used_h:.1f}",
         )  # fmt: skip
         for one in mine:
             share = rules.users.get(one.user, UserShare())
             yield (
-                "", one.user, str(one.slots), _text(one.budget), "", _text(share.limit),
+                "", one.user, str(one.slots), cell(one.budget), "", cell(share.limit),
                 f"{share.weight:g}", str(one.running), str(one.waiting),
                 f"{one.usage_s / HOUR_S:.1f}",
             )  # fmt: skip
@@ -212,7 +212,3 @@ def show_by(client: BlockingClient, by: By, common: Common) -> None:
     columns = ("slots", "running", "waiting", "used_h")
     data = [{by: name, **dict(zip(columns, found, strict=True))} for name, found in ordered]
     say_table(common, data, sums, (by, *SUMS), rows)
-
-
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)

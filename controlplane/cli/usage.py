@@ -64,7 +64,7 @@ def usage(
         said = {"since": moment(reply.since), "until": moment(reply.until), "rows": rows}
         print_data(rows if output == "jsonl" else said, output)
     else:
-        shown = [[*map(_text, row.values())] for row in rows]
+        shown = [[*map(cell, row.values())] for row in rows]
         if output == "quiet":
             sys.stdout.writelines(f"{row[0]} {row[-1]}\n" for row in shown)
         else:
@@ -115,9 +115,9 @@ def history(
     if common.output != "table":
         say(common, {"jobs": rows, "sums": sums}, quiet=(job.job for job in jobs), rows=rows)
         return
-    print_table(HISTORY_COLUMNS, [[*map(_text, _row(job, second).values())] for job in jobs])
+    print_table(HISTORY_COLUMNS, [[*map(cell, _row(job, second).values())] for job in jobs])
     for key, of_key in sums.items() if rows else ():
-        print_table([key, "jobs", "slot hours"], [[*map(_text, row.values())] for row in of_key])
+        print_table([key, "jobs", "slot hours"], [[*map(cell, row.values())] for row in of_key])
 
 
 def _row(job: JobSummary, at: Callable[[float], str] = moment) -> dict[str, Any]:
@@ -133,7 +133,8 @@ def _row(job: JobSummary, at: Callable[[float], str] = moment) -> dict[str, Any]
     }
 
 
-def _text(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value for a cell of a table; None is empty."""
     if value is None:
         return ""
     return f"{value:.2f}" if isinstance(value, float) else str(value)

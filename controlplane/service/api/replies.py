@@ -68,6 +68,7 @@ def job_summary(
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
+    loss = live.train_loss if live else None
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # the operator's order is newer than the plan
     why = job.reason if job.attempts.next_start_at > now else COUNTDOWN.sub("retrying", job.reason)
@@ -88,9 +89,9 @@ def job_summary(
         global_batch=job.group.global_batch if job.group and not job.spec.rigid else 0,
         lr=live.lr if live else job.progress.lr or job.spec.lr,
         epoch=job.progress.epoch,
-        samples_per_s=_samples_per_s(job, live),
+        samples_per_s=(live or job.progress).samples_per_s if job.group else 0.0,
         progress=_progress(job, live),
-        train_loss=_train_loss(job, live),
+        train_loss=loss if loss is not None else job.progress.train_loss,
         metrics=job.progress.metrics,
         submitted_at=job.submitted_at,
         queued_s=queued_s,
@@ -348,18 +349,6 @@ def node_state(node: Node) -> str:
         state = DRAINED if node.drain.announced_empty else DRAINING
         state = CORDONED if node.drain.cordon else state
     return state
-
-
-def _train_loss(job: Job, live: StepsReported | None) -> float | None:
-    if live is not None and live.train_loss is not None:
-        return live.train_loss
-    return job.progress.train_loss
-
-
-def _samples_per_s(job: Job, live: StepsReported | None) -> float:
-    if not job.group:
-        return 0.0
-    return live.samples_per_s if live else job.progress.samples_per_s
 
 
 def _progress(job: Job, live: StepsReported | None) -> float | None:
