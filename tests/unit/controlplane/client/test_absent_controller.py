@@ -106,7 +106,7 @@ def test_only_the_last_of_many_names_are_compared() -> None:
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     """A client of a cluster with more ended jobs than a page holds."""
 
-    async def ask(_: object, _channel: object, request: Any, _wait_s: float) -> Jobs:
+    async def ask(_: object, request: Any, _wait_s: float, _bulk: object) -> Jobs:
         if isinstance(request, ListJobs) and not request.cursor:
             name = "ended-1" if request.ended else "digits-1"
             return Jobs(jobs=(msgspec.structs.replace(A_JOB, job=name),), next="more")
