@@ -2,6 +2,8 @@
 
 The engine's process is the worker: it has the signals and the exit code of the program. Its monitor
 (conmon) is not its child and outlives it, so the agent removes the container when the worker ends.
+A worker of an elastic job runs inside with the library of the image, and with its folders and the
+agent's socket at the same paths.
 """
 
 from __future__ import annotations
@@ -11,13 +13,25 @@ import os
 import pwd
 import subprocess
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 from nodeagent.errors import NodeStartError
 from nodeagent.settings import Containers
 from schemas.ids import JobId, Rank, Version
+from schemas.wire.worker import Assignment
 
 REMOVE_LIMIT_S: Final = 60.0
+SIGNALLED: Final = 128  # the engine adds the number of the signal that ended the program
+OF_THE_NODE: Final = (  # patterns of variables of the node for groups of workers
+    "PYTHONHASHSEED", "RES_OPTIONS", "TORCH_CPP_LOG_LEVEL", "NCCL_*", "GLOO_*", "UCX_*", "FI_*",
+)  # fmt: skip
+LOOK: Final = """
+import importlib.util, sys
+sys.exit(next((f"no module {one!r}" for one in ("torch", "elastic")
+               if importlib.util.find_spec(one) is None), 0))
+"""
 
 
 def container_name(journal: str, job: JobId, version: Version, rank: Rank) -> str:
@@ -58,6 +72,29 @@ def in_container(
     Variables are passed by name, because others can read the values in a command.
     """
     return (*words, *(f"--env={name}" for name in sorted(names)), image, *argv)
+
+
+def passed_names(
+    assignment: Assignment, environ: Iterable[str], secrets: Iterable[str]
+) -> list[str]:
+    """Return the names of the variables that a container gets, which has a PATH of its own."""
+    spec = assignment.spec
+    own = (assignment.env.keys() - {"PATH"}) | spec.env.keys() | set(secrets)
+    shared = OF_THE_NODE if not spec.rigid else ()
+    return [
+        name
+        for name in environ
+        if name in own or name not in os.environ or any(fnmatchcase(name, one) for one in shared)
+    ]
+
+
+def worker_volumes(assignment: Assignment, folder: Path) -> tuple[str, ...]:
+    """Return the options that show an elastic worker its folders, and its agent's socket."""
+    socket = Path(assignment.socket.removeprefix("ipc://")).parent
+    folders = [str(folder), assignment.checkpoints, *filter(None, [assignment.states])]
+    for one in folders:
+        Path(one).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return (*(f"--volume={one}:{one}" for one in folders), f"--volume={socket}:{socket}:ro")
 
 
 def pull(engine: str, image: str, environ: Mapping[str, str]) -> bool:
