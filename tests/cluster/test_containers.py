@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.cluster import (
-    RESIZED,
     Cluster,
     assert_nothing_lost,
     further,
     kill,
+    kinds,
     looked,
     resize,
     running,
@@ -96,7 +97,8 @@ def plain(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 def able(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     assert image == IMAGE
     shown = dict.fromkeys(("/usr", sys.base_prefix, sys.prefix, str(CHECKOUT)))
-    with house(tmp_path_factory.mktemp("e"), *(f"--volume={one}:{one}:ro" for one in shown)) as made:
+    volumes = [f"--volume={one}:{one}:ro" for one in shown]
+    with house(tmp_path_factory.mktemp("e"), *volumes) as made:
         yield made
 
 
@@ -192,6 +194,34 @@ def test_an_elastic_job_grows_shrinks_and_pauses_in_containers(trains: Cluster) 
     trains.until(job, lambda shown: shown["state"] == "running")
     further(trains, job, 1)
 
+    assert_nothing_lost(trains, job)
+
+
+def rank_in_container(job: str, rank: int) -> int:
+    """Return the process of a rank, which is not the engine's."""
+    titles = {one.pid: one.info["cmdline"] for one in psutil.process_iter(["cmdline"])}
+    (found,) = (
+        pid for pid, words in titles.items() if f"{job} rank {rank}" in " ".join(words or ())
+    )
+    return found
+
+
+def test_an_elastic_job_outlives_its_agent_and_ranks_in_containers(trains: Cluster) -> None:
+    job = elastic_job(trains, 2)
+    further(trains, job, 1)
+
+    kill(trains.up()["agents"][0])
+    trains.up()
+    further(trains, job, 1)
+    kill(rank_in_container(job, 1))
+    trains.until(job, lambda shown: shown["history"][-1]["kind"] == "recover")
+    shown = further(trains, job, 1)
+    kill(shown["workers"][0]["pid"])
+    further(trains, job, 2)
+
+    assert [one for one in kinds(trains.show(job)) if one[0] == "recover"] == 2 * [
+        ("recover", "done")
+    ]
     assert_nothing_lost(trains, job)
 
 
