@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -206,22 +207,30 @@ def rank_in_container(job: str, rank: int) -> int:
     return found
 
 
+def recovered(cluster: Cluster, job: str, times: int) -> dict[str, Any]:
+    """Return a job when it trains on 2 slots again, after so many recoveries."""
+    again = times * [("recover", "formed")]
+
+    def whole(shown: dict[str, Any]) -> bool:
+        found = [one for one in kinds(shown) if one[0] == "recover"]
+        return found == again and shown["slots"] == 2 and shown["state"] == "running"
+
+    cluster.until(job, whole)
+    return further(cluster, job, 1)
+
+
 def test_an_elastic_job_outlives_its_agent_and_ranks_in_containers(trains: Cluster) -> None:
     job = elastic_job(trains, 2)
-    further(trains, job, 1)
-
     kill(trains.up()["agents"][0])
     trains.up()
-    further(trains, job, 1)
-    kill(rank_in_container(job, 1))
-    trains.until(job, lambda shown: shown["history"][-1]["kind"] == "recover")
-    shown = further(trains, job, 1)
-    kill(shown["workers"][0]["pid"])
-    further(trains, job, 2)
+    recovered(trains, job, 0)
 
-    assert [one for one in kinds(trains.show(job)) if one[0] == "recover"] == 2 * [
-        ("recover", "done")
-    ]
+    kill(rank_in_container(job, 1))
+    shown = recovered(trains, job, 1)
+    kill(shown["workers"][0]["pid"])
+    shown = recovered(trains, job, 2)
+
+    assert [one for one in kinds(shown) if one[0] == "start"] == [("start", "formed")]
     assert_nothing_lost(trains, job)
 
 
