@@ -45,7 +45,8 @@ def engine_words(
     """Return the beginning of the command that runs a container.
 
     The working directory `folder` has the same path inside. The container has the network and the
-    shared memory of the host (NCCL), and its own processes.
+    shared memory of the host (NCCL), and its own processes. The engine keeps no log, which would
+    have no bound.
 
     Raises:
         NodeStartError: if the node runs no containers.
@@ -58,7 +59,8 @@ def engine_words(
         raise NodeStartError(what, 'set jobs.run_as = "submitter" (or "agent") for its agent')
     return (
         settings.engine, "run", "--rm", "--init", "--name", name, "--cgroups=no-conmon",
-        "--network=host", "--ipc=host", *(("--userns=keep-id",) if uid else ()),
+        "--log-driver=none", "--network=host", "--ipc=host",
+        *(("--userns=keep-id",) if uid else ()),
         *(("--interactive", "--tty") if tty else ()), "--workdir", folder,
         f"--volume={folder}:{folder}", *settings.options,
     )  # fmt: skip
