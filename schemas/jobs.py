@@ -168,6 +168,8 @@ class Shape(NamedTuple):
     labels: tuple[tuple[str, str], ...]
     cpus: float  # cores for each slot
     memory_bytes: int  # for each slot
+    image: bool = False  # nodes that run containers
+    requirements: bool = False  # nodes that build environments
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -387,6 +389,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             labels=tuple(sorted(stated.items())),
             cpus=0.0 if self.cpus is msgspec.UNSET else self.cpus,
             memory_bytes=0 if self.memory_bytes is msgspec.UNSET else self.memory_bytes,
+            image=bool(self.stated_image),
+            requirements=bool(self.stated_requirements),
         )
 
     @property
