@@ -8,7 +8,6 @@ agent's socket at the same paths.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import subprocess
@@ -22,7 +21,8 @@ from nodeagent.settings import Containers
 from schemas.ids import JobId, Rank, Version
 from schemas.wire.worker import Assignment
 
-REMOVE_LIMIT_S: Final = 60.0
+LIMIT_S: Final = 60.0  # of a command of the engine
+ENGINE_FAILED: Final = 125  # exit code of the engine if it could not run a container
 SIGNALLED: Final = 128  # the engine adds the number of the signal that ended the program
 OF_THE_NODE: Final = (  # patterns of variables of the node for groups of workers
     "PYTHONHASHSEED", "RES_OPTIONS", "TORCH_CPP_LOG_LEVEL", "NCCL_*", "GLOO_*", "UCX_*", "FI_*",
@@ -108,17 +108,32 @@ def pull(engine: str, image: str, environ: Mapping[str, str]) -> bool:
     return False
 
 
-async def remove(engine: str, name: str, uid: int | None) -> None:
+def open_namespace(engine: str, uid: int) -> None:
+    """Have the engine open the user namespace of an account, unless it is open.
+
+    Jobs cannot: it takes a program with a setuid bit, and these give jobs no rights.
+
+    Raises:
+        NodeStartError: if it cannot be opened.
+    """
+    if _run_as(uid, engine, "unshare", "true"):
+        what = f"image: {engine} cannot open a user namespace for uid {uid}"
+        raise NodeStartError(what, "install uidmap, and check /etc/subuid and /etc/subgid")
+
+
+def remove(engine: str, name: str, uid: int | None) -> None:
     """End the processes of a container, and remove it. It may be gone."""
+    _run_as(uid, engine, "rm", "--force", "--ignore", "--time", "0", name)
+
+
+def _run_as(uid: int | None, *words: str) -> int:
+    """Run a command of the engine as an account (None: the agent's), and return its exit code."""
     identity: dict[str, Any] = {}
     entry = pwd.getpwuid(os.geteuid() if uid is None else uid)
     if uid is not None:
         groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
         identity = {"user": uid, "group": entry.pw_gid, "extra_groups": groups, "cwd": "/"}
     environ = {"PATH": os.environ.get("PATH", os.defpath), "HOME": entry.pw_dir}
-    words = (engine, "rm", "--force", "--ignore", "--time", "0", name)
-    null = asyncio.subprocess.DEVNULL
-    ending = await asyncio.create_subprocess_exec(
-        *words, stdin=null, stdout=null, stderr=null, env=environ, **identity
-    )
-    await asyncio.wait_for(ending.wait(), REMOVE_LIMIT_S)
+    null = subprocess.DEVNULL
+    options = {"stdin": null, "stdout": null, "stderr": null, "env": environ, **identity}
+    return subprocess.run(words, check=False, timeout=LIMIT_S, **options).returncode  # noqa: S603

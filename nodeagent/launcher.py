@@ -26,7 +26,14 @@ from typing import Any, Final, NoReturn
 from setproctitle import setproctitle
 
 from nodeagent import terminals
-from nodeagent.containers import LOOK, in_container, passed_names, pull, worker_volumes
+from nodeagent.containers import (
+    ENGINE_FAILED,
+    LOOK,
+    in_container,
+    passed_names,
+    pull,
+    worker_volumes,
+)
 from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
@@ -98,10 +105,11 @@ class Launcher:
         environ = {**os.environ, **assignment.env, **self._secrets}
         volumes = worker_volumes(assignment, self._folder)
         argv = self._in_container((python, "-P", "-c", LOOK), environ, volumes)
-        if subprocess.run(argv, env=environ, check=False).returncode:  # noqa: S603 - the engine
-            said = last_lines(self._folder / "log")
-            remedy = f"install ONES in it, from a checkout: {python} -m pip install '.[train]'"
-            problem = f"image {spec.stated_image} cannot run elastic workers: {said}; {remedy}"
+        if code := subprocess.run(argv, env=environ, check=False).returncode:  # noqa: S603
+            problem = f"image {spec.stated_image}: {last_lines(self._folder / 'log')}"
+            if code != ENGINE_FAILED:
+                remedy = f"in a checkout of ONES: {python} -m pip install '.[train]'"
+                problem += f"; an elastic job needs torch and ONES in it, {remedy}"
             self._report(ScriptFailed, error=problem, where="")
             os._exit(1)
         argv = (python, "-P", "-m", WORKER_MODULE, "--worker", str(self._folder))

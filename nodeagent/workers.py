@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,13 @@ import structlog
 
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
-from nodeagent.containers import SIGNALLED, container_name, engine_words, remove
+from nodeagent.containers import (
+    SIGNALLED,
+    container_name,
+    engine_words,
+    open_namespace,
+    remove,
+)
 from nodeagent.devices import device_environment, usable_cores
 from nodeagent.ended_jobs import mark_used
 from nodeagent.environments import name_of
@@ -435,6 +442,8 @@ class WorkerManager:
             assignment = self._assignment(action, delta.group, delta.spec, token, environment)
             if delta.spec.stated_image:
                 words = self._engine_words(assignment, account)
+                if account is not None:
+                    await asyncio.to_thread(open_namespace, words[0], account.owner.uid)
                 assignment = msgspec.structs.replace(assignment, container=words)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
@@ -515,8 +524,12 @@ class WorkerManager:
             return
         name = container_name(one.journal, one.job, one.version, one.rank)
         try:
-            await remove(one.container[0], name, watched.uid)
-        except (OSError, KeyError) as error:  # or no reply of the engine
+            await asyncio.to_thread(remove, one.container[0], name, watched.uid)
+        except (
+            OSError,
+            KeyError,
+            subprocess.SubprocessError,
+        ) as error:  # or no reply of the engine
             log.warning("container not removed", container=name, why=repr(error))
 
     @property

@@ -238,6 +238,7 @@ def test_an_image_without_torch_is_the_reason(trains: Cluster) -> None:
     job = trains.submit(image=IMAGE)
     trains.wait(job)
 
-    remedy = "install ONES in it, from a checkout: python3 -m pip install '.[train]'"
-    reason = f"image {IMAGE} cannot run elastic workers: no module 'torch'; {remedy}"
-    assert trains.show(job)["reason"] == f"{reason} (exit code 1)"
+    needs = "an elastic job needs torch and ONES in it"
+    remedy = "in a checkout of ONES: python3 -m pip install '.[train]'"
+    reason = f"image {IMAGE}: no module 'torch'; {needs}, {remedy} (exit code 1)"
+    assert trains.show(job)["reason"] == reason

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent import containers
 from nodeagent.containers import (
     container_name,
     engine_words,
@@ -60,6 +61,15 @@ def test_a_node_without_containers_refuses_an_image(
         engine_words(settings, NAME, "/w", uid=0, own_uid=own_uid, tty=False)
 
     assert refused.value.hint == hint
+
+
+def test_an_account_without_a_user_namespace_gets_no_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(containers, "_run_as", lambda *_: 125)
+
+    with pytest.raises(NodeStartError, match="cannot open a user namespace for uid 1000"):
+        containers.open_namespace("podman", 1000)
 
 
 def test_values_of_variables_are_not_in_the_command() -> None:
