@@ -76,7 +76,7 @@ from elastic.usage_checks import (
     refuse_unreduced,
     without_sampling_options,
 )
-from schemas.codec import ASSIGNMENT, PROCESS_MARK
+from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.wire.agent import (
@@ -88,7 +88,8 @@ from schemas.wire.agent import (
 )
 from schemas.wire.worker import Assignment
 
-WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
+WORKER: Final = "ONES_WORKER"  # the worker's folder; the worker sets both for its children
+WORKER_PID: Final = "ONES_WORKER_PID"
 
 
 class ScalingAgent:
@@ -169,7 +170,7 @@ class ScalingAgent:
         folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
         assignment = None
         if folder is not None:
-            _require_own_process(folder)
+            _require_own_process()
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         launched = launched_group(os.environ) if assignment is None else None
         agent = cls(assignment, folder, launched)
@@ -764,15 +765,15 @@ def load_prepared(
     return elastic
 
 
-def _require_own_process(folder: Path) -> None:
+def _require_own_process() -> None:
     """Check that this process is the worker, and not one of its children.
 
     Raises:
         UsageError: if the worker is another process.
     """
-    path = folder / "process"
-    if path.exists() and (pid := PROCESS_MARK.decode(path.read_bytes()).pid) != os.getpid():
+    own = str(os.getpid())
+    if (pid := os.environ.get(WORKER_PID, own)) != own:
         raise UsageError(
-            f"process {os.getpid()} was started by the script of worker process {pid}",
+            f"process {own} was started by the script of worker process {pid}",
             'put the training below if __name__ == "__main__":, so that only the worker runs it',
         )

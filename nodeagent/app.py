@@ -113,6 +113,7 @@ class Agent:
             self._on_worker_message,
             self._token_of,
             open_to_all=self._accounts.separate_users,
+            link=self._folders.container_socket if settings.containers.engine else "",
         )
         places, shared = checked_places(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(

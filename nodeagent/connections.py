@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from nodeagent import job_folders, settings
 from nodeagent.errors import NodeWorkspaceError, WorkspaceError, log_errors
-from nodeagent.folders import NodeFolders
+from nodeagent.folders import PASSABLE, NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
 from nodeagent.streams import JobStreams
@@ -208,7 +208,8 @@ class WorkerChannel:
 
     Once a connection has sent a worker's token, all of its messages are attributed to that worker,
     even if they name another job, version or rank. `token_of` returns None for an unknown worker,
-    and an empty token for a worker with an older library that sends no token.
+    and an empty token for a worker with an older library that sends no token. `link` is a second
+    address of the same socket, in a folder of its own.
     """
 
     def __init__(
@@ -218,9 +219,11 @@ class WorkerChannel:
         token_of: Callable[[WorkerId], str | None],
         *,
         open_to_all: bool = False,
+        link: str = "",
     ) -> None:
         self._address = address
         self._open_to_all = open_to_all
+        self._second = link
         self._on_message = on_message
         self._token_of = token_of
         self._audit = Audit()
@@ -233,8 +236,14 @@ class WorkerChannel:
         self._open_to_workers()
 
     def _open_to_workers(self) -> None:
+        path, link = (Path(one.removeprefix("ipc://")) for one in (self._address, self._second))
         if self._open_to_all:
-            Path(self._address.removeprefix("ipc://")).chmod(0o666)
+            path.chmod(0o666)
+        if self._second:
+            link.parent.mkdir(exist_ok=True)
+            link.parent.chmod(PASSABLE)
+            link.unlink(missing_ok=True)
+            link.hardlink_to(path)
 
     def listen(self) -> None:
         """Bind again, for example after the socket was deleted. Existing connections stay open."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 import psutil
 import structlog
 
+from nodeagent.environments import uv
 from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
 from schemas.errors import BadFieldError, SettingsError
@@ -345,6 +346,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         release=__version__,
         fenced_s=fenced_s(settings),
         containers=settings.containers.engine,
+        environments=uv() is not None,
         labels=settings.labels,
         place_cores=max(1.0, cores / PLACE_PART) if aside.cpus is None else aside.cpus,
         place_memory_bytes=(

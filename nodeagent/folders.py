@@ -30,6 +30,7 @@ from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 log = structlog.get_logger("folders")
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
+FOR_CONTAINERS: Final = "containers"  # folder with a link to the socket
 RUN_ID: Final = "run_id"
 MAX_SOCKET_FOLDER_BYTES: Final = 75  # sun_path holds 108 bytes, and socket names take up to 30
 OWN_FOLDER: Final = "own"  # inner folder of a worker that runs as another user
@@ -279,6 +280,11 @@ class NodeFolders:
     def socket(self) -> str:
         """The ipc address at which the agent listens for workers."""
         return f"ipc://{self.sockets}/{SOCKET}"
+
+    @property
+    def container_socket(self) -> str:
+        """The same for workers in containers, which see its folder, but no zygotes' sockets."""
+        return f"ipc://{self.sockets}/{FOR_CONTAINERS}/{SOCKET}"
 
     def worker(self, worker: WorkerId) -> WorkerFolder:
         """Return the path of a worker's folder, even if the folder does not exist."""

@@ -1,5 +1,7 @@
 """Fork server of rigid jobs and shells, and the launcher that each of its children is.
 
+A worker of an elastic job with an environment or an image is such a child, too.
+
 A launcher prepares nothing: it reports ready, waits until the whole gang may start, reports that it
 has joined, and executes the job's program. The process keeps its pid, session and control group.
 A command has one process on all its slots. The launchers of its other slots only hold them, and
@@ -24,7 +26,14 @@ from typing import Any, Final, NoReturn
 from setproctitle import setproctitle
 
 from nodeagent import terminals
-from nodeagent.containers import in_container, pull
+from nodeagent.containers import (
+    ENGINE_FAILED,
+    LOOK,
+    in_container,
+    passed_names,
+    pull,
+    worker_volumes,
+)
 from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
 from schemas.errors import OnesError
@@ -62,6 +71,8 @@ class Launcher:
         holds_only = assignment.spec.single and assignment.rank > 0
         if assignment.container and not holds_only:
             self._pull(assignment.container[0])
+            if not assignment.spec.rigid:
+                self._train_in_container()
         found = self._build() if assignment.environment and not holds_only else {}
         port = free_port(assignment.slot) if gang and assignment.rank == 0 else 0
         self._report(WorkerReady, epoch_samples=0, resumed_epoch=0, parameters=0, store_port=port)
@@ -86,6 +97,31 @@ class Launcher:
             said = last_lines(self._folder / "log")
             self._report(ScriptFailed, error=f"image {image}: {said}", where="")
             os._exit(1)
+
+    def _train_in_container(self) -> NoReturn:
+        """Become an elastic worker in a container, if its image has the library."""
+        assignment, spec = self._assignment, self._assignment.spec
+        python = spec.python or "python3"
+        environ = {**os.environ, **assignment.env, **self._secrets}
+        volumes = worker_volumes(assignment, self._folder)
+        argv = self._in_container((python, "-P", "-c", LOOK), environ, volumes)
+        if code := subprocess.run(argv, env=environ, check=False).returncode:  # noqa: S603
+            problem = f"image {spec.stated_image}: {last_lines(self._folder / 'log')}"
+            if code != ENGINE_FAILED:
+                remedy = f"in a checkout of ONES: {python} -m pip install '.[train]'"
+                problem += f"; an elastic job needs torch and ONES in it, {remedy}"
+            self._report(ScriptFailed, error=problem, where="")
+            os._exit(1)
+        argv = (python, "-P", "-m", WORKER_MODULE, "--worker", str(self._folder))
+        _, code = execute(self._in_container(argv, environ, volumes), environ)
+        os._exit(code)
+
+    def _in_container(
+        self, argv: tuple[str, ...], environ: Mapping[str, str], options: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
+        one = self._assignment
+        names = passed_names(one, environ, self._secrets)
+        return in_container((*one.container, *options), one.spec.stated_image, argv, names)
 
     def _build(self) -> dict[str, str]:
         """Build the job's environment, and return the variables that lead programs to it.
@@ -150,10 +186,7 @@ class Launcher:
     def _execute(self, environ: Mapping[str, str]) -> NoReturn:
         assignment, argv = self._assignment, self._assignment.spec.argv
         if assignment.container:
-            own = {*assignment.spec.env, *self._secrets}
-            names = [name for name in environ if name in own or name not in os.environ]
-            image = assignment.spec.stated_image
-            argv = in_container(assignment.container, image, argv, names)
+            argv = self._in_container(argv, environ)
         problem, code = execute(argv, environ)
         self._report(ScriptFailed, error=f"cannot execute {argv[0]!r}: {problem}", where="")
         os._exit(code)

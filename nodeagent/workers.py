@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,13 @@ import structlog
 from nodeagent import reconciler
 from nodeagent.accounts import Account, JobAccounts, JobUids
 from nodeagent.connections import SnapshotFetcher
-from nodeagent.containers import container_name, engine_words, remove
+from nodeagent.containers import (
+    SIGNALLED,
+    container_name,
+    engine_words,
+    open_namespace,
+    remove,
+)
 from nodeagent.devices import device_environment, usable_cores
 from nodeagent.ended_jobs import mark_used
 from nodeagent.environments import name_of
@@ -80,6 +87,7 @@ class _Watched:
     uid: int | None = None  # user of the worker; None: the agent's
     grace_s: float | None = None  # rigid jobs: seconds from TERM to KILL
     interactive: bool = False  # its program has a terminal
+    in_container: bool = False  # an elastic worker, whose engine reports signals as exit codes
     kill_at: float | None = None  # monotonic time of KILL, after TERM
 
     def next_reports(self) -> list[ScriptReport]:
@@ -347,7 +355,14 @@ class WorkerManager:
         interactive = spec.kind == "interactive"
         if assignment.environment:
             self._environments[folder.worker] = Path(assignment.environment).name
-        return _Watched(folder, assignment.job, uid=uid, grace_s=grace_s, interactive=interactive)
+        return _Watched(
+            folder,
+            assignment.job,
+            uid=uid,
+            grace_s=grace_s,
+            interactive=interactive,
+            in_container=bool(assignment.container) and not spec.rigid,
+        )
 
     async def _prepare(self, job: JobId, user: str, journal: str) -> Account | None:
         """Return the account of a job. Raise an error if there is none, after a delay."""
@@ -400,12 +415,15 @@ class WorkerManager:
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or python_of(self._settings())
             environment = await asyncio.to_thread(self._environment, worker, delta, python, account)
-            python = LAUNCHER if delta.spec.rigid or environment else python
+            launched = delta.spec.rigid or environment or delta.spec.stated_image
+            python = LAUNCHER if launched else python
             await self._zygotes.get(python, account)
             token = secrets.token_hex()
             assignment = self._assignment(action, delta.group, delta.spec, token, environment)
             if delta.spec.stated_image:
                 words = self._engine_words(assignment, account)
+                if account is not None:
+                    await asyncio.to_thread(open_namespace, words[0], account.owner.uid)
                 assignment = msgspec.structs.replace(assignment, container=words)
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
@@ -488,8 +506,12 @@ class WorkerManager:
             return
         name = container_name(one.journal, one.job, one.version, one.rank)
         try:
-            await remove(one.container[0], name, watched.uid)
-        except (OSError, KeyError) as error:  # or no reply of the engine
+            await asyncio.to_thread(remove, one.container[0], name, watched.uid)
+        except (
+            OSError,
+            KeyError,
+            subprocess.SubprocessError,
+        ) as error:  # or no reply of the engine
             log.warning("container not removed", container=name, why=repr(error))
 
     @property
@@ -522,6 +544,8 @@ class WorkerManager:
         devices = [self._slots[one] for one in here if one in self._slots]
         own = {"OMP_NUM_THREADS": str(self._threads(spec, len(here))), **own}
         environ = {**own, **device_environment(*devices)}
+        folders = self._folders
+        socket = folders.container_socket if spec.stated_image else folders.socket
         return Assignment(
             job=action.delta.job,
             journal=action.delta.journal,
@@ -532,7 +556,7 @@ class WorkerManager:
             spec=spec,
             workdir=str(self._folders.job(action.delta.job)),
             checkpoints=str(self._folders.checkpoints / action.delta.job),
-            socket=self._folders.socket,
+            socket=socket,
             env=environ,
             address=self._settings().address,
             kind=action.delta.kind,
@@ -590,6 +614,8 @@ class WorkerManager:
             log.warning("worker wrote too many reports, the last are not read", worker=worker)
         code = status.code if status else None
         by = status.signal if status else None
+        if watched.in_container and code is not None and code > SIGNALLED:
+            by, code = code - SIGNALLED, None
         # A program that the node stops may save its work and exit with 0, which is no result.
         if watched.folder.stopped and (code != 0 or watched.grace_s is not None):
             code, by = None, int(signal.SIGTERM)

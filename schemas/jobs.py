@@ -168,6 +168,8 @@ class Shape(NamedTuple):
     labels: tuple[tuple[str, str], ...]
     cpus: float  # cores for each slot
     memory_bytes: int  # for each slot
+    image: bool = False  # nodes that run containers
+    requirements: bool = False  # nodes that build environments
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,7 +231,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
-    image: str | msgspec.UnsetType = msgspec.UNSET  # container in which a rigid job runs
+    image: str | msgspec.UnsetType = msgspec.UNSET  # of the containers in which it runs
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
@@ -387,6 +389,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             labels=tuple(sorted(stated.items())),
             cpus=0.0 if self.cpus is msgspec.UNSET else self.cpus,
             memory_bytes=0 if self.memory_bytes is msgspec.UNSET else self.memory_bytes,
+            image=bool(self.stated_image),
+            requirements=bool(self.stated_requirements),
         )
 
     @property
@@ -464,9 +468,6 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     if spec.stated_image and spec.stated_requirements:
         yield JobProblem("requirements", "does not apply to an image", "install them in the image")
     if not spec.rigid:
-        if spec.stated_image:
-            remedy = 'give kind = "torchrun" or "command", or use requirements'
-            yield JobProblem("image", "does not apply to an elastic job", remedy)
         for field in ("script", "batch_size"):
             if not getattr(spec, field):
                 remedy = f"write {field} = {JobSpec.EXAMPLES[field]}"

@@ -36,6 +36,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     release: str  # release of the agent
     fenced_s: float = 0.0  # time without a reply after which its workers are dead; 0: never
     containers: str = ""  # engine that runs containers; empty: none
+    environments: bool = True  # it has uv; an older agent does not say
     states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
     labels: dict[Label, Label] = {}  # given by its operator
     place_cores: Amount = 0.0  # of `cores`, for jobs without slots

@@ -21,7 +21,7 @@ from schemas.nodes import NodeSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
-_NO_REQUESTS = (msgspec.UNSET,) * 4
+_NO_REQUESTS = (msgspec.UNSET,) * 6
 _LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 
@@ -192,7 +192,8 @@ class SlotIndex:
         """Return the slots that fit the requests of a job."""
         self._sync()
         places = spec.slots[1] == 0
-        stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes)
+        needs = spec.image, spec.requirements
+        stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes, *needs)
         if stated == _NO_REQUESTS and not places:
             return ANY
         key = (shape := spec.shape, spec.rigid, places)

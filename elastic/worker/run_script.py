@@ -166,6 +166,7 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     if assignment.env.get("CUDA_VISIBLE_DEVICES"):
         os.environ.update(nccl_environment(assignment.address, os.environ))
     os.environ["ONES_WORKER"] = str(folder)
+    os.environ["ONES_WORKER_PID"] = str(os.getpid())  # a container has numbers of its own
     os.environ["ONES_JOB"] = assignment.job
     threads = assignment.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:

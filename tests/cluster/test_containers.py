@@ -1,4 +1,7 @@
-"""Jobs in containers on a real cluster: their output, signals and ends, with podman."""
+"""Jobs in containers on a real cluster: their output, signals and ends, with podman.
+
+The image has only busybox. Elastic jobs find Python, torch and the library of this host in it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,30 @@ import hashlib
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from tests.support.cluster import Cluster, kill, looked, running
+from tests.support.cluster import (
+    Cluster,
+    assert_nothing_lost,
+    further,
+    kill,
+    kinds,
+    looked,
+    resize,
+    running,
+    training_job,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]  # a cluster of its own; images are imported
 
+CHECKOUT = Path(__file__).parents[2]
 BUSYBOX = Path("/bin/busybox")  # of Debian's busybox-static
 IMAGE = "localhost/ones-test:1"
 WORDS = ("sh", "cat", "cut", "echo", "env", "id", "sha256sum", "sleep", "true")
@@ -45,31 +63,58 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.copy(BUSYBOX, root / "bin" / "busybox")
     for word in WORDS:
         (root / "bin" / word).symlink_to("busybox")
+    for folder in ("lib", "lib64"):
+        (root / folder).symlink_to(f"usr/{folder}")
+    (root / "bin" / "python3").symlink_to(f"{sys.base_prefix}/bin/python3")
     tar = root.with_suffix(".tar")
     subprocess.run(["tar", "-C", str(root), "-cf", str(tar), "."], check=True)
     podman("import", str(tar), IMAGE)
-    tried = podman("run", "--rm", "--init", "--cgroups=no-conmon", *limits(), IMAGE, "/bin/true")
+    words = ("--rm", "--init", "--cgroups=no-conmon", "--network=host", *limits())
+    tried = podman("run", *words, IMAGE, "/bin/true")
     if tried.returncode:
         pytest.skip(f"podman cannot run here: {tried.stderr.strip()[-200:]}")
     yield IMAGE
     podman("rmi", "--force", IMAGE)
 
 
-@pytest.fixture(scope="module")
-def house(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    assert image == IMAGE
-    with running(tmp_path_factory.mktemp("o"), slots=2, policy="fifo") as made:
+@contextmanager
+def house(folder: Path, *options: str) -> Iterator[Cluster]:
+    with running(folder, slots=2, policy="fifo") as made:
         made.down()
         with (made.home / "agent-1.toml").open("a") as file:
-            file.write(f'[containers]\nengine = "podman"\noptions = {limits()}\n')
+            file.write(f'[containers]\nengine = "podman"\noptions = {[*limits(), *options]}\n')
         made.up()
         yield made
 
 
+@pytest.fixture(scope="module")
+def plain(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    assert image == IMAGE
+    with house(tmp_path_factory.mktemp("o")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def able(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    assert image == IMAGE
+    shown = dict.fromkeys(("/usr", sys.base_prefix, sys.prefix, str(CHECKOUT)))
+    volumes = [f"--volume={one}:{one}:ro" for one in shown]
+    with house(tmp_path_factory.mktemp("e"), *volumes) as made:
+        yield made
+
+
 @pytest.fixture
-def cluster(house: Cluster) -> Iterator[Cluster]:
-    yield house
-    house.clear()
+def cluster(plain: Cluster) -> Iterator[Cluster]:
+    yield plain
+    plain.clear()
+    assert containers() == []
+
+
+@pytest.fixture
+def trains(able: Cluster) -> Iterator[Cluster]:
+    """A cluster whose containers can import torch and the library."""
+    yield able
+    able.clear()
     assert containers() == []
 
 
@@ -115,9 +160,9 @@ def test_term_reaches_the_program_of_a_cancelled_job(cluster: Cluster, tmp_path:
 
 def test_a_killed_engine_leaves_no_container(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, SAVES)
-    shown = cluster.until(job, lambda _: cluster.output(job) == ["up"])
+    cluster.until(job, lambda _: cluster.output(job) == ["up"])
 
-    kill(shown["workers"][0]["pid"])
+    kill(cluster.show(job)["workers"][0]["pid"])
     cluster.wait(job)
 
     looked(lambda: containers() == [])
@@ -128,3 +173,72 @@ def test_an_image_that_does_not_exist_is_the_reason(cluster: Cluster, tmp_path: 
     cluster.wait(job)
 
     assert cluster.show(job)["reason"].startswith("image localhost/ones-missing:1: ")
+
+
+def elastic_job(cluster: Cluster, slots: int, **fields: object) -> str:
+    return training_job(cluster, slots, image=IMAGE, python=sys.executable, **fields)
+
+
+def test_an_elastic_job_grows_shrinks_and_pauses_in_containers(trains: Cluster) -> None:
+    job = elastic_job(trains, 1)
+    further(trains, job, 1)
+
+    resize(trains, job, 2)
+    assert len(containers()) == 2
+    further(trains, job, 1)
+    resize(trains, job, 1)
+    looked(lambda: len(containers()) == 1)
+    assert trains.ones("pause", job).code == 0
+    trains.until(job, lambda shown: shown["state"] == "paused")
+    assert containers() == []
+    assert trains.ones("resume", job).code == 0
+    trains.until(job, lambda shown: shown["state"] == "running")
+    further(trains, job, 1)
+
+    assert_nothing_lost(trains, job)
+
+
+def rank_in_container(job: str, rank: int) -> int:
+    """Return the process of a rank, which is not the engine's."""
+    titles = {one.pid: one.info["cmdline"] for one in psutil.process_iter(["cmdline"])}
+    (found,) = (
+        pid for pid, words in titles.items() if f"{job} rank {rank}" in " ".join(words or ())
+    )
+    return found
+
+
+def recovered(cluster: Cluster, job: str, times: int) -> dict[str, Any]:
+    """Return a job when it trains on 2 slots again, after so many recoveries."""
+    again = times * [("recover", "formed")]
+
+    def whole(shown: dict[str, Any]) -> bool:
+        found = [one for one in kinds(shown) if one[0] == "recover"]
+        return found == again and shown["slots"] == 2 and shown["state"] == "running"
+
+    cluster.until(job, whole)
+    return further(cluster, job, 1)
+
+
+def test_an_elastic_job_outlives_its_agent_and_ranks_in_containers(trains: Cluster) -> None:
+    job = elastic_job(trains, 2)
+    kill(trains.up()["agents"][0])
+    trains.up()
+    recovered(trains, job, 0)
+
+    kill(rank_in_container(job, 1))
+    shown = recovered(trains, job, 1)
+    kill(shown["workers"][0]["pid"])
+    shown = recovered(trains, job, 2)
+
+    assert [one for one in kinds(shown) if one[0] == "start"] == [("start", "formed")]
+    assert_nothing_lost(trains, job)
+
+
+def test_an_image_without_torch_is_the_reason(trains: Cluster) -> None:
+    job = trains.submit(image=IMAGE)
+    trains.wait(job)
+
+    needs = "an elastic job needs torch and ONES in it"
+    remedy = "in a checkout of ONES: python3 -m pip install '.[train]'"
+    reason = f"image {IMAGE}: no module 'torch'; {needs}, {remedy} (exit code 1)"
+    assert trains.show(job)["reason"] == reason

@@ -11,7 +11,7 @@ from schemas.errors import BadFieldError
 from schemas.wire.client import CheckJob
 from tests.support import builders
 from tests.support.builders import N1, job_spec
-from tests.support.service import LiveService
+from tests.support.service import LiveService, until
 
 
 async def test_an_image_is_refused_until_a_node_runs_containers(tmp_path: Path) -> None:
@@ -25,6 +25,9 @@ async def test_an_image_is_refused_until_a_node_runs_containers(tmp_path: Path) 
         await service.ask(asked)
     able = msgspec.structs.replace(greeting.spec, containers="podman")
     service.take(msgspec.structs.replace(greeting, spec=able))
+
+    nodes = service.loop.committed.state.nodes
+    await until(lambda: any(node.spec == able for node in nodes.values()))
 
     assert "containers" not in str((await service.ask(asked)).notes)
     service.loop.close()

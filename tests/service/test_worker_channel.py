@@ -52,8 +52,8 @@ class Node:
     heard: asyncio.Queue[tuple[WorkerId, FromWorker]]
     dealers: list[ThreadDealer] = field(default_factory=list)
 
-    def connected(self) -> ThreadDealer:
-        dealer = ThreadDealer(self.channel._address)
+    def connected(self, address: str = "") -> ThreadDealer:
+        dealer = ThreadDealer(address or self.channel._address)
         self.dealers.append(dealer)
         while not dealer.poll(LIMIT_S)[1]:
             pass
@@ -153,6 +153,26 @@ async def test_a_second_process_with_the_token_is_refused_while_the_first_runs(
     await node.say(node.connected(), child)
 
     assert node.all_heard() == [(MINE, worker)] + [(MINE, child)] * taken
+
+
+async def test_a_worker_in_a_container_connects_by_a_link_also_to_a_socket_bound_again(
+    tmp_path: Path,
+) -> None:
+    link, heard = f"ipc://{tmp_path}/containers/s", asyncio.Queue[tuple[WorkerId, FromWorker]]()
+    channel = WorkerChannel(
+        f"ipc://{tmp_path}/s", lambda *said: heard.put_nowait(said), TOKENS.get, link=link
+    )
+    node = Node(channel, heard)
+
+    (tmp_path / "s").unlink()
+    channel.listen()
+    dealer = node.connected(link)
+    await node.say(dealer, HELLO)
+
+    assert node.all_heard() == [(MINE, HELLO)]
+    assert [path.name for path in (tmp_path / "containers").iterdir()] == ["s"]
+    dealer.close()
+    channel.close()
 
 
 # --- hostile bytes

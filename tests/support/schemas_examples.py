@@ -86,7 +86,7 @@ NODE_SPEC: Final = NodeSpec(
     node=NODE, host="ash", address="10.0.0.7",
     slots=(SlotSpec(index=2, kind="gpu", model="H200", memory_bytes=141 << 30, uuid="GPU-1f"),),
     cores=16, memory_bytes=128 << 30, release="0.1.0", fenced_s=32.0, states_port=7706,
-    containers="podman",
+    containers="podman", environments=False,
     labels={"zone": "a"}, place_cores=1.5, place_memory_bytes=8 << 30,
 )  # fmt: skip
 STATE: Final = sweeps.StateRef(trial=4, version=11, digest=DIGEST)

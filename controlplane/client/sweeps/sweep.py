@@ -154,6 +154,7 @@ def _default_configurations(least: int, most: int, eta: int) -> int:
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env",
     "after", "not_before", "labels", "secret_env", "requirements",
+    "image",
 )  # fmt: skip
 SWEEP_FIELDS: Final = tuple(name for name in SweepSpec.__struct_fields__ if name != "search")
 
@@ -188,6 +189,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
                 "labels",
                 "secret_env",
                 "requirements",
+                "image",
             )
         },
     }
@@ -222,6 +224,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     secret_env: str | msgspec.UnsetType = msgspec.UNSET  # file of secret variables
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
+    image: str | msgspec.UnsetType = msgspec.UNSET  # of the containers in which units run
 
     def sweep_spec(self) -> SweepSpec:
         """Return the checked search and training spec.

@@ -78,6 +78,7 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
         slots=(1, min(spec.slots[1], batch)),
         python=spec.python,
         requirements=spec.requirements,
+        image=spec.image,
         stop=StopRule(epochs=trial.epochs - trial.epochs_done),
         priority=spec.priority,
         retries=spec.retries,

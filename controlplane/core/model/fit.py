@@ -1,4 +1,7 @@
-"""Slots and nodes that fit the requests of a job: type of GPU, labels, cores and memory."""
+"""Slots and nodes that fit the requests of a job: type of GPU, labels, cores and memory.
+
+An image and requirements request nodes that run containers, and that build environments.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def fit_of(shape: Shape, nodes: Sequence[NodeSpec], *, rigid: bool, places: bool
         places: the job has no slots. `shares` has the part of what each fitting node has set
             aside, and `slots` is empty.
     """
-    named = [node for node in nodes if _has_labels(node, shape)]
+    named = [node for node in nodes if _has_all(node, shape)]
     if places:
         cpus = shape.cpus or PLACE_CPUS
         parts = {node.node: node.place_part(cpus, shape.memory_bytes) for node in named}
@@ -59,7 +62,9 @@ def fit_of(shape: Shape, nodes: Sequence[NodeSpec], *, rigid: bool, places: bool
     )
 
 
-def _has_labels(node: NodeSpec, shape: Shape) -> bool:
+def _has_all(node: NodeSpec, shape: Shape) -> bool:
+    if (shape.image and not node.containers) or (shape.requirements and not node.environments):
+        return False
     return all(node.labels.get(name) == value for name, value in shape.labels)
 
 
@@ -69,6 +74,10 @@ def _is_of(slot: SlotSpec, shape: Shape) -> bool:
 
 def _missing(shape: Shape, nodes: Sequence[NodeSpec], named: Sequence[NodeSpec], user: str) -> str:
     """Return which request no node meets, and what the nodes report instead."""
+    if shape.image and not any(one.containers for one in nodes):
+        return "no node runs containers, which its image needs"
+    if shape.requirements and not any(one.environments for one in nodes):
+        return "no node has uv, which its requirements need"
     for name, value in shape.labels:
         has = sorted({f"{name} = {one.labels[name]}" for one in nodes if name in one.labels})
         if f"{name} = {value}" not in has:

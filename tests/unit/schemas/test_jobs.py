@@ -204,10 +204,9 @@ REFUSED: Final[list[tuple[dict[str, Any], Problem]]] = [
     ),
     ({"command": ("make",)}, ("command", "does not apply to an elastic job", NOT_RIGID.format("command"))),
     ({"grace_s": 5.0}, ("grace_s", "does not apply to an elastic job", NOT_RIGID.format("grace_s"))),
-    ({"image": "debian:12"}, ("image", "does not apply to an elastic job", 'give kind = "torchrun" or "command", or use requirements')),
     (RIGID | {"image": "-v /:/x"}, ("image", "it is not the name of an image", 'write image = "docker.io/library/python:3.13"')),
     (
-        RIGID | {"image": "debian:12", "requirements": "r.txt"},
+        {"image": "debian:12", "requirements": "r.txt"},
         ("requirements", "does not apply to an image", "install them in the image"),
     ),
     ({"requirements": "../r.txt"}, ("requirements", "it is not inside workdir", "give a path relative to workdir, such as requirements.txt")),

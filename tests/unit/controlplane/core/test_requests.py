@@ -46,13 +46,13 @@ EVERYWHERE = frozenset({S0, S1, T0, T1})
 
 
 def mixed(**first: Any) -> Controller:
-    """Node n1 with two A100 and a label, and node n2 with two V100 and another one."""
+    """Node n1 with two A100, a label, podman and uv, and node n2 with two V100 and a label."""
     controller = cluster_of()
     labels = {"nvlink": "yes", "zone": "a"}
     aside = {"place_cores": 1.0, "place_memory_bytes": 2 * GIB, "memory_bytes": 34 * GIB}
-    has = {"cores": 9, "labels": labels, **aside, **first}
+    has = {"cores": 9, "labels": labels, "containers": "podman", **aside, **first}
     controller.take(greeting(N1, slots=2, model="NVIDIA A100-SXM4-80GB", has=has))
-    has = {"cores": 9, "labels": {"zone": "b"}, **aside, "place_cores": 0.0}
+    has = {"cores": 9, "labels": {"zone": "b"}, **aside, "place_cores": 0.0, "environments": False}
     controller.take(greeting(N2, slots=2, model="Tesla V100-SXM2-16GB", has=has))
     return controller
 
@@ -86,6 +86,10 @@ def fit(controller: Controller, **spec: Any) -> Fit:
         ({"memory_bytes": 17 * GIB}, set(),
          "no node has memory_bytes = 18253611008 (17 GiB) for a slot of it"),
         ({"memory_bytes": 16 * GIB}, EVERYWHERE, ""),
+        ({"image": "debian:12"}, {S0, S1}, ""),
+        ({"image": "debian:12", "constraints": {"zone": "b"}}, set(),
+         "no node has all that it requests"),
+        ({"requirements": "r.txt"}, {S0, S1}, ""),
     ],
 )  # fmt: skip
 def test_slots_fit_an_elastic_job_by_type_labels_and_the_share_of_a_slot(
@@ -94,6 +98,17 @@ def test_slots_fit_an_elastic_job_by_type_labels_and_the_share_of_a_slot(
     found = fit(mixed(), **spec)
 
     assert (found.slots, found.missing) == (slots, missing)
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ({"image": "debian:12"}, "no node runs containers, which its image needs"),
+        ({"requirements": "r.txt"}, "no node has uv, which its requirements need"),
+    ],
+)
+def test_a_job_waits_for_a_node_that_can_prepare_it(spec: dict[str, str], missing: str) -> None:
+    assert fit(mixed(containers="", environments=False), **spec) == Fit(frozenset(), {}, missing)
 
 
 def test_a_slot_of_a_program_may_take_the_shares_of_others() -> None:
