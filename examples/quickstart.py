@@ -31,7 +31,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.allocations import colour_indices, job_colour, job_histories
+from controlplane.client.allocations import colour_indices, job_colour, job_histories
 from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
 from controlplane.client import BlockingClient
 from controlplane.client.job_file import load_job

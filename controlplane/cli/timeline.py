@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.allocations import (
+from controlplane.client.allocations import (
     Allocation,
     JobHistory,
     Window,

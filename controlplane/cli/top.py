@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli import job_list
-from controlplane.cli.allocations import job_colour
+from controlplane.client.allocations import job_colour
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COMMON,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from controlplane.cli.allocations import Allocation, allocations_from
+from controlplane.client.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controlplane.cli import timeline
-from controlplane.cli.allocations import (
+from controlplane.client.allocations import (
     PALETTE,
     Allocation,
     JobHistory,

@@ -1,0 +1,450 @@
+"""Web server: pages, live changes, charts, logins and actions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import bokeh
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from controlplane.client.allocations import Window
+from controlplane.client.client import Client
+from controlplane.client.connection import Home
+from controlplane.web import charts
+from controlplane.web.mirror import ClusterMirror, State
+from controlplane.web.sessions import SESSION_S, Session, Sessions
+from controlplane.web.views import FOLDER, Parts, Views, differences, environment, plain
+from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
+from schemas.errors import UnknownJobError, UnreachableError
+from schemas.ids import JobId
+
+COOKIE: Final = "ones-session"
+PAGES: Final = (("", "Now"), ("nodes", "Nodes"), ("scheduler", "Scheduler"), ("usage", "Usage"))
+SPANS: Final = {"10 min": 600.0, "1 h": 3600.0, "6 h": 21_600.0, "24 h": 86_400.0}
+USAGE_SPANS: Final = {"1 d": 86_400.0, "7 d": 604_800.0, "30 d": 2_592_000.0}
+HEARTBEAT_S: Final = 15.0  # a stream without news says so
+MAX_STREAMS: Final = 2000  # open pages
+MAX_FORM_BYTES: Final = 1 << 16
+LAST_LINES: Final = 500  # of the output, at first
+LONGEST_LINE: Final = 4000  # characters
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; connect-src 'self'; font-src 'self'; base-uri 'none'; "
+        "form-action 'self'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+STATUS: Final[tuple[tuple[type[OnesError], HTTPStatus], ...]] = (
+    (UnknownJobError, HTTPStatus.NOT_FOUND),
+    (DeniedError, HTTPStatus.FORBIDDEN),
+    (BadFieldError, HTTPStatus.BAD_REQUEST),
+    (UnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (UnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+class SafeHeaders:
+    """Middleware that adds the security headers, and refuses a foreign `Host`.
+
+    Without this check, a page of another site could read this one by DNS rebinding.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts  # empty: any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host = urlsplit(f"//{names.get(b'host', '')}").hostname or ""
+        if self._hosts and host not in self._hosts:
+            said = f"this page is not served as {host!r}; name it with `ones web --name`"
+            await PlainTextResponse(said, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                present = {name for name, _ in message["headers"]}
+                if b"cache-control" not in present and not scope["path"].startswith("/static"):
+                    more.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+class WebPage:
+    """The page of one cluster."""
+
+    def __init__(self, home: Home, *, prefix: str = "/", secure: bool = False) -> None:
+        self.mirror = ClusterMirror(home)
+        self.sessions = Sessions(home)
+        self._base = f"/{prefix.strip('/')}/".replace("//", "/")
+        self._secure = secure  # cookies over HTTPS only
+        self._templates = environment()
+        self._views = Views(self._templates, self._base)
+        self._streams = 0
+
+    def app(self, hosts: frozenset[str] = frozenset()) -> Starlette:
+        """Return the ASGI application. `hosts` are the names under which it is served."""
+        static = Path(bokeh.__file__).parent / "server" / "static" / "js"
+        routes = [
+            Route("/healthz", self.healthz),
+            Route("/", self.now),
+            Route("/nodes", self.nodes),
+            Route("/scheduler", self.scheduler),
+            Route("/usage", self.usage),
+            Route("/jobs/{job}", self.job),
+            Route("/jobs/{job}/log", self.output),
+            Route("/jobs/{job}/act", self.act, methods=["POST"]),
+            Route("/live/{view}", self.live),
+            Route("/live/{view}/{job}", self.live),
+            Route("/charts/{chart}", self.chart),
+            Route("/charts/{chart}/{job}", self.chart),
+            Route("/login", self.login),
+            Route("/login/begin", self.begin_login, methods=["POST"]),
+            Route("/logout", self.logout, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            Mount("/bokeh", StaticFiles(directory=static)),
+        ]
+        inside = self._base.rstrip("/")
+        return Starlette(
+            routes=[Mount(inside, routes=routes)] if inside else routes,
+            middleware=[Middleware(SafeHeaders, hosts=hosts)],
+            lifespan=self._lifespan,
+            exception_handlers={OnesError: self._refused},
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        follower = asyncio.create_task(self.mirror.run())
+        try:
+            yield
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+            await self.sessions.close()
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        status = next(
+            (code for kind, code in STATUS if isinstance(error, kind)),
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+        )
+        message, hint = getattr(error, "message", str(error)), getattr(error, "hint", "")
+        return await self._page(
+            request, "message.html", title=status.phrase, status=status,
+            message=plain(message), hint=plain(hint),
+        )  # fmt: skip
+
+    # --- pages
+
+    async def healthz(self, _: Request) -> Response:
+        """Return 200 while the controller replies, else 503."""
+        problem = self.mirror.state.problem
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+        return PlainTextResponse(f"{problem or 'ok'}\n", status)
+
+    async def now(self, request: Request) -> Response:
+        """Return the first page."""
+        window, shown, until = _window(request)
+        span_s = window.length
+        query = {"span": shown} | ({"until": f"{until:.0f}"} if until else {})
+        step = {"span": shown, "until": f"{window.end - span_s / 2:.0f}"}
+        after = {"span": shown, "until": f"{window.end + span_s / 2:.0f}"}
+        state = await self.mirror.fresh()
+        return await self._page(
+            request, "now.html", title="Now", here="", parts=self._views.now(state),
+            stream=f"{self._base}live/now", gantt=f"{self._base}charts/gantt?{urlencode(query)}",
+            spans=[(name, f"?{urlencode({'span': name})}") for name in SPANS], span_shown=shown,
+            earlier=f"?{urlencode(step)}", later=f"?{urlencode(after)}" if until else "",
+        )  # fmt: skip
+
+    async def job(self, request: Request) -> Response:
+        """Return the page of a job."""
+        name = JobId(request.path_params["job"])
+        state = await self.mirror.fresh()
+        found = await self.mirror.job(name)
+        session = await self._session(request)
+        return await self._page(
+            request, "job.html", title=name, here=None, job=name,
+            parts=self._views.job(state, found), actions=session is not None,
+            stream=f"{self._base}live/job/{quote(name)}",
+        )  # fmt: skip
+
+    async def nodes(self, request: Request) -> Response:
+        """Return the page of nodes."""
+        state = await self.mirror.fresh()
+        return await self._page(
+            request, "nodes.html", title="Nodes", here="nodes", parts=self._views.nodes(state),
+            stream=f"{self._base}live/nodes",
+        )  # fmt: skip
+
+    async def scheduler(self, request: Request) -> Response:
+        """Return the page of the scheduler."""
+        state = await self.mirror.fresh()
+        return await self._page(
+            request, "scheduler.html", title="Scheduler", here="scheduler",
+            parts=self._views.scheduler(state), stream=f"{self._base}live/scheduler",
+        )  # fmt: skip
+
+    async def usage(self, request: Request) -> Response:
+        """Return slot hours by project and user."""
+        shown = request.query_params.get("span", "7 d")
+        shown = shown if shown in USAGE_SPANS else "7 d"
+        since = time.time() - USAGE_SPANS[shown]
+        used = await self.mirror.ask(lambda client: client.usage(since))
+        return await self._page(
+            request, "usage.html", title="Usage", here="usage",
+            rows=self._views.usage_rows(used.jobs), span_shown=shown,
+            spans=[(name, f"?{urlencode({'span': name})}") for name in USAGE_SPANS],
+        )  # fmt: skip
+
+    async def _page(
+        self, request: Request, template: str, *, parts: Parts | None = None,
+        status: int = HTTPStatus.OK, **values: Any,
+    ) -> Response:  # fmt: skip
+        state, session = self.mirror.state, await self._session(request)
+        shown = parts if parts is not None else self._views.common(state)
+
+        def inside(parent: str) -> Markup:
+            return Markup("").join(Markup(p.html) for p in shown.values() if p.parent == parent)  # noqa: S704
+
+        context: dict[str, Any] = {
+            "base": self._base, "pages": PAGES, "here": None, "stream": "", "inside": inside,
+            "history": state.history, "csrf": session.csrf if session else "",
+            "who": f"{session.user} ({session.role})" if session else "",
+        }  # fmt: skip
+        html = self._templates.get_template(template).render(context | values)
+        return Response(html, status, media_type="text/html")
+
+    # --- live changes
+
+    async def live(self, request: Request) -> Response:
+        """Stream the parts of a view that change. The first message has all that differ."""
+        view, job = request.path_params["view"], request.path_params.get("job")
+        make: Callable[[State], Awaitable[Parts]] | None = {
+            "now": _later(self._views.now), "nodes": _later(self._views.nodes),
+            "scheduler": _later(self._views.scheduler),
+            "job": self._job_parts(JobId(job)) if job else None,
+        }.get(view)  # fmt: skip
+        if make is None:
+            return PlainTextResponse("no such view\n", HTTPStatus.NOT_FOUND)
+        return self._stream(self._changes(make))
+
+    def _job_parts(self, job: JobId) -> Callable[[State], Awaitable[Parts]]:
+        async def parts(state: State) -> Parts:
+            try:
+                return self._views.job(state, await self.mirror.job(job))
+            except OnesError:
+                return self._views.common(state)
+
+        return parts
+
+    async def _changes(self, make: Callable[[State], Awaitable[Parts]]) -> AsyncIterator[str]:
+        sent: Parts = {}
+        state = self.mirror.state
+        async with self.mirror.watching():
+            while True:
+                parts = await make(state)
+                if "status" in parts and len(parts) == 1 and len(sent) > 1:
+                    parts = {**sent, **parts}  # the rest is not known while nobody replies
+                said = {"history": state.history, "parts": differences(sent, parts)}
+                if said["parts"]:
+                    yield f"data: {json.dumps(said)}\n\n"
+                sent = parts
+                known = state.version
+                while (state := await self.mirror.next(known, HEARTBEAT_S)).version == known:
+                    yield ": no news\n\n"
+
+    def _stream(self, source: AsyncIterator[str]) -> Response:
+        if self._streams >= MAX_STREAMS:
+            headers = {"retry-after": "30"}
+            return PlainTextResponse("too many open pages\n", 503, headers)
+
+        async def counted() -> AsyncIterator[str]:
+            self._streams += 1
+            try:
+                async for message in source:
+                    yield message
+            finally:
+                self._streams -= 1
+
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(counted(), media_type="text/event-stream", headers=headers)
+
+    async def output(self, request: Request) -> Response:
+        """Stream the output of a job with the key of the user, or of this page."""
+        job, session = request.path_params["job"], await self._session(request)
+        rank = request.query_params.get("rank", "")
+        search = request.query_params.get("search", "")[:200]
+        lines = self._lines(session, job, int(rank) if rank.isdecimal() else None, search)
+        return self._stream(lines)
+
+    async def _lines(
+        self, session: Session | None, job: str, rank: int | None, search: str
+    ) -> AsyncIterator[str]:
+        if not search.isascii() or len(search) > 0:
+            search = re.escape(search)  # a pattern of a stranger could take forever
+        try:
+            client = session.client if session else await self.mirror.ask(_itself)
+            pages = client.output_pages(
+                job, rank, follow=True, last=LAST_LINES, matching=search, unfinished=True
+            )
+            async for page in pages:
+                lines = [(one.rank, _cut(one.text), one.end) for one in page]
+                yield f"data: {json.dumps(lines)}\n\n" if lines else ": no news\n\n"
+            yield "event: ended\ndata:\n\n"
+        except OnesError as error:
+            denied = isinstance(error, DeniedError) and session is None
+            said = "Log in to read the output of your jobs." if denied else str(error)
+            yield f"event: refused\ndata: {plain(said)}\n\n"
+
+    async def chart(self, request: Request) -> Response:
+        """Return a chart, or only its data."""
+        name, job = request.path_params["chart"], request.path_params.get("job")
+        if name == "gantt":
+            drawn = await asyncio.to_thread(
+                charts.gantt, tuple(self.mirror.events), _window(request)[0]
+            )
+        elif name == "job" and job:
+            found = await self.mirror.job(JobId(job))
+            drawn = await asyncio.to_thread(charts.job_chart, found.detail, time.time())
+        elif name in charts.OF_PLANS:
+            drawn = await asyncio.to_thread(charts.plans, tuple(self.mirror.events), name)
+        else:
+            return PlainTextResponse("no such chart\n", HTTPStatus.NOT_FOUND)
+        if request.query_params.get("data"):
+            return JSONResponse(charts.columns(drawn))
+        dark = request.query_params.get("dark") == "1"
+        return JSONResponse(charts.document(drawn, dark=dark))
+
+    # --- logins and actions
+
+    async def _session(self, request: Request) -> Session | None:
+        return await self.sessions.find(request.cookies.get(COOKIE, ""))
+
+    async def begin_login(self, _: Request) -> Response:
+        """Return the code and the public key of a new login, for `ones web login`."""
+        code, public = self.sessions.begin()
+        return JSONResponse({"code": code, "public": public, "seconds": SESSION_S})
+
+    async def login(self, request: Request) -> Response:
+        """Log in with a code, or say how."""
+        code = request.query_params.get("code", "")
+        if not code:
+            address = str(request.base_url).rstrip("/") + self._base
+            return await self._page(
+                request, "login.html", title="Log in", address=address, problem=""
+            )
+        token = await self.sessions.finish(code)
+        reply = RedirectResponse(self._base, HTTPStatus.SEE_OTHER)
+        reply.set_cookie(
+            COOKIE, token, max_age=int(SESSION_S), path=self._base, httponly=True,
+            secure=self._secure, samesite="strict",
+        )  # fmt: skip
+        return reply
+
+    async def logout(self, request: Request) -> Response:
+        """End the session."""
+        await self._form(request)
+        await self.sessions.end(request.cookies.get(COOKIE, ""))
+        reply = RedirectResponse(self._base, HTTPStatus.SEE_OTHER)
+        reply.delete_cookie(COOKIE, path=self._base)
+        return reply
+
+    async def _form(self, request: Request) -> tuple[Session, Mapping[str, str]]:
+        """Return the session and the fields of a form that this page made.
+
+        Raises:
+            DeniedError: if nobody is logged in, or the form comes from another page.
+        """
+        session = await self._session(request)
+        if session is None:
+            raise DeniedError("nobody is logged in here", "run `ones web login`")
+        if int(request.headers.get("content-length", "0") or 0) > MAX_FORM_BYTES:
+            raise BadFieldError("the form is too large", "", "content-length")
+        fields = {name: str(value) for name, value in (await request.form()).items()}
+        origin = request.headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        if foreign or fields.get("csrf") != session.csrf:
+            raise DeniedError("this form is not from this page, or from an earlier login", "reload")
+        return session, fields
+
+    async def act(self, request: Request) -> Response:
+        """Pause, resume, resize or cancel a job with the user's own key."""
+        job = request.path_params["job"]
+        session, fields = await self._form(request)
+        client, action = session.client, fields.get("action", "")
+        if action == "pause":
+            await client.pause(job)
+        elif action == "resume":
+            await client.resume(job)
+        elif action == "auto":
+            await client.resume(job, auto=True)
+        elif action == "cancel":
+            await client.cancel(job)
+        elif action == "resize":
+            slots = fields.get("slots", "")
+            if not slots.isdecimal():
+                raise BadFieldError(f"slots: {slots!r} is not a number", "write 1 or more", "slots")
+            await client.resize(job, slots=int(slots))
+        else:
+            raise BadFieldError(f"action: {action!r} is unknown", "reload the page", "action")
+        return RedirectResponse(f"{self._base}jobs/{quote(job)}", HTTPStatus.SEE_OTHER)
+
+
+def _window(request: Request) -> tuple[Window, str, float]:
+    """Return the range of time of a request, the name of its length, and its stated end or 0."""
+    shown = request.query_params.get("span", "10 min")
+    shown = shown if shown in SPANS else "10 min"
+    stated = request.query_params.get("until", "")
+    until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
+    end = min(until or time.time(), time.time())
+    return Window(end - SPANS[shown], end), shown, until
+
+
+def _later(view: Callable[[State], Parts]) -> Callable[[State], Awaitable[Parts]]:
+    async def parts(state: State) -> Parts:
+        return view(state)
+
+    return parts
+
+
+async def _itself(client: Client) -> Client:
+    return client
+
+
+def _cut(text: str) -> str:
+    shown = "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}"
+                    for char in text[:LONGEST_LINE])  # fmt: skip
+    return shown if len(text) <= LONGEST_LINE else f"{shown}… ({len(text)} characters)"
