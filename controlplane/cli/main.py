@@ -47,6 +47,7 @@ KEY = "Manage keys and their rights (admins)."
 QUOTA = "Show what projects and users have, may have and have used."
 PROJECT = "Set shares of projects and their users (admins)."
 SCHEDULING = "Pause all starts and growths of jobs, or resume them (operators)."
+WEB = "Show the cluster in a browser; log in to its page."
 POLICY = "Show which policy plans, or choose another one (admins)."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies."
@@ -116,6 +117,7 @@ def build() -> App:
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP, group=jobs)
     # Commands that draw or compute are slow to import; they are loaded when called.
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
+    app.command("controlplane.cli.web:web", name="web", help=WEB, group=start, sort_key=10)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
     app.command("controlplane.cli.history:history", name="history", help=HISTORY, group=jobs)
     app.command("controlplane.cli.usage:usage", name="usage", help=USAGE, group=cluster)

@@ -36,8 +36,14 @@ from controlplane.web import charts
 from controlplane.web.mirror import ClusterMirror, State
 from controlplane.web.sessions import SESSION_S, Session, Sessions
 from controlplane.web.views import FOLDER, Parts, Views, differences, environment, plain
-from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
-from schemas.errors import UnknownJobError, UnreachableError
+from schemas.errors import (
+    BadFieldError,
+    DeniedError,
+    OnesError,
+    UnavailableError,
+    UnknownJobError,
+    UnreachableError,
+)
 from schemas.ids import JobId
 
 COOKIE: Final = "ones-session"
@@ -313,8 +319,7 @@ class WebPage:
     async def _lines(
         self, session: Session | None, job: str, rank: int | None, search: str
     ) -> AsyncIterator[str]:
-        if not search.isascii() or len(search) > 0:
-            search = re.escape(search)  # a pattern of a stranger could take forever
+        search = re.escape(search)  # a pattern of a stranger could take forever
         try:
             client = session.client if session else await self.mirror.ask(_itself)
             pages = client.output_pages(

@@ -40,8 +40,9 @@ ROW_HEIGHT: Final = 22  # pixels of a slot, if there are few
 MIN_HEIGHT, MAX_HEIGHT = 160, 620  # pixels
 NAMED_FROM: Final = 0.06  # share of the window from which a bar shows the name of its job
 NAMED_SLOTS: Final = 64  # slots up to which bars show names
-PANEL_HEIGHT: Final = 150  # pixels
+PANEL_HEIGHT: Final = 120  # pixels
 LINE: Final = "#4e79a7"
+OF_GROUPS: Final = frozenset({"slots", "batch size"})  # curves with steps
 MARK: Final = "#e15759"
 TOOLS: Final = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
@@ -52,25 +53,21 @@ def document(chart: LayoutDOM, *, dark: bool) -> dict[str, Any]:
     return dict(json_item(chart, theme=theme))
 
 
-def columns(chart: LayoutDOM) -> dict[str, Mapping[str, Any]]:
+def columns(chart: LayoutDOM) -> dict[str, Any]:
     """Return the columns of each named data source of a chart, and its range of time."""
-    sources = {
-        source.name: {name: list(values) for name, values in source.data.items()}
-        for source in chart.select({"type": ColumnDataSource})
-        if source.name
-    }
-    ranges = {
-        found.name: {"start": found.start, "end": found.end}
-        for found in chart.select({"type": Range1d})
-        if found.name
-    }
-    return sources | ranges
+    found: dict[str, Any] = {}
+    for model in chart.references():
+        if isinstance(model, ColumnDataSource) and model.name:
+            found[model.name] = {name: list(values) for name, values in model.data.items()}
+        elif isinstance(model, Range1d) and model.name:
+            found[model.name] = {"start": model.start, "end": model.end}
+    return found
 
 
 # --- slots over time
 
 
-def gantt(events: Iterable[FeedEvent], window: Window) -> LayoutDOM:
+def gantt(events: Iterable[FeedEvent], window: Window) -> Any:
     """Draw which job had which slot; re-scales are marked. Times are in UTC."""
     seen = list(events)
     whole = allocations_from(seen, window.end)
@@ -80,10 +77,10 @@ def gantt(events: Iterable[FeedEvent], window: Window) -> LayoutDOM:
     rows = {slot: len(slots) - 1 - index for index, slot in enumerate(slots)}
     height = min(max(ROW_HEIGHT * len(slots) + 60, MIN_HEIGHT), MAX_HEIGHT)
     plot = _timed(height, window)
-    plot.y_range = Range1d(-0.5, max(len(slots), 1) - 0.5)
+    plot.y_range = Range1d(start=-0.5, end=max(len(slots), 1) - 0.5)
     ticks = _node_ticks(slots, rows)
     plot.yaxis.ticker = list(ticks)
-    plot.yaxis.major_label_overrides = {tick: name for tick, name in ticks.items()}
+    plot.yaxis.major_label_overrides = ticks
     plot.ygrid.visible = False
     bars = plot.quad(
         left="begin", right="end", top="top", bottom="bottom", fill_color="colour",
@@ -156,7 +153,9 @@ def _rescales(
         rescaled = event.event == "job.rescaling" and window.begin <= event.time <= window.end
         if not rescaled or event.job is None:
             continue
-        here = [rows[one.slot] for one in held.get(event.job, ()) if one.begin <= event.time <= one.end]
+        here = [
+            rows[one.slot] for one in held.get(event.job, ()) if one.begin <= event.time <= one.end
+        ]
         if here:
             found["at"].append(event.time * 1000)
             found["row"].append(max(here))
@@ -168,43 +167,57 @@ def _rescales(
 # --- one job over time
 
 
+Points = Sequence[tuple[float, float | None]]  # (seconds since the epoch, value)
+
+
 def job_chart(detail: JobDetail, until: float) -> LayoutDOM:
     """Draw batch size, learning rate, loss, metrics, speed and slots on one axis of time."""
-    epochs, summary = detail.epochs, detail.summary
-    end = summary.ended_at or until
-    window = Window(summary.submitted_at, max(end, summary.submitted_at + 1.0))
-    at = [epoch.time for epoch in epochs]
-    series: dict[str, tuple[list[float], list[float]]] = {}
-    formed = [v for v in detail.versions if v.time]
-    series["slots"] = ([v.time for v in formed], [float(len(v.slots)) for v in formed])
-    series["batch size"] = ([v.time for v in formed], [float(v.global_batch) for v in formed])
-    series["learning rate"] = (at, [epoch.lr for epoch in epochs])
-    series["loss"] = (at, [epoch.train_loss for epoch in epochs])
-    for name in sorted({name for epoch in epochs for name in epoch.metrics}):
-        with_it = [epoch for epoch in epochs if name in epoch.metrics]
-        series[name] = ([e.time for e in with_it], [e.metrics[name] for e in with_it])
-    series["samples/s"] = (at, [epoch.samples_per_s for epoch in epochs])
+    summary = detail.summary
+    end = max(summary.ended_at or until, summary.submitted_at + 1.0)
+    window = Window(summary.submitted_at, end)
     panels: list[Any] = []
-    for name, (times, values) in series.items():
-        steps = name in {"slots", "batch size"}
-        if steps and times:
-            times, values = [*times, window.end], [*values, values[-1]]
+    for name, points in _curves(detail, end).items():
         panel = _timed(PANEL_HEIGHT, window, share=panels[0].x_range if panels else None)
         panel.yaxis.axis_label = name
-        data = {"at": [t * 1000 for t in times], "value": values}
-        source = ColumnDataSource(data, name=name)
-        if steps:
+        panel.yaxis.ticker.desired_num_ticks = 4
+        panel.toolbar_location = None if panels else "right"
+        source = ColumnDataSource(
+            {"at": [at * 1000 for at, _ in points], "value": [value for _, value in points]},
+            name=name,
+        )
+        if name in OF_GROUPS:
             panel.step("at", "value", source=source, mode="after", line_width=2, color=LINE)
         else:
             panel.line("at", "value", source=source, line_width=2, color=LINE)
             panel.scatter("at", "value", source=source, size=4, color=LINE)
         panel.add_tools(HoverTool(tooltips=[(name, "@value")], mode="vline"))
         panel.vspan(
-            x="at", source=ColumnDataSource(_group_marks(detail), name="groups"), color=MARK,
-            line_dash="dotted", alpha=0.7,
+            x="at", source=ColumnDataSource(_group_marks(detail), name=f"groups beside {name}"),
+            color=MARK, line_dash="dotted", alpha=0.7,
         )  # fmt: skip
         panels.append(panel)
+    for panel in panels[:-1]:
+        panel.xaxis.visible = False
     return column(*panels, sizing_mode="stretch_width")
+
+
+def _curves(detail: JobDetail, end: float) -> dict[str, Points]:
+    """Return the curves of a job, in the order in which they are drawn."""
+    epochs, groups = detail.epochs, [group for group in detail.versions if group.time]
+    slots: list[tuple[float, float | None]] = [(one.time, len(one.slots)) for one in groups]
+    batches: list[tuple[float, float | None]] = [(one.time, one.global_batch) for one in groups]
+    metrics = sorted({name for epoch in epochs for name in epoch.metrics})
+    return {
+        "slots": [*slots, *((end, value) for _, value in slots[-1:])],
+        "batch size": [*batches, *((end, value) for _, value in batches[-1:])],
+        "learning rate": [(epoch.time, epoch.lr) for epoch in epochs],
+        "loss": [(epoch.time, epoch.train_loss) for epoch in epochs],
+        **{
+            name: [(one.time, one.metrics[name]) for one in epochs if name in one.metrics]
+            for name in metrics
+        },
+        "samples/s": [(epoch.time, epoch.samples_per_s) for epoch in epochs],
+    }
 
 
 def _group_marks(detail: JobDetail) -> dict[str, list[Any]]:
@@ -212,7 +225,7 @@ def _group_marks(detail: JobDetail) -> dict[str, list[Any]]:
     return {"at": [one.time * 1000 for one in later], "kind": [one.kind for one in later]}
 
 
-def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> LayoutDOM:
+def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
     """Draw several curves over time, each with its own colour and a legend."""
     times = [at for points in series.values() for at, _ in points]
     window = Window(min(times, default=0.0), max(times, default=1.0))
@@ -233,7 +246,7 @@ OF_PLANS: Final = {  # curves of the scheduler's charts, from the events of plan
 }
 
 
-def plans(events: Iterable[FeedEvent], chart: str) -> LayoutDOM:
+def plans(events: Iterable[FeedEvent], chart: str) -> Any:
     """Draw a chart in `OF_PLANS`."""
     seen = [event for event in events if event.event == "policy.plan"]
     curves = {
@@ -247,12 +260,13 @@ def _timed(height: int, window: Window, share: Any = None) -> Any:
     plot = figure(
         height=height, sizing_mode="stretch_width", tools=TOOLS, active_scroll=None,
         active_drag="xpan", output_backend="canvas",
-        x_range=share or Range1d(window.begin * 1000, window.end * 1000, name="time"),
+        x_range=share or Range1d(start=window.begin * 1000, end=window.end * 1000, name="time"),
     )  # fmt: skip
     plot.xaxis.formatter = DatetimeTickFormatter(
         milliseconds="%H:%M:%S", seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M",
         hourmin="%H:%M", hours="%d %b %H:%M", days="%d %b",
     )  # fmt: skip
     plot.toolbar.logo = None
+    plot.grid.grid_line_alpha = 0.3
     plot.min_border_left = 90
     return plot

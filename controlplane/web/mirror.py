@@ -41,7 +41,7 @@ LOAD: Final = 0.02  # largest share of time that the controller works for the pa
 MAX_AGE_S: Final = 10.0  # age after which the state is refreshed without news
 RETRY_S: Final = 1.0
 IDLE_S: Final = 30.0  # details of a job are forgotten after so long without a page
-ABSENT: Final = "The controller does not reply. This page shows its last known state, and reconnects."
+ABSENT: Final = "The controller does not reply. This is its last known state; the page reconnects."
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,9 +139,7 @@ class ClusterMirror:
 
     async def _publish(self, **changes: Any) -> None:
         version = self.state.version + 1
-        self.state = msgspec.structs.replace(
-            self.state, version=version, at=time.time(), **changes
-        )
+        self.state = msgspec.structs.replace(self.state, version=version, at=time.time(), **changes)
         async with self.changed:
             self.changed.notify_all()
 

@@ -20,6 +20,7 @@ from schemas.jobs import ENDED
 from schemas.wire.client import JobUsage
 
 FOLDER: Final = Path(__file__).parent
+MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
 LONGEST: Final = 400  # characters of a text of a user
 
 
@@ -53,7 +54,9 @@ def plain(text: object) -> str:
 
 def number(value: float | None, digits: int = 4) -> str:
     """Format a number with so many significant digits; None is an empty text."""
-    return "" if value is None else f"{value:.{digits}g}"
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 class Views:
@@ -90,7 +93,8 @@ class Views:
         for worker in job.detail.workers:
             name = f"worker-{worker.worker or worker.rank}"
             parts[name] = Part("workers", self._parts.worker_row(worker))
-        for index, decision in enumerate(job.explanation.decisions):
+        decisions = list(enumerate(job.explanation.decisions))
+        for index, decision in reversed(decisions[-MAX_DECISIONS:]):
             row = self._parts.decision_row(decision, _gain(decision.numbers), index)
             parts[f"decision-{index}"] = Part("decisions", row)
         return parts

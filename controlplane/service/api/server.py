@@ -201,9 +201,7 @@ class RequestServer:
             ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
             ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
-            AddKey: Route(
-                ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
-            ),
+            AddKey: Route(WRITERS, lambda new, who: Keys(keys=(keys.add(new, who),)), audited=True),
             ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
             RevokeKey: Route(
                 ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True

@@ -11,7 +11,7 @@ function apply(changes) {
     if (html === null) { if (old) old.remove(); continue; }
     const fresh = made(html);
     if (old) { if (old.classList.contains("chosen")) fresh.classList.add("chosen"); fresh.hidden = old.hidden; old.replaceWith(fresh); }
-    else document.getElementById(parent)?.append(fresh);
+    else { const into = document.getElementById(parent); if (into) into.dataset.newestFirst !== undefined ? into.prepend(fresh) : into.append(fresh); }
     tell(fresh);
   }
 }
@@ -135,6 +135,7 @@ if (section) {
     lines?.close(); log.replaceChildren();
     const url = new URL(section.dataset.log, location.href);
     for (const [name, value] of new FormData(form)) if (value) url.searchParams.set(name, value);
+    const ranks = new Set();
     lines = new EventSource(url);
     lines.onmessage = event => {
       const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
@@ -142,7 +143,7 @@ if (section) {
         const last = log.lastElementChild;
         if (last && last.dataset.open && last.dataset.rank === String(rank)) last.remove();
         const line = document.createElement("div");
-        line.textContent = text || " "; line.dataset.rank = String(rank); line.dir = "auto";
+        line.textContent = (ranks.add(rank).size > 1 && rank !== null ? `[${rank}] ` : "") + (text || " "); line.dataset.rank = String(rank); line.dir = "auto";
         if (end !== "\n") line.dataset.open = "1";
         log.append(line);
       }
