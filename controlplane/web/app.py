@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import bokeh
+import msgspec
+import psutil
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -47,11 +50,17 @@ from schemas.errors import (
 from schemas.ids import JobId
 
 COOKIE: Final = "ones-session"
-PAGES: Final = (("", "Now"), ("nodes", "Nodes"), ("scheduler", "Scheduler"), ("usage", "Usage"))
+PAGES: Final = (
+    ("", "Now"), ("nodes", "Nodes"), ("scheduler", "Scheduler"), ("sweeps", "Sweeps"),
+    ("usage", "Usage"), ("compare", "Compare"),
+)  # fmt: skip
 SPANS: Final = {"10 min": 600.0, "1 h": 3600.0, "6 h": 21_600.0, "24 h": 86_400.0}
 USAGE_SPANS: Final = {"1 d": 86_400.0, "7 d": 604_800.0, "30 d": 2_592_000.0}
 HEARTBEAT_S: Final = 15.0  # a stream without news says so
 MAX_STREAMS: Final = 2000  # open pages
+MAX_RESULTS_BYTES: Final = 32 << 20  # of the results to compare
+MAX_RESULTS: Final = 24
+MAX_REAL_JOBS: Final = 1000
 MAX_FORM_BYTES: Final = 1 << 16
 LAST_LINES: Final = 500  # of the output, at first
 LONGEST_LINE: Final = 4000  # characters
@@ -73,6 +82,13 @@ STATUS: Final[tuple[tuple[type[OnesError], HTTPStatus], ...]] = (
     (UnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (UnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
 )
+
+
+class _Result(msgspec.Struct):
+    """A simulation's result, as far as it is compared."""
+
+    policy: str
+    jct_s: dict[str, float]  # completion time of each job
 
 
 class SafeHeaders:
@@ -112,10 +128,13 @@ class SafeHeaders:
 class WebPage:
     """The page of one cluster."""
 
-    def __init__(self, home: Home, *, prefix: str = "/", secure: bool = False) -> None:
+    def __init__(
+        self, home: Home, *, prefix: str = "/", secure: bool = False, proxied: bool = False
+    ) -> None:
         self.mirror = ClusterMirror(home)
         self.sessions = Sessions(home)
         self._base = f"/{prefix.strip('/')}/".replace("//", "/")
+        self._proxied = proxied  # all peers are the proxy
         self._secure = secure  # cookies over HTTPS only
         self._templates = environment()
         self._views = Views(self._templates, self._base)
@@ -129,7 +148,10 @@ class WebPage:
             Route("/", self.now),
             Route("/nodes", self.nodes),
             Route("/scheduler", self.scheduler),
+            Route("/sweeps", self.sweeps),
+            Route("/sweeps/{job}", self.sweep),
             Route("/usage", self.usage),
+            Route("/compare", self.compare, methods=["GET", "POST"]),
             Route("/jobs/{job}", self.job),
             Route("/jobs/{job}/log", self.output),
             Route("/jobs/{job}/act", self.act, methods=["POST"]),
@@ -223,6 +245,60 @@ class WebPage:
             parts=self._views.scheduler(state), stream=f"{self._base}live/scheduler",
         )  # fmt: skip
 
+    async def sweeps(self, request: Request) -> Response:
+        """Return the list of sweeps."""
+        state = await self.mirror.fresh()
+        return await self._page(
+            request, "sweeps.html", title="Sweeps", here="sweeps",
+            parts=self._views.sweeps(state), stream=f"{self._base}live/sweeps",
+        )  # fmt: skip
+
+    async def sweep(self, request: Request) -> Response:
+        """Return the page of a sweep."""
+        name = request.path_params["job"]
+        detail = await self.mirror.sweep(JobId(name))
+        return await self._page(
+            request, "sweep.html", title=name, job=name,
+            parts=self._views.sweep(self.mirror.state, detail),
+            stream=f"{self._base}live/sweep/{quote(name)}",
+        )  # fmt: skip
+
+    async def compare(self, request: Request) -> Response:
+        """Draw uploaded results of simulations, and the jobs that ended here."""
+        series: dict[str, list[float]] = {}
+        problem = ""
+        if request.method == "POST":
+            try:
+                series = await self._compared(request)
+            except BadFieldError as error:
+                problem = plain(error)
+        drawn = charts.shares(series, "completion time, s") if series else None
+        html = json.dumps(charts.document(drawn, dark=False)) if drawn else ""
+        return await self._page(
+            request, "compare.html", title="Compare", here="compare", problem=problem,
+            drawn=Markup(html.replace("<", "\\u003c")),  # noqa: S704 - JSON in a data block
+            rows=self._views.compared_rows(series),
+        )  # fmt: skip
+
+    async def _compared(self, request: Request) -> dict[str, list[float]]:
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > MAX_RESULTS_BYTES:
+            what = f"results: more than {MAX_RESULTS_BYTES >> 20} MiB"
+            raise BadFieldError(what, "choose fewer files", "results")
+        series: dict[str, list[float]] = {}
+        async with request.form(max_files=MAX_RESULTS) as form:
+            for file in form.getlist("results"):
+                if not isinstance(file, str) and file.filename:
+                    series |= results_in(await file.read(), plain(file.filename))
+            real = form.get("real") == "1"
+        if real:
+            ended = await self.mirror.ask(lambda client: client.history(most=MAX_REAL_JOBS))
+            times = [job.ended_at - job.submitted_at for job in ended if job.ended_at]
+            series |= {"this cluster": times} if times else {}
+        if not series:
+            raise BadFieldError("results: none was chosen", "choose a file", "results")
+        return series
+
     async def usage(self, request: Request) -> Response:
         """Return slot hours by project and user."""
         shown = request.query_params.get("span", "7 d")
@@ -260,8 +336,9 @@ class WebPage:
         view, job = request.path_params["view"], request.path_params.get("job")
         make: Callable[[State], Awaitable[Parts]] | None = {
             "now": _later(self._views.now), "nodes": _later(self._views.nodes),
-            "scheduler": _later(self._views.scheduler),
+            "scheduler": _later(self._views.scheduler), "sweeps": _later(self._views.sweeps),
             "job": self._job_parts(JobId(job)) if job else None,
+            "sweep": self._sweep_parts(JobId(job)) if job else None,
         }.get(view)  # fmt: skip
         if make is None:
             return PlainTextResponse("no such view\n", HTTPStatus.NOT_FOUND)
@@ -271,6 +348,15 @@ class WebPage:
         async def parts(state: State) -> Parts:
             try:
                 return self._views.job(state, await self.mirror.job(job))
+            except OnesError:
+                return self._views.common(state)
+
+        return parts
+
+    def _sweep_parts(self, job: JobId) -> Callable[[State], Awaitable[Parts]]:
+        async def parts(state: State) -> Parts:
+            try:
+                return self._views.sweep(state, await self.mirror.sweep(job))
             except OnesError:
                 return self._views.common(state)
 
@@ -313,15 +399,37 @@ class WebPage:
         job, session = request.path_params["job"], await self._session(request)
         rank = request.query_params.get("rank", "")
         search = request.query_params.get("search", "")[:200]
-        lines = self._lines(session, job, int(rank) if rank.isdecimal() else None, search)
+        own = await asyncio.to_thread(self._is_own_process, request)
+        client = session.client if session else await self.mirror.ask(_itself) if own else None
+        if client is None:
+            said = "Log in to read the output of your jobs."
+            return self._stream(_once(f"event: refused\ndata: {said}\n\n"))
+        lines = self._lines(client, job, int(rank) if rank.isdecimal() else None, search)
         return self._stream(lines)
 
+    def _is_own_process(self, request: Request) -> bool:
+        """True if the peer may read what the key of this page may read.
+
+        That is everybody if it is a viewer's key. Otherwise it is a process of the same user on
+        this host, because that user can read the key.
+        """
+        cluster = self.mirror.state.cluster
+        if cluster is not None and cluster.role == "viewer":
+            return True
+        if self._proxied or request.client is None:
+            return False
+        with suppress(psutil.Error, OSError):
+            for found in psutil.net_connections("tcp"):
+                ours = found.raddr and found.raddr[:] == request.scope["server"][:]
+                if ours and found.laddr[:] == request.client[:] and found.pid is not None:
+                    return bool(psutil.Process(found.pid).uids().real == os.getuid())
+        return False
+
     async def _lines(
-        self, session: Session | None, job: str, rank: int | None, search: str
+        self, client: Client, job: str, rank: int | None, search: str
     ) -> AsyncIterator[str]:
         search = re.escape(search)  # a pattern of a stranger could take forever
         try:
-            client = session.client if session else await self.mirror.ask(_itself)
             pages = client.output_pages(
                 job, rank, follow=True, last=LAST_LINES, matching=search, unfinished=True
             )
@@ -330,9 +438,7 @@ class WebPage:
                 yield f"data: {json.dumps(lines)}\n\n" if lines else ": no news\n\n"
             yield "event: ended\ndata:\n\n"
         except OnesError as error:
-            denied = isinstance(error, DeniedError) and session is None
-            said = "Log in to read the output of your jobs." if denied else str(error)
-            yield f"event: refused\ndata: {plain(said)}\n\n"
+            yield f"event: refused\ndata: {plain(error)}\n\n"
 
     async def chart(self, request: Request) -> Response:
         """Return a chart, or only its data."""
@@ -344,6 +450,8 @@ class WebPage:
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
             drawn = await asyncio.to_thread(charts.job_chart, found.detail, time.time())
+        elif name == "sweep" and job:
+            drawn = charts.trials(await self.mirror.sweep(JobId(job)))
         elif name in charts.OF_PLANS:
             drawn = await asyncio.to_thread(charts.plans, tuple(self.mirror.events), name)
         else:
@@ -428,6 +536,25 @@ class WebPage:
         return RedirectResponse(f"{self._base}jobs/{quote(job)}", HTTPStatus.SEE_OTHER)
 
 
+def results_in(data: bytes, file: str) -> dict[str, list[float]]:
+    """Return the completion times (s) of each policy in a file of results.
+
+    Raises:
+        BadFieldError: if it is no such file.
+    """
+    hint = "choose a file that `ones sim run -o json` wrote"
+    try:
+        found = msgspec.json.decode(data)
+        many = found.get("results", [found]) if isinstance(found, dict) else found
+        results = msgspec.convert(many, list[_Result])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BadFieldError(f"results: {file} has no results: {error}", hint, "results") from None
+    times: dict[str, list[float]] = {}
+    for result in results:
+        times.setdefault(f"{file}: {result.policy}", []).extend(result.jct_s.values())
+    return {name: values for name, values in times.items() if values}
+
+
 def _window(request: Request) -> tuple[Window, str, float]:
     """Return the range of time of a request, the name of its length, and its stated end or 0."""
     shown = request.query_params.get("span", "10 min")
@@ -443,6 +570,10 @@ def _later(view: Callable[[State], Parts]) -> Callable[[State], Awaitable[Parts]
         return view(state)
 
     return parts
+
+
+async def _once(message: str) -> AsyncIterator[str]:
+    yield message
 
 
 async def _itself(client: Client) -> Client:

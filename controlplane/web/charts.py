@@ -32,7 +32,7 @@ from controlplane.client.allocations import (
 )
 from controlplane.client.formats import second, span
 from schemas.ids import JobId, node_of
-from schemas.wire.client import JobDetail
+from schemas.wire.client import JobDetail, SweepDetail
 from schemas.wire.feed import FeedEvent
 
 MAX_BARS: Final = 20_000  # allocations that are drawn
@@ -43,6 +43,8 @@ NAMED_SLOTS: Final = 64  # slots up to which bars show names
 PANEL_HEIGHT: Final = 120  # pixels
 LINE: Final = "#4e79a7"
 OF_GROUPS: Final = frozenset({"slots", "batch size"})  # curves with steps
+DASHES: Final = ("solid", "dashed", "dotted")
+MAX_CURVES: Final = 200  # trials that are drawn
 MARK: Final = "#e15759"
 TOOLS: Final = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
@@ -235,8 +237,54 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> An
         data = {"at": [at * 1000 for at, _ in points], "value": [value for _, value in points]}
         plot.line(
             "at", "value", source=ColumnDataSource(data, name=name), color=job_colour(index),
-            line_width=2, legend_label=name, line_dash=("solid", "dashed", "dotted")[index % 3],
+            line_width=2, legend_label=name, line_dash=DASHES[index % 3],
         )  # fmt: skip
+    return plot
+
+
+def shares(series: Mapping[str, Sequence[float]], title: str) -> Any:
+    """Draw for each series which share of its values is at most x, on a logarithmic axis."""
+    plot = figure(
+        height=PANEL_HEIGHT * 3, sizing_mode="stretch_width", tools=TOOLS, x_axis_type="log",
+        output_backend="canvas",
+    )  # fmt: skip
+    plot.xaxis.axis_label, plot.yaxis.axis_label = title, "share of the jobs"
+    plot.toolbar.logo = None
+    for index, (name, values) in enumerate(series.items()):
+        ordered = sorted(value for value in values if value > 0)
+        count = len(ordered)
+        plot.step(
+            ordered, [(place + 1) / count for place in range(count)], mode="after",
+            legend_label=name, color=job_colour(index), line_width=2, line_dash=DASHES[index % 3],
+        )  # fmt: skip
+    if series:
+        plot.legend.location = "bottom_right"
+    return plot
+
+
+def trials(detail: SweepDetail) -> Any:
+    """Draw the metric of each trial by epoch; the best trial is drawn last and wider."""
+    metric = detail.spec.search.metric
+    plot = figure(
+        height=PANEL_HEIGHT * 3, sizing_mode="stretch_width", tools="pan,wheel_zoom,reset,save",
+        output_backend="canvas", active_scroll=None,
+    )  # fmt: skip
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "epoch", metric
+    plot.toolbar.logo = None
+    ordered = sorted(detail.trials, key=lambda trial: trial.number == detail.best)
+    for trial in ordered[-MAX_CURVES:]:
+        points = [
+            (trial.first_epoch + place, values[metric])
+            for place, values in enumerate(trial.metrics)
+            if metric in values
+        ]
+        best = trial.number == detail.best
+        curve = plot.line(
+            [at for at, _ in points], [value for _, value in points], line_width=3 if best else 1,
+            color=MARK if best else LINE, alpha=1.0 if best else 0.6,
+        )  # fmt: skip
+        said = f"trial {trial.number}{' (best)' if best else ''}"
+        plot.add_tools(HoverTool(renderers=[curve], tooltips=[(said, "@y"), ("epoch", "@x")]))
     return plot
 
 

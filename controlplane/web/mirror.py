@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ from schemas.wire.client import (
     NodeInfo,
     SearchInfo,
     SharingInfo,
+    SweepDetail,
 )
 from schemas.wire.feed import FeedEvent
 
@@ -65,6 +67,22 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     explanation: Explanation
 
 
+@dataclass(slots=True)
+class _Shared:
+    """Answer that several pages wait for or show."""
+
+    begun: float  # monotonic
+    answer: asyncio.Future[Any]
+    pause_s: float = MIN_INTERVAL_S  # until it may be read again
+
+    def measure(self, answer: asyncio.Future[Any]) -> None:
+        """Set the pause by the time that the answer took."""
+        took = time.monotonic() - self.begun
+        self.pause_s = max(MIN_INTERVAL_S, took / LOAD)
+        if not answer.cancelled():
+            answer.exception()  # each page that waits gets it
+
+
 class ClusterMirror:
     """Copy of the state of one cluster."""
 
@@ -76,7 +94,8 @@ class ClusterMirror:
         self._client: Client | None = None
         self._watchers = 0
         self._news = asyncio.Event()
-        self._jobs: dict[JobId, tuple[float, int, JobState]] = {}
+        self._details: dict[tuple[str, JobId], _Shared] = {}
+        self._last_events: dict[JobId, float] = {}  # monotonic
 
     async def run(self) -> None:
         """Follow the cluster until cancelled, across absences of its controller."""
@@ -95,7 +114,7 @@ class ClusterMirror:
         known = self.events[-1].seq if self.events else 0
         if cluster.last_seq < known:
             self.events.clear()
-            self._jobs.clear()
+            self._details.clear()
             await self._publish(history=self.state.history + 1)
             known = 0
         first = max(known + 1, cluster.last_seq - MAX_EVENTS, 1)
@@ -110,9 +129,9 @@ class ClusterMirror:
     async def _read_events(self, client: Client, first: int) -> None:
         async for page in client.event_pages(first, follow=True):
             self.events.extend(page)
-            for event in page:
-                if event.job is not None:
-                    self._jobs.pop(event.job, None)
+            now = time.monotonic()
+            old = {job: at for job, at in self._last_events.items() if now - at < 2 * IDLE_S}
+            self._last_events = old | {one.job: now for one in page if one.job is not None}
             self._news.set()
 
     async def _refresh(self, client: Client) -> None:
@@ -171,24 +190,38 @@ class ClusterMirror:
         return self.state
 
     async def job(self, job: JobId) -> JobState:
-        """Return the details of a job, which are requested again after each event of the job.
+        """Return the details of a job, read again after its events.
 
         Raises:
             OnesError: if there is no such job, or the controller does not reply.
         """
+
+        async def read(client: Client) -> JobState:
+            detail, explanation = await asyncio.gather(client.job(job), client.explain(job))
+            return JobState(detail=detail, explanation=explanation)
+
+        return await self._shared(("job", job), read)
+
+    async def sweep(self, job: JobId) -> SweepDetail:
+        """Return the details of a sweep, read again after its events.
+
+        Raises:
+            OnesError: if there is no such sweep, or the controller does not reply.
+        """
+        return await self._shared(("sweep", job), lambda client: client.sweep(job))
+
+    async def _shared(self, key: tuple[str, JobId], read: Callable[[Client], Awaitable[T]]) -> T:
+        """Return what `read` returns; all pages share it while it is recent."""
         now = time.monotonic()
-        for name, (read, _, _) in list(self._jobs.items()):
-            if now - read > IDLE_S:
-                del self._jobs[name]
-        known = self._jobs.get(job)
-        if known is not None and now - known[0] < MAX_AGE_S:
-            return known[2]
-        detail, explanation = await asyncio.gather(
-            self.ask(lambda client: client.job(job)), self.ask(lambda client: client.explain(job))
-        )
-        found = JobState(detail=detail, explanation=explanation)
-        self._jobs[job] = (now, self.state.version, found)
-        return found
+        self._details = {k: one for k, one in self._details.items() if now - one.begun < IDLE_S}
+        known = self._details.get(key)
+        news = self._last_events.get(key[1], 0.0)
+        if known is None or now > known.begun + (
+            known.pause_s if news > known.begun else MAX_AGE_S
+        ):
+            known = self._details[key] = _Shared(now, asyncio.ensure_future(self.ask(read)))
+            known.answer.add_done_callback(known.measure)
+        return cast("T", await asyncio.shield(known.answer))
 
     async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
         """Ask the controller with the key of this page.

@@ -7,7 +7,7 @@ from those it shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from markupsafe import Markup
 from controlplane.client.formats import HOUR_S, byte_count, second, span
 from controlplane.web.mirror import JobState, State
 from schemas.jobs import ENDED
-from schemas.wire.client import JobUsage
+from schemas.wire.client import JobUsage, SweepDetail
 
 FOLDER: Final = Path(__file__).parent
 MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
@@ -113,6 +113,32 @@ class Views:
             parts["search"] = Part("search-facts", self._parts.search_facts(state.search))
         return parts
 
+    def sweeps(self, state: State) -> Parts:
+        """Return the parts of the list of sweeps."""
+        parts = self.common(state)
+        for job in state.jobs:
+            if job.kind == "sweep":
+                parts[f"sweep-{job.job}"] = Part("sweeps", self._parts.sweep_row(job))
+        return parts
+
+    def sweep(self, state: State, detail: SweepDetail) -> Parts:
+        """Return the parts of the page of a sweep."""
+        parts = self.common(state)
+        parts["head"] = Part("sweep-head", self._parts.sweep_head(detail))
+        for trial in detail.trials:
+            row = self._parts.trial_row(trial, detail.best == trial.number)
+            parts[f"trial-{trial.number}"] = Part("trials", row)
+        return parts
+
+    def compared_rows(self, series: Mapping[str, Sequence[float]]) -> Markup:
+        """Return a row of statistics for each series of completion times (s)."""
+        return Markup("").join(
+            self._parts.compared_row(
+                name, len(times), sum(times) / len(times), *quantiles_of(times)
+            )
+            for name, times in series.items()
+        )
+
     def usage_rows(self, jobs: Iterable[JobUsage]) -> Markup:
         """Return a row for each user of each project, largest first."""
         used: dict[tuple[str, str], list[float]] = {}
@@ -143,6 +169,13 @@ def _gain(numbers: Mapping[str, float]) -> tuple[float | None, float | None]:
     realised = numbers.get("speed_realised")
     predicted = after / before if before and after else None
     return predicted, realised / before if before and realised else None
+
+
+def quantiles_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and the quantiles of 90% and 99%, of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 2], ordered[round(0.9 * last)], ordered[round(0.99 * last)]
 
 
 def differences(old: Parts, new: Parts) -> list[tuple[str, str, str | None]]:

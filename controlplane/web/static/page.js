@@ -80,6 +80,8 @@ async function redraw() {
     drawn = Date.now();
   } catch { /* the next message draws again */ } finally { drawing = false; }
 }
+for (const chart of document.querySelectorAll("[data-inline]"))
+  Bokeh.embed.embed_item(JSON.parse(document.getElementById(chart.dataset.inline).textContent), chart.id);
 for (const chart of charts) {
   draw(chart);
   for (const kind of ["wheel", "pointerdown"]) chart.addEventListener(kind, () => { chart.moved = true; });
