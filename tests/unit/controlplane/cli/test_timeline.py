@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controlplane.cli import timeline
+from controlplane.cli.timeline import png, shown_window, terminal
 from controlplane.client.allocations import (
     PALETTE,
     Allocation,
@@ -25,7 +26,6 @@ from controlplane.client.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.timeline import png, shown_window, terminal
 from controlplane.sim.analysis.plot_style import is_dark
 from controlplane.sim.cluster import ResultsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
