@@ -6,6 +6,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 function made(html) { const t = document.createElement("template"); t.innerHTML = html.trim(); return t.content.firstElementChild; }
 
 function apply(changes) {
+  const began = performance.now();
   for (const [id, parent, html] of changes) {
     const old = document.getElementById(id);
     if (html === null) { if (old) old.remove(); continue; }
@@ -14,6 +15,7 @@ function apply(changes) {
     else { const into = document.getElementById(parent); if (into) into.dataset.newestFirst !== undefined ? into.prepend(fresh) : into.append(fresh); }
     tell(fresh);
   }
+  performance.measure("update", {start: began, detail: changes.length});
 }
 
 function tell(inside) {
@@ -60,6 +62,7 @@ async function draw(chart) {
   if (!reply.ok) { chart.textContent = "This chart is not available now."; return; }
   await Bokeh.embed.embed_item(await reply.json(), chart.id);
   chart.done = true;
+  performance.mark("drawn");
 }
 async function redraw() {
   if (drawing || document.hidden || Date.now() - drawn < 2000) return;
