@@ -12,11 +12,14 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
 
 from cyclopts import App, Parameter
+from setproctitle import setproctitle
 
+from controlplane.cli.local import PAGE_PID_FILE
 from controlplane.cli.output import COMMON, Common, say
 from controlplane.client import BlockingClient, find_home
-from controlplane.client.connection import Home
+from controlplane.client.connection import CONTROLLER_FILE, Home
 from schemas.errors import BadFieldError, OnesError, SettingsError, UnreachableError
+from schemas.host.files import take_pid_file
 
 PORT: Final = 7780
 ADDRESS_FILE: Final = "web.json"  # in the folder of the cluster: address of the latest `ones web`
@@ -45,6 +48,9 @@ def serve(
 
     home = find_home(common.home)
     _check_key(home, host)
+    if (home.folder / CONTROLLER_FILE).is_file():  # `ones local down` ends this process
+        take_pid_file(home.folder / "run" / PAGE_PID_FILE)
+    setproctitle(f"ones: web {home.folder.resolve()}")
     listening = _listening(host, port)
     at = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host

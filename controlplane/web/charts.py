@@ -315,6 +315,7 @@ def _timed(height: int, window: Window, share: Any = None) -> Any:
         hourmin="%H:%M", hours="%d %b %H:%M", days="%d %b",
     )  # fmt: skip
     plot.toolbar.logo = None
+    plot.xaxis.ticker.desired_num_ticks = 4
     plot.grid.grid_line_alpha = 0.3
     plot.min_border_left = 90
     return plot
