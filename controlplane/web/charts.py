@@ -244,7 +244,7 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> An
 
 def shares(series: Mapping[str, Sequence[float]], title: str) -> Any:
     """Draw for each series which share of its values is at most x, on a logarithmic axis."""
-    plot = figure(
+    plot: Any = figure(
         height=PANEL_HEIGHT * 3, sizing_mode="stretch_width", tools=TOOLS, x_axis_type="log",
         output_backend="canvas",
     )  # fmt: skip
@@ -265,7 +265,7 @@ def shares(series: Mapping[str, Sequence[float]], title: str) -> Any:
 def trials(detail: SweepDetail) -> Any:
     """Draw the metric of each trial by epoch; the best trial is drawn last and wider."""
     metric = detail.spec.search.metric
-    plot = figure(
+    plot: Any = figure(
         height=PANEL_HEIGHT * 3, sizing_mode="stretch_width", tools="pan,wheel_zoom,reset,save",
         output_backend="canvas", active_scroll=None,
     )  # fmt: skip
@@ -305,7 +305,7 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
 
 
 def _timed(height: int, window: Window, share: Any = None) -> Any:
-    plot = figure(
+    plot: Any = figure(
         height=height, sizing_mode="stretch_width", tools=TOOLS, active_scroll=None,
         active_drag="xpan", output_backend="canvas",
         x_range=share or Range1d(start=window.begin * 1000, end=window.end * 1000, name="time"),
