@@ -204,8 +204,8 @@ class WebPage:
 
     async def now(self, request: Request) -> Response:
         """Return the first page."""
-        window, shown, until = _window(request)
-        span_s = window.length
+        window, shown, until = self._window(request)
+        span_s = SPANS[shown]
         query = {"span": shown} | ({"until": f"{until:.0f}"} if until else {})
         step = {"span": shown, "until": f"{window.end - span_s / 2:.0f}"}
         after = {"span": shown, "until": f"{window.end + span_s / 2:.0f}"}
@@ -445,7 +445,7 @@ class WebPage:
         name, job = request.path_params["chart"], request.path_params.get("job")
         if name == "gantt":
             drawn = await asyncio.to_thread(
-                charts.gantt, tuple(self.mirror.events), _window(request)[0]
+                charts.gantt, tuple(self.mirror.events), self._window(request)[0]
             )
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
@@ -460,6 +460,20 @@ class WebPage:
             return JSONResponse(charts.columns(drawn))
         dark = request.query_params.get("dark") == "1"
         return JSONResponse(charts.document(drawn, dark=dark))
+
+    def _window(self, request: Request) -> tuple[Window, str, float]:
+        """Return the range of time of a request, the name of its length, and its end or 0.
+
+        A range that ends now begins with the first known event, if that is later.
+        """
+        shown = request.query_params.get("span", "1 h")
+        shown = shown if shown in SPANS else "1 h"
+        stated = request.query_params.get("until", "")
+        until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
+        now = time.time()
+        end = min(until or now, now)
+        first = self.mirror.events[0].time if self.mirror.events and not until else 0.0
+        return Window(max(end - SPANS[shown], min(first, end - 1.0)), end), shown, until
 
     # --- logins and actions
 
@@ -553,16 +567,6 @@ def results_in(data: bytes, file: str) -> dict[str, list[float]]:
     for result in results:
         times.setdefault(f"{file}: {result.policy}", []).extend(result.jct_s.values())
     return {name: values for name, values in times.items() if values}
-
-
-def _window(request: Request) -> tuple[Window, str, float]:
-    """Return the range of time of a request, the name of its length, and its stated end or 0."""
-    shown = request.query_params.get("span", "10 min")
-    shown = shown if shown in SPANS else "10 min"
-    stated = request.query_params.get("until", "")
-    until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
-    end = min(until or time.time(), time.time())
-    return Window(end - SPANS[shown], end), shown, until
 
 
 def _later(view: Callable[[State], Parts]) -> Callable[[State], Awaitable[Parts]]:

@@ -95,7 +95,7 @@ def gantt(events: Iterable[FeedEvent], window: Window) -> Any:
             x_offset=4, text_color="white",
         )  # fmt: skip
     marks = plot.scatter(
-        "at", "row", marker="triangle", size=9, color="black", line_color="white",
+        "at", "row", marker="triangle", size=8, color="black", line_color="white",
         source=ColumnDataSource(_rescales(seen, shown, rows, window), name="rescales"),
     )  # fmt: skip
     about = [("job", "@job"), ("slot", "@slot"), ("from", "@since"), ("for", "@length")]
@@ -160,7 +160,7 @@ def _rescales(
         ]
         if here:
             found["at"].append(event.time * 1000)
-            found["row"].append(max(here))
+            found["row"].append(max(here) + 0.42)
             found["job"].append(event.job)
             found["why"].append(str(event.detail.get("reason", "")))
     return found

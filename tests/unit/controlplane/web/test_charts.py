@@ -43,7 +43,7 @@ def test_the_gantt_shows_slots_jobs_and_rescales_inside_its_window() -> None:
         "since": ["1970-01-01T00:00:15Z", "1970-01-01T00:00:20Z"],
     }  # fmt: skip
     assert len(set(shown["bars"]["colour"])) == 2
-    assert shown["rescales"] == {"at": [30_000.0], "row": [1], "job": [A], "why": ["batch up"]}
+    assert shown["rescales"] == {"at": [30_000.0], "row": [1.42], "job": [A], "why": ["batch up"]}
     assert shown["time"] == {"start": 15_000.0, "end": 100_000.0}
 
 
