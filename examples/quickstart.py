@@ -31,9 +31,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.allocations import colour_indices, job_colour, job_histories
 from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
 from controlplane.client import BlockingClient
+from controlplane.client.allocations import colour_indices, job_colour, job_histories
 from controlplane.client.job_file import load_job
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec, StopRule
@@ -480,6 +480,7 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     console.print()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "torch"))  # else left in /tmp
     ones("local", "up", "--dir", str(home))
+    say(console, hanging("", f"Watch it in a browser, too: {page_of(home)}\n", console.width))
     with BlockingClient(home) as client:
         while not client.search().running:  # until then nobody thinks about who gets which slot
             time.sleep(LOOK_S)
@@ -501,7 +502,7 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     caption = f"Slots over time. {PACE if paced else UNPACED}."
     allocations, pasts = allocations_from(events, until), job_histories(events, until)
     png(allocations, all_slots(events), file, caption, window=window, pasts=pasts)
-    following = "bin/quickstart --keep leaves the cluster up, to look around"
+    following = "bin/quickstart --keep leaves the cluster and its page up, to look again"
     if chosen.keep:
         following = f"export ONES_HOME={home}; bin/ones ps --all; bin/ones local down --dir {home}"
     for name, text in summary(found, file, f"{following}; then README.md, to train your own"):
@@ -548,6 +549,17 @@ def new_picture(folder: Path | None) -> Path:
     descriptor, name = tempfile.mkstemp(prefix="slots-over-time-", suffix=".png", dir=folder)
     os.close(descriptor)
     return Path(name)
+
+
+def page_of(home: Path) -> str:
+    """Start the cluster's web page, which `ones local down` ends, and return its address."""
+    page = subprocess.Popen(  # noqa: S603 - our own
+        [Path(sys.executable).with_name("ones"), "web", "--home", str(home), "-o", "jsonl"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    line = page.stdout.readline() if page.stdout else b""
+    return str(json.loads(line)["url"]) if line else "not available (see above)"
 
 
 def ones(*arguments: str) -> None:

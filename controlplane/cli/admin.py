@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, moment, print_data, say
+from controlplane.cli.output import COMMON, Common, Exit, print_data, say
 from controlplane.client.connection import CONTROLLER_FILE, home_folder
+from controlplane.client.formats import moment
 from controlplane.journal.backup import accept_loss, back_up, compact, problems, restore
 from controlplane.journal.mark import losses
 from controlplane.journal.reader import Reader

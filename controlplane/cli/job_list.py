@@ -23,12 +23,11 @@ from controlplane.cli.output import (
     fitting,
     readings,
     say,
-    second,
     seconds_of,
-    span,
 )
 from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
 from controlplane.client import BlockingClient
+from controlplane.client.formats import second, span
 from schemas.errors import BadFieldError
 from schemas.wire.client import Jobs, JobSummary
 

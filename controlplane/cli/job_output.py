@@ -18,6 +18,7 @@ from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.files import Fetch, Fetched, JobFiles, matches
+from controlplane.client.formats import byte_count, moment
 from controlplane.client.interpreters import NoTorchError
 from controlplane.client.streams import OutputLine, line_pattern
 from schemas.errors import BadFieldError
@@ -153,7 +154,7 @@ def warn_if_empty(pages: Iterable[list[OutputLine]], silent: str) -> Iterator[li
 def with_times(page: Sequence[OutputLine]) -> list[OutputLine]:
     """Prefix each line with the time at which the controller received it."""
     return [
-        line._replace(text=f"{output.moment(line.time)} {line.text}") if line.time else line
+        line._replace(text=f"{moment(line.time)} {line.text}") if line.time else line
         for line in page
     ]
 
@@ -233,7 +234,7 @@ def export(
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
-    output.say(common, row, f"{made.path}  {output.byte_count(made.size)}")
+    output.say(common, row, f"{made.path}  {byte_count(made.size)}")
 
 
 def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
@@ -262,7 +263,7 @@ def _nothing(job: str, pattern: str) -> str:
 
 def _say_list(job: str, there: JobFiles, common: output.Common, pattern: str = "*") -> int:
     rows = [{"path": file.name, "bytes": file.size} for file in there.files]
-    lines = (f"{output.byte_count(file.size):>8}  {file.name}" for file in there.files)
+    lines = (f"{byte_count(file.size):>8}  {file.name}" for file in there.files)
     document = {"files": rows, "refused": there.refused, "missing": there.missing}
     output.say(common, document, *lines, rows=rows, quiet=[file.name for file in there.files])
     _warn(there, common)
@@ -282,10 +283,10 @@ def _say_fetched(
         "refused": done.refused,
         "missing": done.missing,
     }
-    lines = [f"{output.byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
+    lines = [f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}" for f in done.files]
     if lines:
         many = f"{len(lines)} file{'s' * (len(lines) != 1)}"
-        lines.append(f"{many}, {output.byte_count(sum(f.size for f in done.files))}, in {folder}")
+        lines.append(f"{many}, {byte_count(sum(f.size for f in done.files))}, in {folder}")
     output.say(common, document, *lines, rows=rows, quiet=[str(f.path) for f in done.files])
     if not rows and not done.missing and common.output == "table":
         sys.stderr.write(_nothing(job, pattern))

@@ -10,20 +10,10 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from controlplane.cli.job_list import describe_promise, use_in_words
-from controlplane.cli.output import (
-    COMMON,
-    Common,
-    JobName,
-    moment,
-    plain,
-    print_data,
-    print_table,
-    say,
-    second,
-    span,
-)
+from controlplane.cli.output import COMMON, Common, JobName, plain, print_data, print_table, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient
+from controlplane.client.formats import moment, second, span
 from controlplane.client.sbatch import command_line
 from schemas.errors import BadFieldError, UnreachableError
 from schemas.jobs import JobSpec

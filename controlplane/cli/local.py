@@ -33,6 +33,7 @@ PORTS: Final = range(20_000, 32_000)  # below the kernel's range for outgoing co
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
+PAGE_PID_FILE: Final = "web.pid"  # in `run`, of `ones web`
 REQUIRED_BYTES: Final = 128 << 20  # on disk; an agent refuses work with less than half of this
 DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
 READY_S: Final = 60.0
@@ -175,7 +176,8 @@ def down(
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
     with _lock(home):
         parts = _parts(home)
-        left = [_stop(part) for part in parts] + [_end_workers(part) for part in parts[1:]]
+        page = _Part("web", "", home, home / "run" / PAGE_PID_FILE)
+        left = [_stop(part) for part in (*parts, page)] + [_end_workers(part) for part in parts[1:]]
     if any(left):
         problem = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
         raise SettingsError(problem, "resolve this, then run `ones local down` again")

@@ -41,6 +41,7 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
     ("run", "run:run", START, 5,
      "Run a program on the cluster, with its output and exit code: ones run -- PROGRAM ARGS."),
     ("top", "top:top", START, 9, "Show jobs and slots, every second until Ctrl-C."),
+    ("web", "web:web", START, 10, "Show the cluster in a browser; log in to its page."),
     ("attach", "attach:attach", JOBS, None,
      "Attach to the terminal of a job that `ones run --pty` started."),
     ("shell", "attach:shell", JOBS, None,

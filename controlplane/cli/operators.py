@@ -11,19 +11,10 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import (
-    COMMON,
-    UNITS,
-    Common,
-    NodeName,
-    byte_count,
-    say,
-    say_table,
-    second,
-    seconds_of,
-)
+from controlplane.cli.output import COMMON, UNITS, Common, NodeName, say, say_table, seconds_of
 from controlplane.client import BlockingClient
 from controlplane.client.connection import CLIENT_FILE, Home, find_home
+from controlplane.client.formats import byte_count, second
 from nodeagent.settings import AgentSettings, Controller
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.settings import convert

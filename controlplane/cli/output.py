@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import enum
 import json
 import math
@@ -19,7 +18,6 @@ from cyclopts import Parameter
 from controlplane.cli.terminal import harmless, terminal_console, width_of
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, OnesError, UnavailableError, UnreachableError
-from schemas.ids import LAST
 
 T = TypeVar("T")
 SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a progress bar
@@ -230,17 +228,6 @@ COLOURS: Final = {  # SGR codes of job states; 1 is bold
 }  # fmt: skip
 
 
-def moment(time_s: float) -> str:
-    """Format seconds since the epoch as ISO 8601 in UTC; times outside the calendar are clamped."""
-    shown = dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC)
-    return shown.isoformat(timespec="milliseconds")
-
-
-def second(time_s: float) -> str:
-    """Format seconds since the epoch as ISO 8601 in UTC, without fractions."""
-    return f"{moment(time_s)[:19]}Z"
-
-
 def seconds_of(text: str, option: str) -> float:
     """Parse a duration such as `90`, `90s`, `5m`, `2h` or `1d` into seconds."""
     unit = UNITS.get(text[-1:])
@@ -252,26 +239,6 @@ def seconds_of(text: str, option: str) -> float:
         hint = "write 90s, 5m, 2h or 1d"
         raise BadFieldError(f"--{option} {text!r} is not a duration", hint, option)
     return seconds
-
-
-def byte_count(size: int) -> str:
-    """Format a number of bytes, 0 or more, with decimal units: 1 kB is 1000 B."""
-    amount, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 999.5:  # noqa: PLR2004 - larger amounts round to 1000
-            break
-        amount, unit = amount / 1000, larger
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"  # noqa: PLR2004
-
-
-def span(seconds: float) -> str:
-    """Format a duration in seconds for people, such as `4.2s`, `5m03s` or `2h07m`."""
-    whole = int(seconds)
-    if whole < 60:  # noqa: PLR2004
-        return f"{seconds:.1f}s"
-    if whole < 3600:  # noqa: PLR2004
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 class Exit(enum.IntEnum):

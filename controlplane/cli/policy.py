@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, say, second
+from controlplane.cli.output import COMMON, Common, say
 from controlplane.client import BlockingClient
+from controlplane.client.formats import second
 from schemas.errors import BadFieldError
 from schemas.wire.client import PolicyInfo
 

@@ -14,11 +14,12 @@ import msgspec
 
 from controlplane.cli.job_list import cut
 from controlplane.cli.job_options import NO_OPTIONS, JobOptions
-from controlplane.cli.output import Common, byte_count, plain, say
+from controlplane.cli.output import Common, plain, say
 from controlplane.cli.terminal import width_of
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.command_line import job_of_command, shell_command
+from controlplane.client.formats import byte_count
 from controlplane.client.job_file import checked, load_job
 from controlplane.client.sbatch import BASH, command_line, job_of_batch_script
 from controlplane.client.secret_env import secret_file

@@ -21,7 +21,6 @@ from controlplane.cli.output import (
     Common,
     Exit,
     JobName,
-    byte_count,
     error_body,
     exit_code,
     print_error,
@@ -41,6 +40,7 @@ from controlplane.cli.submission import (
 )
 from controlplane.client import BlockingClient
 from controlplane.client.archive import IGNORE_FILE
+from controlplane.client.formats import byte_count
 from controlplane.client.job_order import submission_order, with_parents
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError, OnesError, TimedOutError, UnreachableError

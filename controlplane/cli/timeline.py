@@ -17,7 +17,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.allocations import (
+from controlplane.cli.job_list import cut
+from controlplane.cli.output import COMMON, Common, JobName, print_data, seconds_of
+from controlplane.cli.terminal import terminal_console, width_of
+from controlplane.client import BlockingClient
+from controlplane.client.allocations import (
     Allocation,
     JobHistory,
     Window,
@@ -29,10 +33,6 @@ from controlplane.cli.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.job_list import cut
-from controlplane.cli.output import COMMON, Common, JobName, print_data, seconds_of
-from controlplane.cli.terminal import terminal_console, width_of
-from controlplane.client import BlockingClient
 from controlplane.sim.analysis.plot_style import (
     IDLE,
     NODE_LINE,

@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli import job_list
-from controlplane.cli.allocations import job_colour
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COMMON,
@@ -32,6 +31,7 @@ from controlplane.cli.output import (
 from controlplane.cli.quota import By, show_by
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
+from controlplane.client.allocations import job_colour
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, SlotId, slot_id
 from schemas.jobs import ENDED

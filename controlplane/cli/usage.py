@@ -13,18 +13,9 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from controlplane.cli.job_list import NO_FILTERS, Filters
-from controlplane.cli.output import (
-    COMMON,
-    Common,
-    Exit,
-    moment,
-    print_data,
-    print_table,
-    say,
-    second,
-    seconds_of,
-)
+from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, say, seconds_of
 from controlplane.client import BlockingClient
+from controlplane.client.formats import moment, second
 from schemas.wire.client import JobSummary, JobUsage
 
 HOUR_S: Final = 3600.0

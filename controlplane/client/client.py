@@ -376,7 +376,8 @@ class Client(Attachments):
     ) -> wire.KeyInfo:
         """Authorise a key that belongs to no other user and was not revoked.
 
-        Only admins may call this.
+        Only admins may add any key. Others may add keys with their own name and rights that expire
+        within a day, as `ones web login` does.
 
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.

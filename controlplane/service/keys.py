@@ -15,7 +15,13 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from schemas.errors import BadFieldError, SettingsError, TooLargeError, UnavailableError
+from schemas.errors import (
+    BadFieldError,
+    DeniedError,
+    SettingsError,
+    TooLargeError,
+    UnavailableError,
+)
 from schemas.ids import Seconds
 from schemas.transport.keys import Identity, KnownKeys, check_public, identity_of, require_private
 from schemas.wire.client import AddKey, KeyInfo
@@ -74,6 +80,8 @@ class KeyFile:
 
 LOOK_S: Final = 1.0  # delay until an expired key is disconnected
 MAX_KEYS: Final = 10_000  # added or revoked online
+MAX_LOGINS: Final = 50  # keys that a user added for logins
+LOGIN_S: Final = 86_400.0  # longest validity of such a key
 OnRevoked = Callable[[list[Identity]], None]
 
 
@@ -144,10 +152,14 @@ class KeyTable:
         over = said.expires is not None and said.expires <= self._clock()
         return replace(said, state="expired") if over and said.state == "valid" else said
 
-    def add(self, request: AddKey, by: str) -> KeyInfo:
+    def add(self, request: AddKey, by: Identity) -> KeyInfo:
         """Authorise a key from now on, and return the stored entry.
 
+        Only an admin may add any key. Another user may add keys for logins: with the user's own
+        name and rights, which expire within a day, and not after the user's present key.
+
         Raises:
+            DeniedError: if the user is no admin, and the key is not for an own login.
             BadFieldError: if a field is invalid, or the key has another owner or was revoked.
             TooLargeError: if there are too many keys.
             UnavailableError: if the key cannot be stored; nothing was changed.
@@ -159,6 +171,9 @@ class KeyTable:
             raise BadFieldError(error.message, error.hint, error.field) from None
         if problem := self._ambiguity(who):
             raise BadFieldError(problem, "choose another name", problem.partition(":")[0])
+        now = self._clock()
+        if by.role != "admin":
+            self._permit_login(who, by, now)
         key = request.public.encode()
         if (known := self.known.listed.get(key)) is not None:
             if known != who:
@@ -168,14 +183,14 @@ class KeyTable:
         if key in self._online:
             what = "public: this key was revoked"
             raise BadFieldError(what, "create another pair of keys", "public")
-        now = self._clock()
         if request.expires is not None and request.expires <= now:
             raise BadFieldError("expires: the time has passed", "give a later time", "expires")
         row = KeyInfo(
             public=request.public, name=who.name, role=who.role, projects=who.projects,
-            expires=request.expires, by=by, at=Seconds(now),
+            expires=request.expires, by=by.name, at=Seconds(now),
         )  # fmt: skip
-        online = {**self._online, key: row}
+        kept = {key: one for key, one in self._online.items() if not _is_old_login(one, now)}
+        online = {**kept, key: row}
         if len(online) > MAX_KEYS:
             what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
             raise TooLargeError(what, "add keys to authorised.toml instead", "public")
@@ -183,6 +198,17 @@ class KeyTable:
         self._online = online
         self._refresh()
         return row
+
+    def _permit_login(self, who: Identity, by: Identity, now: float) -> None:
+        own = (who.name, who.role, who.projects) == (by.name, by.role, by.projects)
+        latest = min(now + LOGIN_S, now + LOGIN_S if by.expires is None else by.expires)
+        if not own or who.expires is None or who.expires > latest:
+            what = f"{by} may only add keys with the same name and rights, for up to a day"
+            raise DeniedError(what, "ask an admin to add other keys")
+        logins = [one for one in self._online.values() if one.name == by.name == one.by]
+        if sum(not _is_old_login(one, now) for one in logins) >= MAX_LOGINS:
+            what = f"{by.name} has {MAX_LOGINS} keys for logins, the maximum"
+            raise TooLargeError(what, "log out elsewhere, or wait until one expires")
 
     def _ambiguity(self, who: Identity) -> str:
         """Return why an owner could be taken for another one, or "" if that is impossible."""
@@ -228,3 +254,8 @@ class KeyTable:
         except OSError as error:
             what = f"{self._file.path.name} cannot be written ({error.strerror}): {otherwise}"
             raise UnavailableError(what, "free space there and repeat the command") from None
+
+
+def _is_old_login(row: KeyInfo, now: float) -> bool:
+    """True if a user added this key for a login, which is over."""
+    return row.by == row.name and row.expires is not None and row.expires <= now

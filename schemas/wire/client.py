@@ -400,6 +400,7 @@ class JobSummary(Message, tag="client.job_summary.1"):
     memory_bytes: int | None = None  # resident memory of its processes
     gpu_share: float | None = None  # time in which its GPUs work, 0 to 1, mean; None: no GPU
     gpu_memory_bytes: int | None = None  # sum of its GPUs
+    kind: str = "elastic"  # elastic, torchrun, command, interactive or sweep
 
 
 class AccountShare(Message, tag="client.account_share.1"):

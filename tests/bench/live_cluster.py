@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
+from controlplane.client.allocations import Allocation, allocations_from
 from schemas.ids import JobId
 from schemas.jobs import ENDED, JobSpec
 from schemas.wire.client import JobDetail, JobSummary

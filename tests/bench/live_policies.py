@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
+from controlplane.client.allocations import Allocation, allocations_from
 from controlplane.policy.registry import POLICIES
 from schemas.ids import JobId
 from schemas.jobs import JobSpec, Utility

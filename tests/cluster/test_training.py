@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.output import moment
 from controlplane.client import BlockingClient, Client, JobSpec, StopRule
+from controlplane.client.formats import moment
 from controlplane.client.job_file import load_job
 from tests.support.cluster import TOY, Cluster
 

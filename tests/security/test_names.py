@@ -67,7 +67,7 @@ def test_a_key_takes_no_name_of_another_role_or_project(
     table = KeyTable(KeyFile(tmp_path / "keys.json"), LISTED)
     request = AddKey(public=write_keys(tmp_path, "new").public.decode(), name=name, role=role)  # type: ignore[arg-type]
     try:
-        table.add(request, "root")
+        table.add(request, Identity("admin", "root"))
     except BadFieldError as error:
         found = error.message
     else:

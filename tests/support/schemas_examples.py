@@ -143,7 +143,7 @@ _SUMMARY: Final = client.JobSummary(
     running_s=Seconds(61.25), rescales=2, batch_changes=1, ended_at=Seconds(1_760_000_065.25),
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
-    cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30,
+    cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30, kind="command",
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),

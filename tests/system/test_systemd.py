@@ -30,7 +30,7 @@ def test_systemd_verifies_the_units_without_warnings() -> None:
 
     assert [unit.name for unit in UNITS] == [
         "ones-agent.service", "ones-backup.service", "ones-backup.timer", "ones-controller.service",
-        "ones-jobs.service",
+        "ones-jobs.service", "ones-web.service",
     ]  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -44,6 +44,7 @@ def test_systemd_verifies_the_units_without_warnings() -> None:
     ("ones-agent.service", "agent-credentials.conf", 35),
     ("ones-controller.service", "controller-credentials.conf", 25),
     ("ones-backup.service", "", 25),
+    ("ones-web.service", "", 25),
     ("ones-backup.service", "controller-credentials.conf", 25),
 ])  # fmt: skip
 def test_the_exposure_of_each_unit_is_low(

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, byte_count, print_data, say, span
+from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, say
 from controlplane.client import BlockingClient
+from controlplane.client.formats import byte_count, span
 from controlplane.client.interpreters import NoTorchError, run_module
 from controlplane.client.job_file import load_job
 from controlplane.client.sweeps.preview import Preview, Range

@@ -22,6 +22,7 @@ from controlplane.cli import output
 from controlplane.cli.job_list import cut, one_line
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
+from controlplane.client.formats import byte_count, span
 from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
 from controlplane.client.sweeps.sweep import format_value, format_values
 from schemas.errors import BadFieldError, RemoteError
@@ -127,7 +128,7 @@ def units_line(detail: SweepDetail, now: float) -> str:
         text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
     if left is not None:
-        text.append(f"about {output.span(left)} left")
+        text.append(f"about {span(left)} left")
     return ", ".join(text)
 
 
@@ -341,8 +342,8 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
 
 def _hops(detail: SweepDetail) -> str:
     share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
-    trained = f"{output.span(detail.trained_s)} of training"
-    return f"hops: {output.byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
+    trained = f"{span(detail.trained_s)} of training"
+    return f"hops: {byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
 
 
 def _shown(value: object) -> str:
@@ -419,7 +420,7 @@ def _bar(detail: SweepDetail, width: int) -> Table:
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
     waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
-    hopped = f"{output.byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
+    hopped = f"{byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
     row = Table.grid(padding=(0, GAP))
     bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
     row.add_row(bar, f"{share:.0%}", hopped)

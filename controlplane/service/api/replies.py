@@ -106,6 +106,7 @@ def job_summary(
         labels=job.spec.stated_labels,
         exit_code=job.attempts.exit_code,
         **telemetry.use_of(job.job, now)._asdict(),
+        kind="sweep" if job.spec.sweep else str(job.spec.kind or "elastic"),
         slot_s=job.accounting.slot_s
         + (running_s - job.accounting.running_s) * len(job.held_slots()),
     )

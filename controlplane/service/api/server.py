@@ -165,7 +165,7 @@ class RequestServer:
             wire.ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
             wire.ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
             wire.AddKey: Route(
-                ADMINS, lambda new, who: wire.Keys(keys=(keys.add(new, who.name),)), audited=True
+                WRITERS, lambda new, who: wire.Keys(keys=(keys.add(new, who),)), audited=True
             ),
             wire.ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
             wire.RevokeKey: Route(

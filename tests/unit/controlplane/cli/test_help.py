@@ -33,7 +33,7 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
         else:
             groups[[*groups][-1]].append(command)
     assert groups == {
-        "Start here": ["local", "init", "submit", "ps", "logs", "run", "top"],
+        "Start here": ["local", "init", "submit", "ps", "logs", "run", "top", "web"],
         "Jobs": [
             "attach", "cancel", "explain", "export", "fetch", "forward", "history", "hold", "pause",
             "release", "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline",

@@ -132,7 +132,7 @@ def test_all_parts_are_stopped_and_possible_leftovers_are_named(
     with pytest.raises(SettingsError) as error:
         local.down(dir_=home)
 
-    assert stopped == ["controller", "agent-1", "agent-2"]
+    assert stopped == ["controller", "agent-1", "agent-2", "web"]
     assert str(error.value) == (
         f"cluster in {home} is not down: workers of agent-1 may be left (why); "
         "resolve this, then run `ones local down` again"

@@ -12,14 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.cli import jobs, main, output
-from controlplane.cli.output import (
-    Common,
-    print_data,
-    print_json,
-    print_table,
-    second,
-    with_all_keys,
-)
+from controlplane.cli.output import Common, print_data, print_json, print_table, with_all_keys
+from controlplane.client.formats import second
 from controlplane.client.streams import OutputLine
 from schemas.errors import BadFieldError
 from schemas.ids import JobId

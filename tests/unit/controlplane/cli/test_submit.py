@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
-from controlplane.cli.output import Common, byte_count
+from controlplane.cli.output import Common
 from controlplane.cli.submission import (
     Submission,
     library_note,
@@ -22,6 +22,7 @@ from controlplane.cli.submission import (
 from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.files import Fetch, Fetched, JobFiles
+from controlplane.client.formats import byte_count
 from controlplane.client.interpreters import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from controlplane.cli import timeline
-from controlplane.cli.allocations import (
+from controlplane.cli.timeline import png, shown_window, terminal
+from controlplane.client.allocations import (
     PALETTE,
     Allocation,
     JobHistory,
@@ -25,7 +26,6 @@ from controlplane.cli.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.timeline import png, shown_window, terminal
 from controlplane.sim.analysis.plot_style import is_dark
 from controlplane.sim.cluster import ResultsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id

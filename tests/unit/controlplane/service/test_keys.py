@@ -10,7 +10,13 @@ import pytest
 import zmq
 
 from controlplane.service.keys import KeyFile, KeyTable
-from schemas.errors import BadFieldError, SettingsError, UnavailableError
+from schemas.errors import (
+    BadFieldError,
+    DeniedError,
+    SettingsError,
+    TooLargeError,
+    UnavailableError,
+)
 from schemas.ids import Seconds
 from schemas.transport.keys import Identity, load_authorised
 from schemas.wire.client import AddKey, KeyInfo
@@ -51,8 +57,8 @@ def test_a_key_that_is_added_is_valid_at_once_and_after_a_restart(tmp_path: Path
     table = Table(tmp_path)
     request = asked(projects=("vision",), expires=Seconds(NOW + 60.0))
 
-    row = table.add(request, "root")
-    again = table.add(request, "root")
+    row = table.add(request, ROOT)
+    again = table.add(request, ROOT)
 
     who = Identity("user", "ann", ("vision",), NOW + 60.0)
     assert row == again
@@ -78,7 +84,7 @@ def test_a_revocation_overrides_the_file_permanently(tmp_path: Path) -> None:
         one.reload({P: ROOT, Q: ann})
         assert Q not in one.known
         with pytest.raises(BadFieldError, match="this key was revoked"):
-            one.add(asked(), "root")
+            one.add(asked(), ROOT)
     assert table.revoke(Q.decode(), "root") == (row,)
 
 
@@ -86,7 +92,7 @@ def test_keys_of_file_and_online_table_expire(tmp_path: Path) -> None:
     bob = Identity("user", "bob", expires=NOW + 10.0)
     other = public()
     table = Table(tmp_path, {P: ROOT, other: bob})
-    table.add(asked(expires=Seconds(NOW + 5.0)), "root")
+    table.add(asked(expires=Seconds(NOW + 5.0)), ROOT)
 
     table.now = NOW + 5.0
     assert set(table.known) == {P, other}
@@ -108,7 +114,7 @@ def test_the_last_admin_cannot_be_revoked(table: Table) -> None:
     with pytest.raises(BadFieldError, match="no key or owner 'nobody'"):
         table.revoke("nobody", "root")
 
-    table.add(asked(role="admin", name="eve", expires=Seconds(NOW + 5.0)), "root")
+    table.add(asked(role="admin", name="eve", expires=Seconds(NOW + 5.0)), ROOT)
     table.revoke("root", "eve")
 
     assert [who.name for who in table.known.values()] == ["eve"]
@@ -137,7 +143,7 @@ def test_an_invalid_key_is_refused_without_a_change(
     table: Table, wrong: AddKey, field: str
 ) -> None:
     with pytest.raises(BadFieldError) as refused:
-        table.add(wrong, "root")
+        table.add(wrong, ROOT)
 
     assert refused.value.field == field
     assert dict(table.known) == {P: ROOT}
@@ -153,7 +159,7 @@ def test_a_full_disk_prevents_additions_but_not_revocations(
 
     monkeypatch.setattr("controlplane.service.keys.os.fsync", full)
     with pytest.raises(UnavailableError, match="nothing was changed"):
-        table.add(asked(public()), "root")
+        table.add(asked(public()), ROOT)
     with pytest.raises(UnavailableError, match="holds until the controller restarts"):
         table.revoke("ann", "root")
 
@@ -199,3 +205,58 @@ def test_an_invalid_line_of_authorised_toml_is_named(tmp_path: Path, line: str) 
 
     with pytest.raises(SettingsError, match=line.split(" ", maxsplit=1)[0]):
         load_authorised(path)
+
+
+ANN: Final = Identity("user", "ann", ("vision",))
+LOGIN: Final = {"projects": ("vision",), "expires": Seconds(NOW + 3600.0)}
+
+
+def test_a_user_adds_a_key_for_a_login_with_the_same_rights(tmp_path: Path) -> None:
+    table = Table(tmp_path, {P: ROOT, public(): ANN})
+
+    row = table.add(asked(**LOGIN), ANN)
+
+    assert row == KeyInfo(
+        public=Q.decode(), name="ann", role="user", by="ann", at=Seconds(NOW), **LOGIN
+    )
+    assert table.known.get(Q) == Identity("user", "ann", ("vision",), NOW + 3600.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"name": "bob"},
+        {"role": "operator"},
+        {"projects": ("vision", "speech")},
+        {"projects": ()},
+        {"expires": None},
+        {"expires": Seconds(NOW + 86_401.0)},
+    ],
+    ids=str,
+)
+def test_a_user_adds_no_other_key(table: Table, more: dict[str, Any]) -> None:
+    with pytest.raises(DeniedError, match="user:ann may only add keys with the same name"):
+        table.add(asked(**(LOGIN | more)), ANN)
+
+    assert Q not in table.known
+
+
+def test_a_key_of_a_login_adds_no_key_that_outlives_it(table: Table) -> None:
+    login = Identity("user", "ann", ("vision",), NOW + 60.0)
+
+    with pytest.raises(DeniedError):
+        table.add(asked(**(LOGIN | {"expires": Seconds(NOW + 61.0)})), login)
+
+    assert table.add(asked(**(LOGIN | {"expires": Seconds(NOW + 60.0)})), login).state == "valid"
+
+
+def test_keys_of_old_logins_are_forgotten_and_a_user_has_fifty_at_most(table: Table) -> None:
+    for _ in range(50):
+        table.add(asked(public(), **LOGIN), ANN)
+
+    with pytest.raises(TooLargeError, match="ann has 50 keys for logins"):
+        table.add(asked(**LOGIN), ANN)
+    table.now = NOW + 3600.0
+    table.add(asked(**(LOGIN | {"expires": Seconds(NOW + 7200.0)})), ANN)
+
+    assert [row.public for row in table.rows()] == [P.decode(), Q.decode()]

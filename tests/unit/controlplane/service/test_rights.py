@@ -44,11 +44,11 @@ FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
     client.ReadEvents, client.GetUsage, client.GetSharing, client.GetPolicy,
 )  # fmt: skip
-OWN: Final = (client.PutSnapshot, client.SubmitJob)
+OWN: Final = (client.PutSnapshot, client.SubmitJob, AddKey)  # own keys, for logins
 DRAINS: Final = (
     client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
 )  # fmt: skip
-KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing, client.ChoosePolicy)
+KEYS: Final = (ListKeys, RevokeKey, client.ChangeSharing, client.ChoosePolicy)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
     "admin": {

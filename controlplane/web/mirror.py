@@ -1,0 +1,234 @@
+"""Copy of a cluster's state that all open pages share.
+
+One client follows the feed. The other requests repeat only while a page is open and the feed
+brings news, and take at most 2% of the time, so that a page costs the controller no more than a
+follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+import structlog
+
+from controlplane.client.client import Client
+from controlplane.client.connection import Home
+from schemas.errors import DeniedError, OnesError
+from schemas.ids import JobId
+from schemas.wire.client import (
+    Cluster,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+    SharingInfo,
+    SweepDetail,
+)
+from schemas.wire.feed import FeedEvent
+
+log = structlog.get_logger("web")
+T = TypeVar("T")
+MAX_EVENTS: Final = 100_000  # latest events of the feed that are kept
+ENDED_SHOWN: Final = 100  # ended jobs on the first page
+MIN_INTERVAL_S: Final = 1.0  # between two refreshes
+LOAD: Final = 0.02  # largest share of time that the controller works for the pages
+MAX_AGE_S: Final = 10.0  # age after which the state is refreshed without news
+RETRY_S: Final = 1.0
+IDLE_S: Final = 30.0  # details of a job are forgotten after so long without a page
+ABSENT: Final = "The controller does not reply. This is its last known state; the page reconnects."
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the cluster at one moment."""
+
+    version: int = 0  # counts the refreshes
+    history: int = 0  # changes when the feed begins anew, as after a restored backup
+    at: float = 0.0  # seconds since the epoch
+    problem: str = "This page has not reached the controller yet."  # empty: none
+    cluster: Cluster | None = None
+    jobs: tuple[JobSummary, ...] = ()  # live ones, then the latest ended ones
+    nodes: tuple[NodeInfo, ...] = ()
+    search: SearchInfo | None = None
+    sharing: SharingInfo | None = None
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """Details of one job, with its decisions."""
+
+    detail: JobDetail
+    explanation: Explanation
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Answer that several pages wait for or show."""
+
+    begun: float  # monotonic
+    answer: asyncio.Future[Any]
+    pause_s: float = MIN_INTERVAL_S  # until it may be read again
+
+    def measure(self, answer: asyncio.Future[Any]) -> None:
+        """Set the pause by the time that the answer took."""
+        took = time.monotonic() - self.begun
+        self.pause_s = max(MIN_INTERVAL_S, took / LOAD)
+        if not answer.cancelled():
+            answer.exception()  # each page that waits gets it
+
+
+class ClusterMirror:
+    """Copy of the state of one cluster."""
+
+    def __init__(self, home: Home) -> None:
+        self.state = State()
+        self.events: deque[FeedEvent] = deque(maxlen=MAX_EVENTS)
+        self.changed = asyncio.Condition()  # notified after each refresh
+        self._home = home
+        self._client: Client | None = None
+        self._watchers = 0
+        self._news = asyncio.Event()
+        self._details: dict[tuple[str, JobId], _Shared] = {}
+        self._last_events: dict[JobId, float] = {}  # monotonic
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled, across absences of its controller."""
+        while True:
+            try:
+                async with Client(self._home) as client:
+                    await self._follow(client)
+            except* OnesError as group:
+                error = group.exceptions[0]
+                denied = isinstance(error, DeniedError)
+                await self._publish(problem=str(error) if denied else ABSENT)
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, client: Client) -> None:
+        cluster = await client.cluster()
+        known = self.events[-1].seq if self.events else 0
+        if cluster.last_seq < known:
+            self.events.clear()
+            self._details.clear()
+            await self._publish(history=self.state.history + 1)
+            known = 0
+        first = max(known + 1, cluster.last_seq - MAX_EVENTS, 1)
+        self._client = client
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read_events(client, first))
+                tasks.create_task(self._refresh(client))
+        finally:
+            self._client = None
+
+    async def _read_events(self, client: Client, first: int) -> None:
+        async for page in client.event_pages(first, follow=True):
+            self.events.extend(page)
+            now = time.monotonic()
+            old = {job: at for job, at in self._last_events.items() if now - at < 2 * IDLE_S}
+            self._last_events = old | {one.job: now for one in page if one.job is not None}
+            self._news.set()
+
+    async def _refresh(self, client: Client) -> None:
+        while True:
+            begin = time.monotonic()
+            await self._publish(
+                problem="",
+                cluster=await client.cluster(),
+                jobs=(*await client.jobs(), *(await client.history(most=ENDED_SHOWN))),
+                nodes=await client.nodes(),
+                search=await client.search(),
+                sharing=await client.sharing(),
+            )
+            took = time.monotonic() - begin
+            await asyncio.sleep(max(MIN_INTERVAL_S, took / LOAD))
+            try:
+                async with asyncio.timeout(MAX_AGE_S):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+            async with self.changed:
+                await self.changed.wait_for(lambda: self._watchers > 0)
+
+    async def _publish(self, **changes: Any) -> None:
+        version = self.state.version + 1
+        self.state = msgspec.structs.replace(self.state, version=version, at=time.time(), **changes)
+        async with self.changed:
+            self.changed.notify_all()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Keep the state fresh while the context is open."""
+        self._watchers += 1
+        async with self.changed:
+            self.changed.notify_all()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def fresh(self) -> State:
+        """Return the state, which is at most a refresh old, if the controller replies."""
+        async with self.watching():
+            if self.state.at < time.time() - MAX_AGE_S and not self.state.problem:
+                await self.next(self.state.version, MIN_INTERVAL_S)
+        return self.state
+
+    async def next(self, version: int, limit_s: float) -> State:
+        """Return the first state after `version`, or the present one after `limit_s` seconds."""
+        try:
+            async with asyncio.timeout(limit_s), self.changed:
+                await self.changed.wait_for(lambda: self.state.version != version)
+        except TimeoutError:
+            pass
+        return self.state
+
+    async def job(self, job: JobId) -> JobState:
+        """Return the details of a job, read again after its events.
+
+        Raises:
+            OnesError: if there is no such job, or the controller does not reply.
+        """
+
+        async def read(client: Client) -> JobState:
+            detail, explanation = await asyncio.gather(client.job(job), client.explain(job))
+            return JobState(detail=detail, explanation=explanation)
+
+        return await self._shared(("job", job), read)
+
+    async def sweep(self, job: JobId) -> SweepDetail:
+        """Return the details of a sweep, read again after its events.
+
+        Raises:
+            OnesError: if there is no such sweep, or the controller does not reply.
+        """
+        return await self._shared(("sweep", job), lambda client: client.sweep(job))
+
+    async def _shared(self, key: tuple[str, JobId], read: Callable[[Client], Awaitable[T]]) -> T:
+        """Return what `read` returns; all pages share it while it is recent."""
+        now = time.monotonic()
+        self._details = {k: one for k, one in self._details.items() if now - one.begun < IDLE_S}
+        known = self._details.get(key)
+        news = self._last_events.get(key[1], 0.0)
+        if known is None or now > known.begun + (
+            known.pause_s if news > known.begun else MAX_AGE_S
+        ):
+            known = self._details[key] = _Shared(now, asyncio.ensure_future(self.ask(read)))
+            known.answer.add_done_callback(known.measure)
+        return cast("T", await asyncio.shield(known.answer))
+
+    async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Ask the controller with the key of this page.
+
+        Raises:
+            OnesError: the controller's error, or that it does not reply.
+        """
+        if self._client is None:
+            raise OnesError(ABSENT, "try again in a moment")
+        return await question(self._client)

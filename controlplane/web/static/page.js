@@ -1,0 +1,163 @@
+"use strict";
+// Applies changed parts of the page, draws charts, and adds keys, filters and sorting to tables.
+const body = document.body, base = document.querySelector("header .name").getAttribute("href");
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+
+function made(html) { const t = document.createElement("template"); t.innerHTML = html.trim(); return t.content.firstElementChild; }
+
+function apply(changes) {
+  const began = performance.now();
+  for (const [id, parent, html] of changes) {
+    const old = document.getElementById(id);
+    if (html === null) { if (old) old.remove(); continue; }
+    const fresh = made(html);
+    if (old) { if (old.classList.contains("chosen")) fresh.classList.add("chosen"); fresh.hidden = old.hidden; old.replaceWith(fresh); }
+    else { const into = document.getElementById(parent); if (into) into.dataset.newestFirst !== undefined ? into.prepend(fresh) : into.append(fresh); }
+    tell(fresh);
+  }
+  performance.measure("update", {start: began, detail: changes.length});
+}
+
+function tell(inside) {
+  const now = Date.now() / 1000;
+  for (const time of inside.querySelectorAll("time[data-at]")) time.textContent = ago(now - Number(time.dataset.at));
+}
+function ago(s) {
+  if (s < 0) return "in " + length(-s);
+  return length(s) + " ago";
+}
+function length(s) {
+  if (s < 60) return Math.floor(s) + " s";
+  if (s < 3600) return Math.floor(s / 60) + " min";
+  if (s < 172800) return Math.floor(s / 3600) + " h";
+  return Math.floor(s / 86400) + " d";
+}
+setInterval(() => { if (!document.hidden) tell(document); }, 5000);
+tell(document);
+
+// --- live changes
+let source = null, missed = 0;
+function listen() {
+  if (!body.dataset.stream) return;
+  source = new EventSource(body.dataset.stream);
+  source.onopen = () => { missed = 0; };
+  source.onmessage = event => {
+    const said = JSON.parse(event.data);
+    if (said.history !== undefined && String(said.history) !== body.dataset.history) { location.reload(); return; }
+    apply(said.parts); redraw();
+  };
+  source.onerror = () => {
+    if (++missed > 1) apply([["status", "banner", '<p id="status" class="problem">This page has lost its server, and reconnects.</p>']]);
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+  };
+}
+listen();
+
+// --- charts
+const charts = [...document.querySelectorAll("[data-chart]")];
+let drawn = 0, drawing = false;
+const address = (chart, more) => { const url = new URL(chart.dataset.chart, location.href); for (const k in more) url.searchParams.set(k, more[k]); return url; };
+async function draw(chart) {
+  const reply = await fetch(address(chart, {dark: dark ? 1 : 0}));
+  if (!reply.ok) { chart.textContent = "This chart is not available now."; return; }
+  await Bokeh.embed.embed_item(await reply.json(), chart.id);
+  chart.done = true;
+  performance.mark("drawn");
+}
+async function redraw() {
+  if (drawing || document.hidden || Date.now() - drawn < 2000) return;
+  drawing = true;
+  try {
+    for (const chart of charts) {
+      if (!chart.done) continue;
+      const reply = await fetch(address(chart, {data: 1}));
+      if (!reply.ok) continue;
+      const columns = await reply.json();
+      for (const doc of Bokeh.documents) for (const name in columns) {
+        const model = doc.get_model_by_name(name);
+        if (!model) continue;
+        if (model.data) model.data = columns[name];
+        else if (chart.moved !== true) { model.start = columns[name].start; model.end = columns[name].end; }
+      }
+    }
+    drawn = Date.now();
+  } catch { /* the next message draws again */ } finally { drawing = false; }
+}
+for (const chart of document.querySelectorAll("[data-inline]"))
+  Bokeh.embed.embed_item(JSON.parse(document.getElementById(chart.dataset.inline).textContent), chart.id);
+for (const chart of charts) {
+  draw(chart);
+  for (const kind of ["wheel", "pointerdown"]) chart.addEventListener(kind, () => { chart.moved = true; });
+}
+
+// --- tables
+function cell(row, place) { const c = row.children[place]; const p = c.querySelector("progress"); return p ? p.value : (c.querySelector("time")?.dataset.at ?? c.textContent.trim()); }
+for (const button of document.querySelectorAll("[data-sort]")) button.onclick = () => {
+  const head = button.parentElement, rows = head.closest("table").tBodies[0];
+  const down = head.getAttribute("aria-sort") === "ascending";
+  for (const other of head.parentElement.children) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const place = [...head.parentElement.children].indexOf(head), sign = down ? -1 : 1;
+  rows.append(...[...rows.children].sort((a, b) => {
+    const x = cell(a, place), y = cell(b, place), n = Number(x) - Number(y);
+    return sign * (Number.isNaN(n) || x === "" || y === "" ? String(x).localeCompare(String(y)) : n);
+  }));
+};
+for (const field of document.querySelectorAll("[data-filters]")) {
+  const rows = document.getElementById(field.dataset.filters);
+  const filter = () => { const words = field.value.toLowerCase().split(/\s+/); for (const row of rows.children) { const text = row.textContent.toLowerCase(); row.hidden = !words.every(w => text.includes(w)); } };
+  field.oninput = filter;
+  new MutationObserver(() => { if (field.value) filter(); }).observe(rows, {childList: true});
+}
+function choose(step) {
+  const rows = [...document.querySelectorAll("tbody tr:not([hidden])")];
+  const at = rows.findIndex(row => row.classList.contains("chosen"));
+  const next = rows[Math.min(Math.max(at + step, 0), rows.length - 1)];
+  if (!next) return;
+  rows[at]?.classList.remove("chosen"); next.classList.add("chosen"); next.scrollIntoView({block: "nearest"});
+}
+document.addEventListener("keydown", event => {
+  if (event.target.matches("input, textarea") || event.ctrlKey || event.metaKey || event.altKey) { if (event.key === "Escape") event.target.blur(); return; }
+  const links = document.querySelectorAll("nav a");
+  if (event.key === "/") document.querySelector("[type=search]")?.focus();
+  else if (event.key === "j") choose(1);
+  else if (event.key === "k") choose(-1);
+  else if (event.key === "Enter" && event.target === body) { const link = document.querySelector("tr.chosen a"); if (link) location.href = link.href; }
+  else if (event.key === "?") document.getElementById("help").showModal();
+  else if (links[Number(event.key) - 1]) location.href = links[Number(event.key) - 1].href;
+  else return;
+  event.preventDefault();
+});
+for (const button of document.querySelectorAll("[data-confirm]")) button.addEventListener("click", event => { if (!confirm(button.dataset.confirm)) event.preventDefault(); });
+
+// --- output of a job
+const section = document.querySelector("[data-log]");
+if (section) {
+  const log = document.getElementById("log"), form = document.getElementById("log-form");
+  const most = 2000;
+  let lines = null;
+  const follow = () => {
+    lines?.close(); log.replaceChildren();
+    const url = new URL(section.dataset.log, location.href);
+    for (const [name, value] of new FormData(form)) if (value) url.searchParams.set(name, value);
+    const ranks = new Set();
+    lines = new EventSource(url);
+    lines.onmessage = event => {
+      const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+      for (const [rank, text, end] of JSON.parse(event.data)) {
+        const last = log.lastElementChild;
+        if (last && last.dataset.open && last.dataset.rank === String(rank)) last.remove();
+        const line = document.createElement("div");
+        line.textContent = (ranks.add(rank).size > 1 && rank !== null ? `[${rank}] ` : "") + (text || " "); line.dataset.rank = String(rank); line.dir = "auto";
+        if (end !== "\n") line.dataset.open = "1";
+        log.append(line);
+      }
+      while (log.childElementCount > most) log.firstElementChild.remove();
+      if (low) log.scrollTop = log.scrollHeight;
+    };
+    lines.addEventListener("ended", () => lines.close());
+    lines.addEventListener("refused", event => { lines.close(); log.textContent = event.data; });
+  };
+  form.addEventListener("submit", event => { event.preventDefault(); follow(); });
+  follow();
+}

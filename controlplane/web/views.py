@@ -1,0 +1,187 @@
+"""Parts of the pages, made from the state of the cluster.
+
+A page is a set of parts, each with an id of its own. An open page receives the parts that differ
+from those it shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from controlplane.client.formats import HOUR_S, byte_count, second, span
+from controlplane.web.mirror import JobState, State
+from schemas.jobs import ENDED
+from schemas.wire.client import JobUsage, SweepDetail
+
+FOLDER: Final = Path(__file__).parent
+MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
+LONGEST: Final = 400  # characters of a text of a user
+
+
+class Part(NamedTuple):
+    """Part of a page."""
+
+    parent: str  # id of the element that contains the part
+    html: str
+
+
+Parts = Mapping[str, Part]
+
+
+def environment() -> Environment:
+    """Return the templates; every value in them is escaped."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {
+        "second": second, "span": span, "bytes": byte_count, "text": plain, "number": number,
+    }  # fmt: skip
+    return made
+
+
+def plain(text: object) -> str:
+    """Return foreign text for a page: no control or direction characters, and not too long."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text)[: LONGEST + 1])
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Format a number with so many significant digits; None is an empty text."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+class Views:
+    """Makes the parts of each page."""
+
+    def __init__(self, templates: Environment, base: str) -> None:
+        self._parts: Any = templates.get_template("parts.html").make_module({"base": base})
+
+    def common(self, state: State) -> dict[str, Part]:
+        """Return the parts of every page."""
+        return {"status": Part("banner", self._parts.status(state))}
+
+    def now(self, state: State) -> Parts:
+        """Return the parts of the first page."""
+        parts = self.common(state)
+        parts["summary"] = Part("summary-of-cluster", self._parts.summary(state, _counts(state)))
+        for job in state.jobs:
+            where = "ended" if job.state in ENDED else "running" if job.slots else "queue"
+            row = getattr(self._parts, f"{where}_row")
+            parts[f"{where}-{job.job}"] = Part(where, row(job))
+        if state.sharing is not None:
+            projects = state.sharing.sharing.projects
+            for account in state.sharing.accounts:
+                name = f"account-{account.project}-{account.user}"
+                row = self._parts.account_row(account, projects.get(account.project))
+                parts[name] = Part("accounts", row)
+        return parts
+
+    def job(self, state: State, job: JobState) -> Parts:
+        """Return the parts of the page of a job."""
+        parts = self.common(state)
+        parts["head"] = Part("job-head", self._parts.job_head(job.detail))
+        parts["facts"] = Part("job-facts", self._parts.job_facts(job.detail, time.time()))
+        for worker in job.detail.workers:
+            name = f"worker-{worker.worker or worker.rank}"
+            parts[name] = Part("workers", self._parts.worker_row(worker))
+        decisions = list(enumerate(job.explanation.decisions))
+        for index, decision in reversed(decisions[-MAX_DECISIONS:]):
+            row = self._parts.decision_row(decision, _gain(decision.numbers), index)
+            parts[f"decision-{index}"] = Part("decisions", row)
+        return parts
+
+    def nodes(self, state: State) -> Parts:
+        """Return the parts of the page of nodes."""
+        parts = self.common(state)
+        for node in state.nodes:
+            parts[f"node-{node.node}"] = Part("nodes", self._parts.node_row(node))
+        return parts
+
+    def scheduler(self, state: State) -> Parts:
+        """Return the parts of the page of the scheduler."""
+        parts = self.common(state)
+        if state.search is not None:
+            parts["search"] = Part("search-facts", self._parts.search_facts(state.search))
+        return parts
+
+    def sweeps(self, state: State) -> Parts:
+        """Return the parts of the list of sweeps."""
+        parts = self.common(state)
+        for job in state.jobs:
+            if job.kind == "sweep":
+                parts[f"sweep-{job.job}"] = Part("sweeps", self._parts.sweep_row(job))
+        return parts
+
+    def sweep(self, state: State, detail: SweepDetail) -> Parts:
+        """Return the parts of the page of a sweep."""
+        parts = self.common(state)
+        parts["head"] = Part("sweep-head", self._parts.sweep_head(detail))
+        for trial in detail.trials:
+            row = self._parts.trial_row(trial, detail.best == trial.number)
+            parts[f"trial-{trial.number}"] = Part("trials", row)
+        return parts
+
+    def compared_rows(self, series: Mapping[str, Sequence[float]]) -> Markup:
+        """Return a row of statistics for each series of completion times (s)."""
+        return Markup("").join(
+            self._parts.compared_row(
+                name, len(times), sum(times) / len(times), *quantiles_of(times)
+            )
+            for name, times in series.items()
+        )
+
+    def usage_rows(self, jobs: Iterable[JobUsage]) -> Markup:
+        """Return a row for each user of each project, largest first."""
+        used: dict[tuple[str, str], list[float]] = {}
+        for job in jobs:
+            used.setdefault((job.project, job.user), []).append(job.slot_s)
+        whole = sum(map(sum, used.values())) or 1.0
+        rows = sorted(used.items(), key=lambda item: -sum(item[1]))
+        return Markup("").join(
+            self._parts.usage_row(*account, len(each), sum(each) / HOUR_S, sum(each) / whole)
+            for account, each in rows
+        )
+
+
+def _counts(state: State) -> dict[str, int]:
+    there = [node for node in state.nodes if node.state != "lost"]
+    live = [job for job in state.jobs if job.state not in ENDED]
+    slots, free = sum(node.slots for node in there), sum(node.free for node in there)
+    running = sum(bool(job.slots) for job in live)
+    return {
+        "slots": slots, "used": slots - free, "running": running, "waiting": len(live) - running,
+        "users": len({job.user for job in live}), "nodes": len(there),
+    }  # fmt: skip
+
+
+def _gain(numbers: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """Return the predicted and the realised speed-up of a decision; None if not known."""
+    before, after = numbers.get("speed_now"), numbers.get("speed_then")
+    realised = numbers.get("speed_realised")
+    predicted = after / before if before and after else None
+    return predicted, realised / before if before and realised else None
+
+
+def quantiles_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and the quantiles of 90% and 99%, of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 2], ordered[round(0.9 * last)], ordered[round(0.99 * last)]
+
+
+def differences(old: Parts, new: Parts) -> list[tuple[str, str, str | None]]:
+    """Return id, parent and HTML of each part that changed; HTML is None if the part is gone."""
+    gone = [(name, part.parent, None) for name, part in old.items() if name not in new]
+    changed = [
+        (name, part.parent, part.html) for name, part in new.items() if old.get(name) != part
+    ]
+    return [*gone, *changed]

@@ -1,0 +1,210 @@
+"""The web page of a real cluster, in headless Chromium: followed, used, and without its controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.cluster import TOY, Cluster, training_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+playwright = pytest.importorskip("playwright.sync_api", reason="`bin/test --all` installs it")
+if shutil.which("chromium") is None:
+    pytest.skip("needs Debian's chromium", allow_module_level=True)
+
+LIMIT_MS: Final = 60_000
+SIZES: Final = ((1440, "light"), (1440, "dark"), (390, "light"))
+PAGES: Final = ("", "nodes", "scheduler", "sweeps", "usage", "compare", "login", "jobs/{job}")
+SAYING: Final = TOY.replace("agent.epochs(4)", "agent.epochs(100_000)").replace("1.0, m", "0.05, m")
+SERIOUS: Final = {"serious", "critical"}
+
+
+class Page:
+    """A page in a browser, and what went wrong there."""
+
+    def __init__(self, browser: Any, url: str, **how: Any) -> None:
+        self.url = url
+        self.context = browser.new_context(**how)
+        self.context.set_default_timeout(LIMIT_MS)
+        self.tab = self.context.new_page()
+        self.problems: list[str] = []
+        self.hosts: set[str] = set()
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", self._said)
+        self.tab.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error" and "ERR_" not in message.text:
+            self.problems.append(message.text)
+
+    def open(self, path: str) -> None:
+        self.tab.goto(self.url + path)
+
+    def until(self, script: str) -> None:
+        self.tab.wait_for_function(f"() => {script}", timeout=LIMIT_MS)  # no eval
+
+    def text(self, selector: str) -> str:
+        return str(self.tab.locator(selector).inner_text())
+
+
+class Desk:
+    """A cluster with its page, and a browser."""
+
+    def __init__(self, cluster: Cluster, browser: Any, url: str) -> None:
+        self.cluster, self.browser, self.url = cluster, browser, url
+
+    def page(self, **how: Any) -> Page:
+        return Page(self.browser, self.url, **how)
+
+    def log_in(self, page: Page) -> None:
+        page.tab.goto(self.cluster.ones("web", "login", "-o", "quiet").out.strip())
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("web")
+    cluster = Cluster(folder / "home", folder / "jobs")
+    cluster.up()
+    with ExitStack() as stack:
+        served = subprocess.Popen(
+            [
+                Path(sys.executable).with_name("ones"),
+                "web",
+                "--home",
+                cluster.home,
+                "--port",
+                "0",
+                "-o",
+                "jsonl",
+            ],
+            stdout=subprocess.PIPE,
+        )
+        stack.callback(served.wait)
+        stack.enter_context(served.stdout)  # type: ignore[arg-type]
+        stack.callback(cluster.down)  # ends the page, too
+        url = json.loads(served.stdout.readline())["url"]  # type: ignore[union-attr]
+        driver = stack.enter_context(playwright.sync_playwright())
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        stack.callback(browser.close)
+        yield Desk(cluster, browser, url)
+
+
+@pytest.fixture(scope="module")
+def job(desk: Desk) -> str:
+    return training_job(
+        desk.cluster, script=SAYING, batch_size=20, max_batch_size=40, max_local_batch=20,
+        env={"OMP_NUM_THREADS": "1", "PAUSE_S": "0.05"},
+    )  # fmt: skip
+
+
+def axe(folder: Path) -> str:
+    """The script of axe-core."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm")
+    done = subprocess.run(
+        ["npm", "pack", "axe-core"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"npm has no axe-core: {done.stderr[-200:]}")
+    shutil.unpack_archive(next(folder.glob("axe-core-*.tgz")), folder)
+    return (folder / "package" / "axe.min.js").read_text()
+
+
+def test_every_view_is_accessible_and_asks_no_other_host(
+    desk: Desk, job: str, tmp_path: Path
+) -> None:
+    script, faults = axe(tmp_path), []
+    shots = Path(os.environ.get("ONES_SHOTS", tmp_path))  # keeps the pictures, if it is set
+    for width, colours in SIZES:
+        page = desk.page(viewport={"width": width, "height": 900}, color_scheme=colours)
+        for path in PAGES:
+            page.open(path.format(job=job))
+            page.until("[...document.querySelectorAll('[data-chart]')].every(c => c.done)")
+            page.tab.evaluate(script)
+            found = page.tab.evaluate("axe.run()")["violations"]
+            faults += [(path, one["id"]) for one in found if one["impact"] in SERIOUS]
+            name = path.format(job=job).replace("/", "-") or "now"
+            page.tab.screenshot(path=shots / f"{name}-{colours}-{width}.png", full_page=True)
+        assert (page.problems, page.hosts) == ([], {desk.url.split("/")[2]})
+
+    assert faults == []
+
+
+def test_a_job_is_followed_through_a_rescale_and_its_output_is_searched(
+    desk: Desk, job: str
+) -> None:
+    page = desk.page()
+    page.open(f"jobs/{job}")
+    desk.cluster.until(job, lambda shown: shown["state"] == "running")
+
+    desk.cluster.ones("resize", job, "--slots", "2")
+
+    page.until("document.querySelector('#head').innerText.includes('2 slots')")
+    page.until("document.querySelectorAll('#workers tr').length === 2")
+    page.tab.get_by_role("searchbox", name="Search the output").fill("step 7")
+    page.tab.get_by_role("button", name="Show").click()
+    page.until("document.querySelector('#log').innerText.includes('step 7')")
+    lines = page.text("#log").strip().splitlines()
+    assert [line for line in lines if "step 7" not in line] == []
+    assert page.problems == []
+
+
+def test_a_user_acts_after_a_login_and_nobody_without_one(desk: Desk, job: str) -> None:
+    page = desk.page()
+    page.open(f"jobs/{job}")
+    assert page.tab.locator(".actions").count() == 0
+    refused = page.context.request.post(f"{desk.url}jobs/{job}/act", form={"action": "pause"})
+    assert refused.status == 403
+
+    desk.log_in(page)
+    page.open(f"jobs/{job}")
+    page.tab.get_by_role("button", name="Pause").click()
+
+    page.until("document.querySelector('#head').innerText.startsWith('paused')")
+    page.tab.get_by_role("button", name="Resume").click()
+    desk.cluster.until(job, lambda shown: shown["state"] == "running")
+    page.tab.get_by_role("button", name="Log out").click()
+    page.open(f"jobs/{job}")
+    assert page.tab.locator(".actions").count() == 0
+
+
+def test_a_revoked_login_is_refused_on_an_open_page(desk: Desk, job: str) -> None:
+    page = desk.page()
+    desk.log_in(page)
+    page.open(f"jobs/{job}")
+    keys = desk.cluster.ones("key", "list", "-o", "json").json
+    *_, login = [key for key in keys if key["kept"] == "online" and key["state"] == "valid"]
+
+    desk.cluster.ones("key", "revoke", login["public"])
+    page.tab.get_by_role("button", name="Pause").click()
+
+    page.tab.locator("main .problem").wait_for()
+    assert "no longer authorised" in page.text("main .problem")
+
+
+def test_a_page_survives_its_controller(desk: Desk, job: str) -> None:
+    page = desk.page()
+    page.open("")
+    page.until(f"document.getElementById('running-{job}')")
+    os.kill(desk.cluster.up()["controller"], signal.SIGKILL)
+
+    page.until("document.querySelector('#status.problem')")
+    assert page.tab.locator(f"#running-{job}").count() == 1  # as it was
+    assert page.context.request.get(f"{desk.url}healthz").status == 503
+    desk.cluster.up()
+
+    page.until("!document.querySelector('#status.problem')")
+    assert page.context.request.get(f"{desk.url}healthz").status == 200
+    assert page.problems == []
