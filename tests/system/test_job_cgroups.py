@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import job_cgroups
+from nodeagent import cgroups
 from nodeagent.accounts import check_jobs
 from nodeagent.cgroups import CPU, MEMORY, MOUNTS, PIDS, Hierarchy, find, members
 from nodeagent.job_cgroups import JobGroups, group_of_job
@@ -246,8 +246,8 @@ def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
     def note(_: Hierarchy, group: Path, most: int) -> None:
         bound.append((group.parent.stat().st_mode & 0o777, most))
 
-    monkeypatch.setattr(job_cgroups, "divide", lambda group, _: group.chmod(0o711))
-    monkeypatch.setattr(job_cgroups, "bound_memory", note)
+    monkeypatch.setattr(cgroups, "divide", lambda group, _: group.chmod(0o711))
+    monkeypatch.setattr(cgroups, "bound_memory", note)
     tree = Hierarchy(tmp_path, frozenset({MEMORY}), unified=True)
     groups = JobGroups((tree,), tmp_path / "run", Jobs(memory_bytes=MIB))
     groups.open()  # which removes what is empty
