@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +24,6 @@ from controlplane.cli.output import (
     Common,
     fitting,
     print_data,
-    readings,
 )
 from controlplane.cli.quota import By, show_by
 from controlplane.cli.terminal import terminal_console, width_of
@@ -51,33 +48,17 @@ OMIT_ORDER: Final = ("progress", "re-scales", "uses", "why", "lr", "batch", "sam
 OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised", "uses"})  # not always known
 
 
-def job_table(
-    jobs: Sequence[JobSummary], colours: Mapping[JobId, int], width: int, most: int | None = None
-) -> Table:
-    """Return a table of jobs, oldest first, without the columns that do not fit into `width`.
-
-    The table has at most `most` lines (None: unlimited); jobs on slots take precedence.
-    """
+def job_table(jobs: Sequence[JobSummary], colours: Mapping[JobId, int], width: int) -> Table:
+    """Return a table of jobs, oldest first, without the columns that do not fit into `width`."""
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    shown = fitting_jobs(jobs, most)
-    rows = [_cells(job, colours[job.job]) for job in shown]
+    rows = [_cells(job, colours[job.job]) for job in jobs]
     columns = fitting_columns(width, rows)
     for column in columns:
         right = column in RIGHT
         drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
     for cells in rows:
         drawn.add_row(*(cells[column] for column in columns))
-    if len(shown) < len(jobs):
-        drawn.add_row(Text(f"and {len(jobs) - len(shown)} more", style="dim"))
     return drawn
-
-
-def fitting_jobs(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
-    """Return the jobs that fit into `most` lines, in their order; jobs on slots take precedence."""
-    if most is None or len(jobs) <= most:
-        return list(jobs)
-    names = {job.job for job in sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]}
-    return [job for job in jobs if job.job in names]
 
 
 def fitting_columns(width: int, rows: Sequence[Mapping[str, RenderableType]]) -> list[str]:
@@ -120,7 +101,6 @@ def _promised(job: JobSummary) -> Text:
 
 
 NAMED_USERS: Final = 3  # if there are more users, only their number is shown
-TABLE_EDGE: Final = 3  # lines of the table that are not jobs
 
 
 class ClusterStatus(NamedTuple):
@@ -182,54 +162,36 @@ def top(
         By | None, Parameter(help="print the slots, jobs and usage of each one instead")
     ] = None,
     common: Common = COMMON,
-) -> None:
-    """Show jobs and slots, every second until Ctrl-C."""
-    live = common.output == "table" and not once and sys.stdout.isatty()
-    try:
-        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
-            if by is not None:
-                show_by(client, by, common)
-            elif common.in_json:
-                status = StatusReader(client, ended=all_).read()
-                row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
-                print_data(row, common.output)
-            elif live:
-                follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
-            else:
-                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
-                status = StatusReader(client, ended=all_).read()
-                console.print(dashboard(status, console.width))
-    except KeyboardInterrupt:
-        if not live:
-            raise
+) -> int | None:
+    """Show jobs and slots on the whole screen; print them once if stdout is no terminal."""
+    live = common.output == "table" and not once and by is None and sys.stdout.isatty()
+    with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
+        if live:
+            client.cluster()  # an error before the screen is taken
+        elif by is not None:
+            show_by(client, by, common)
+        elif common.in_json:
+            status = StatusReader(client, ended=all_).read()
+            row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
+            print_data(row, common.output)
+        else:
+            console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
+            status = StatusReader(client, ended=all_).read()
+            console.print(dashboard(status, console.width))
+    if not live:
+        return None
+    from controlplane.cli.live_top import run  # noqa: PLC0415 - textual is slow to import
 
-
-def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
-    """Redraw the dashboard every second, also while the controller does not reply."""
-    with Live(console=console, auto_refresh=False) as live:
-        for status, note in readings(reader.read, pause):
-            live.update(fitted(status, console, note), refresh=True)
+    return run(common.home, ended=all_)
 
 
 # --- the dashboard
 
 
-def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | None = None) -> Group:
-    """Return the header, at most `most` jobs (None: all), and the slots of every node.
-
-    `note` is appended to the header.
-    """
-    line = header(status)
-    if note:
-        line.append(f"   {note}", style="bold red")
-    return Group(line, job_table(status.jobs, status.colours, width, most), slot_strips(status))
-
-
-def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
-    """Return the dashboard with as many jobs as fit on the console."""
-    below = len(console.render_lines(slot_strips(status), pad=False))
-    most = max(console.height - below - TABLE_EDGE - 2, 1)
-    return dashboard(status, console.width, note, most)
+def dashboard(status: ClusterStatus, width: int) -> Group:
+    """Return the header, the jobs, and the slots of every node."""
+    jobs = job_table(status.jobs, status.colours, width)
+    return Group(header(status), jobs, slot_strips(status))
 
 
 def header(status: ClusterStatus) -> Text:

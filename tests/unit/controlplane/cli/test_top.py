@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,7 +10,6 @@ import pytest
 from rich.console import Console, RenderableType
 
 from controlplane.cli import top
-from controlplane.cli.output import ABSENT_NOTE
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
@@ -198,23 +196,10 @@ def test_the_header_counts_slots_jobs_and_users_and_names_problems() -> None:
     ]
 
 
-def test_the_header_fits_into_80_columns_and_names_an_absent_controller() -> None:
+def test_the_header_fits_into_80_columns() -> None:
     status = STATUS._replace(nodes=(node(N1, 1024, 1000),))
 
     assert len(top.header(status).plain) < 80
-    noted = shown(top.dashboard(STATUS, 130, ABSENT_NOTE))[0]
-    assert noted == f"{top.header(STATUS).plain}   {ABSENT_NOTE}"
-
-
-def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
-    jobs = [summary(JobId(f"j-{n}"), slots=int(n == 8)) for n in range(1, 9)]
-    status = STATUS._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
-
-    assert [job.job for job in top.fitting_jobs(jobs, 3)] == ["j-1", "j-8"]
-    assert top.fitting_jobs(jobs, 8) == jobs
-    lines = shown(top.fitted(status, Console(width=130, height=9, color_system=None)))
-    assert len(lines) <= 9
-    assert lines[-3:] == ["and 7 more", "n1 ██ ██   n2 lost ▒▒ ░░", LEGEND]
 
 
 # --- whose slot it is
@@ -258,29 +243,3 @@ def test_a_slot_of_an_unknown_job_has_no_owner() -> None:
     client.nodes_now = [node(N1, 2, 1, C)]
 
     assert top.StatusReader(cast("Any", client)).read().owners == {}
-
-
-def test_the_dashboard_tolerates_an_absent_controller() -> None:
-    client, output, pauses = Controller(), io.StringIO(), iter((0, 0))
-    client.away = 1
-
-    def pause(_: float) -> None:
-        if next(pauses, None) is None:
-            raise KeyboardInterrupt
-
-    console = Console(file=output, width=130, force_terminal=True, color_system=None)
-    with pytest.raises(KeyboardInterrupt):
-        top.follow(top.StatusReader(cast("Any", client)), console, pause)
-
-    frames = output.getvalue().split("policy fifo")[1:4]
-    assert [ABSENT_NOTE in frame for frame in frames] == [False, True, False]
-
-
-def test_a_controller_that_never_replied_is_an_error() -> None:
-    client = Controller()
-    client.looks, client.away = 1, 1
-
-    with pytest.raises(UnreachableError):
-        top.follow(
-            top.StatusReader(cast("Any", client)), Console(file=io.StringIO()), lambda _: None
-        )
