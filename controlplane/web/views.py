@@ -111,6 +111,10 @@ class Views:
         parts = self.common(state)
         if state.search is not None:
             parts["search"] = Part("search-facts", self._parts.search_facts(state.search))
+            jobs = {job.job: job for job in state.jobs}
+            for planned in state.search.planned:
+                row = self._parts.planned_row(planned, jobs.get(planned.job))
+                parts[f"planned-{planned.job}"] = Part("planned", row)
         return parts
 
     def sweeps(self, state: State) -> Parts:

@@ -585,6 +585,16 @@ class Explanation(Reply, tag="client.explanation.1"):
     notes: tuple[str, ...] = ()  # omitted decisions, and why; on the first page only
 
 
+class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the latest plan wants for a job that it changes or lets wait."""
+
+    job: JobId
+    slots: int  # 0: it waits
+    batch: int  # global, samples per step
+    reason: str = ""
+    expected_gain: float | None = None  # speed then over speed now; None: not predicted
+
+
 class SearchInfo(Reply, tag="client.search_info.1"):
     """Reply to GetSearch."""
 
@@ -606,6 +616,8 @@ class SearchInfo(Reply, tag="client.search_info.1"):
     length_error: float | None = None  # median error of predicted work, share of the remaining work
     length_coverage_80: float | None = None  # share of job lengths within their 80% interval
     length_coverage_90: float | None = None  # share of job lengths within their 90% interval
+    planned: tuple[PlannedJob, ...] = ()  # of the latest plan, at most 200 that the reader may see
+    planned_at: Seconds | None = None  # time of the latest plan
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):

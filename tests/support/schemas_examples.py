@@ -401,7 +401,8 @@ _OF_CLIENTS: Final = (
         policy="ones", running=True, restarts=1, plans=7, generations=300, best_fitness=0.75,
         mean_fitness=0.5, incumbent_fitness=0.625, decision_ms=12.5, rescales=4, batch_changes=2,
         predicted_gain=1.5, realised_gain=1.25, diversity=0.25, gain_error=1.2, length_error=0.15,
-        length_coverage_80=0.75, length_coverage_90=0.875,
+        length_coverage_80=0.75, length_coverage_90=0.875, planned_at=Seconds(1_760_000_000.5),
+        planned=(client.PlannedJob(job=JOB, slots=2, batch=64, reason="grows", expected_gain=1.5),),
     ),
     client.SweepDetail(
         summary=_SUMMARY, spec=SWEEP, trials=(_TRIAL,), trials_total=24, best=9, best_score=0.75,

@@ -152,6 +152,9 @@ PREDICTION_S: Final = 0.6  # after which a prediction of a start uses the draws 
 MAX_HIDDEN_PAGES: Final = 20  # pages of invisible events to skip before an empty reply
 
 
+MAX_PLANNED: Final = 200  # jobs of the latest plan in a reply
+
+
 @dataclass(kw_only=True, eq=False)
 class ReadRequests:
     """Handlers of requests that change nothing.
@@ -193,6 +196,22 @@ class ReadRequests:
             accounts=seen,
             paused=state.scheduling_paused,
         )
+
+    def search(self, info: wire.SearchInfo, who: Identity) -> wire.SearchInfo:
+        """Return the statistics of the scheduler with the latest plan for jobs that `who` sees."""
+        plan, jobs, view = self.plans.latest, self._state.jobs, self.view(who)
+        if plan is None:
+            return info
+        seen = (
+            (job, reason)
+            for name, reason in plan.reasons.items()
+            if (job := jobs.get(name)) is not None and not job.ended and view.sees(job.owner)
+        )
+        planned = tuple(
+            replies.planned_job(job, plan.local_batch.get(job.job, {}), reason)
+            for job, reason in islice(seen, MAX_PLANNED)
+        )
+        return msgspec.structs.replace(info, planned=planned, planned_at=self.plans.latest_at)
 
     def policy(self, _: wire.GetPolicy, _who: Identity) -> wire.PolicyInfo:
         """Return the policy that plans, and who chose it."""

@@ -37,6 +37,7 @@ from schemas.wire.client import (
     JobDetail,
     JobSummary,
     NodeInfo,
+    PlannedJob,
     SearchInfo,
     VersionInfo,
     WorkerInfo,
@@ -263,6 +264,15 @@ def job_explanation(
         )  # fmt: skip
         decisions = (*decisions, waits)
     return Explanation(job=job.job, state=shown_state(job), decisions=decisions, next=following)
+
+
+def planned_job(job: Job, batches: Mapping[SlotId, int], reason: Reason) -> PlannedJob:
+    """Return what a plan wants for a job that it changes or lets wait."""
+    before, after = reason.numbers.get("speed_now"), reason.numbers.get("speed_then")
+    return PlannedJob(
+        job=job.job, slots=len(batches), batch=sum(batches.values()), reason=reason.text,
+        expected_gain=after / before if before and after else None,
+    )  # fmt: skip
 
 
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:

@@ -133,7 +133,7 @@ class RequestServer:
         self.routes: Mapping[type[Message], Route] = {
             # replies are filtered for the reader
             wire.GetCluster: Route(READERS, lambda _, who: cluster_info(who)),
-            wire.GetSearch: Route(READERS, lambda *_: search_info()),
+            wire.GetSearch: Route(READERS, lambda _, who: reads.search(search_info(), who)),
             wire.CheckJob: Route(READERS, changes.check),
             wire.ListJobs: Route(READERS, reads.jobs, measured=True),
             wire.ListNodes: Route(READERS, reads.nodes, measured=True),

@@ -192,6 +192,8 @@ class PlanCoordinator:
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
+        self.latest: Plan | None = None  # complete plan, taken or not
+        self.latest_at: Seconds | None = None
         self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
 
     def use(self, planner: Planner, *, gangs: bool) -> None:
@@ -303,6 +305,7 @@ class PlanCoordinator:
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         plan = self._cycle.merged(plan)
         if complete:
+            self.latest, self.latest_at = plan, now
             self._reasons, self._starts = plan.reasons, plan.starts
             self.predicted_loss = plan.predicted_loss
         self._wake_at(plan.wake_at, now)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import pytest
 
@@ -12,14 +13,16 @@ from controlplane.core.model.job import Job
 from controlplane.journal.database import open_for_writing
 from controlplane.journal.ended import EndedJobs
 from controlplane.journal.records import append_rows, rows_of
-from controlplane.service.api.reads import NEWEST, job_rows
+from controlplane.policy.api import Plan, Reason
+from controlplane.service.api.reads import NEWEST, ReadRequests, job_rows
 from controlplane.service.api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
-from schemas.ids import Seconds
-from schemas.wire.client import JobSummary, ListJobs
+from schemas.ids import JobId, Seconds
+from schemas.transport.keys import Identity
+from schemas.wire.client import JobSummary, ListJobs, PlannedJob, SearchInfo
 from tests.support import builders
-from tests.support.builders import S0, A, B, C, cancelled
+from tests.support.builders import S0, S1, A, B, C, cancelled
 from tests.support.controller import Controller, cluster_of
 
 
@@ -113,3 +116,43 @@ def test_an_oversized_pattern_is_refused() -> None:
 def test_an_unknown_state_is_named() -> None:
     with pytest.raises(BadFieldError, match="unknown state 'done'; use one of queued, starting"):
         listed(a_cluster(), ListJobs(states=("done",)))
+
+
+WAITS: Final = Reason("capacity", "waits for 1 slot, 0 free")
+GROWS: Final = Reason("grow", "grows", {"speed_now": 100.0, "speed_then": 150.0})
+
+
+@pytest.mark.parametrize(
+    ("who", "seen"),
+    [
+        (Identity("viewer", "x"), [A, C]),
+        (Identity("user", "ann"), [A]),
+        (Identity("user", "eve"), []),
+    ],
+    ids=str,
+)
+def test_the_latest_plan_names_the_jobs_that_its_reader_may_see(
+    who: Identity, seen: list[str]
+) -> None:
+    controller = cluster_of(n1=1)
+    for name, user in (("a", "ann"), ("b", "ann"), ("c", "bob")):
+        controller.submit(name, user=user)
+    controller.take(cancelled(B))
+    plan = Plan(
+        based_on=7, local_batch={A: {S0: 64, S1: 32}}, reasons={A: GROWS, B: WAITS, C: WAITS}
+    )
+    none: Any = None
+    reads = ReadRequests(
+        commit_loop=cast("Any", SimpleNamespace(committed=controller.reactor)), feed=none,
+        plans=cast("Any", SimpleNamespace(latest=plan, latest_at=50.0)), telemetry=none,
+        notes=none, owners=cast("Any", SimpleNamespace(of=None)),
+    )  # fmt: skip
+
+    found = reads.search(SearchInfo(policy="ones", running=True), who)
+
+    every = {
+        A: PlannedJob(job=A, slots=2, batch=96, reason="grows", expected_gain=1.5),
+        C: PlannedJob(job=C, slots=0, batch=0, reason=WAITS.text),
+    }
+    assert found.planned == tuple(every[JobId(name)] for name in seen)
+    assert found.planned_at == 50.0
