@@ -497,7 +497,9 @@ class _Room:
         have = {n: slots for n, slots in self._by_node(job).items() if self.is_open(job, n)}
         could_have = best = self._most(job, have)
         offered = {slot for slots in have.values() for slot in slots}
-        ends = [(one.ends_at, one.job, one.holds) for one in self._holders if one.ends_at]
+        ends = [
+            (one.ends_at, one.job, one.holds) for one in self._holders if one.ends_at is not None
+        ]
         for giver in self._givers.values():
             if giver.elastic is not None and giver.rank <= self._rank(job.job):
                 soon = giver.surplus or giver.may_pause_for(job, self._now)
