@@ -125,6 +125,8 @@ def build() -> App:
     node.command(operators.drain)
     node.command(operators.cordon)
     node.command(operators.reserve)
+    node.command(operators.reservations)
+    node.command(operators.unreserve)
     node.command(operators.undrain)
     node.command(operators.forget)
     app.command("controlplane.cli.quota:quota", name="quota", help=QUOTA, group=cluster)

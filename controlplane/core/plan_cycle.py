@@ -67,10 +67,7 @@ class PlanCycle:
         if any(job.waits for job in rigid):
             sharing = reactor.state.sharing or Sharing(fair_share=False)
             ledger = ledger_of(reactor.state, now, sharing.half_life_s)
-            state = reactor.state
-            nodes = [state.nodes[name] for name in state.planned if name in state.nodes]
-            closes = {node.node: node.windows[0].begin for node in nodes if node.windows}
-            rules = replace(standing(view, rigid, sharing, ledger, now), closes=closes)
+            rules = standing(view, rigid, sharing, ledger, now)
         beside = None
         if any(job.waits and not job.slots for job in rigid):
             beside = places(reactor.state)
@@ -165,13 +162,16 @@ def fitting_view(view: ClusterView, state: State) -> tuple[ClusterView, Mapping[
     shaped = _shaped(view.jobs, state)
     if not shaped:
         return view, {}
+    closed = [set(state.closed_to(state.jobs[name])) for name in view.jobs]
+    unusable = set.intersection(*closed)  # nodes that no job of the policy may use
+    view = mask(view, frozenset(slot.slot for slot in view.slots if slot.node in unusable))
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     open_slots = {s.slot for s in view.slots if s.usable or s.leaving or s.slot in held}
     jobs, reasons = dict(view.jobs), dict[JobId, Reason]()
     for name, fits in shaped.items():
         job, most = jobs[name], len(open_slots & fits)
         if not job.running_on and most < job.least:
-            reasons[name] = _waits(job, most, state.slot_index.fit(state.jobs[name].spec).missing)
+            reasons[name] = _waits(job, most, state)
             del jobs[name]
         elif most < job.most:
             most = max(job.least, len(job.running_on), most)
@@ -206,7 +206,7 @@ def fitting_plan(
         if lacks and job is not None and len(mended.placed[name]) < job.least:
             mended.placed[name] = dict(has)
             if not has:
-                reasons[name] = _waits(job, len(fits), "")
+                reasons[name] = _waits(job, len(fits), state)
     return replace(plan, local_batch=mended.placed, reasons=reasons)
 
 
@@ -276,7 +276,7 @@ class _MendedPlan:
 def _shaped(jobs: Mapping[JobId, object], state: State) -> dict[JobId, frozenset[SlotId]]:
     """Return the fitting slots of the jobs that have requests."""
     known = (name for name in jobs if name in state.jobs)
-    found = {name: state.slot_index.fit(state.jobs[name].spec).slots for name in known}
+    found = {name: state.fit(state.jobs[name]).slots for name in known}
     return {name: fits for name, fits in found.items() if fits is not None}
 
 
@@ -284,6 +284,13 @@ def _renamed(slots: Mapping[SlotId, int], old: SlotId, new: SlotId) -> dict[Slot
     return {new if slot == old else slot: batch for slot, batch in slots.items()}
 
 
-def _waits(job: JobView, fit: int, missing: str) -> Reason:
-    text = missing or f"needs {slots_in_words(job.least)} that fit its requests, {fit} could"
-    return Reason("shape", text, {"needs": float(job.least), "slots": float(fit)})
+def _waits(job: JobView, fit: int, state: State) -> Reason:
+    known = state.jobs[job.job]
+    kept = sorted({f"the {what} of {n}" for n, (at, what) in state.closes(known).items() if not at})
+    needs = f"needs {slots_in_words(job.least)}"
+    text = state.slot_index.fit(known.spec).missing
+    text = text or f"{needs} that fit its requests, {fit} could"
+    if kept:
+        text = f"{needs}, could have {fit} beside {' and '.join(kept)}"
+    numbers = {"needs": float(job.least), "slots": float(fit)}
+    return Reason("reservation" if kept else "shape", text, numbers)

@@ -117,7 +117,9 @@ class SlotIndex:
         self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
         self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
-        self._fits: dict[tuple[Shape, bool, bool], Fit] = {}  # of the present nodes
+        self._fits: dict[
+            tuple[Shape, bool, bool, tuple[NodeId, ...]], Fit
+        ] = {}  # of the present nodes
 
     # --- changes
 
@@ -203,16 +205,16 @@ class SlotIndex:
             if _is_alive(worker) and node_of(worker.slot) == node
         ]
 
-    def fit(self, spec: JobSpec) -> Fit:
-        """Return the slots that fit the requests of a job."""
+    def fit(self, spec: JobSpec, closed: tuple[NodeId, ...] = ()) -> Fit:
+        """Return the slots that fit the requests of a job, without those of closed nodes."""
         self._sync()
         places = spec.slots[1] == 0
         stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes)
-        if stated == _NO_REQUESTS and not places:
+        if stated == _NO_REQUESTS and not places and not closed:
             return _ANY
-        key = (shape := spec.shape, spec.rigid, places)
+        key = (shape := spec.shape, spec.rigid, places, closed)
         if (found := self._fits.get(key)) is None:
-            nodes = [node.spec for node in self._all_nodes.values()]
+            nodes = [one.spec for name, one in self._all_nodes.items() if name not in closed]
             found = self._fits[key] = _fit_of(shape, nodes, rigid=spec.rigid, places=places)
         return found
 

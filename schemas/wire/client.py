@@ -13,6 +13,7 @@ import msgspec
 from schemas.epochs import EpochFacts
 from schemas.ids import JobId, NodeId, Pid, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
+from schemas.nodes import Reservation
 from schemas.sharing import Sharing
 from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
@@ -223,8 +224,22 @@ class DrainNode(Message, tag="client.drain_node.1"):
     reason: str = ""
     within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
     cordon: bool = False  # jobs stay where they are; only new ones do not come
-    begin: Seconds | None = None  # with `end`: planned maintenance, before which jobs leave
-    end: Seconds | None = None  # when the maintenance is over by itself
+
+
+class ReserveNodes(Message, tag="client.reserve_nodes.1"):
+    """Keep nodes for jobs of some projects and users, or for maintenance. Reply: `Nodes`.
+
+    Other jobs leave the nodes before the begin, and may return at the end.
+    """
+
+    nodes: tuple[NodeId, ...]
+    reservation: Reservation
+
+
+class CancelReservation(Message, tag="client.cancel_reservation.1"):
+    """Cancel a reservation, or end it, on all its nodes. Reply: `Nodes`."""
+
+    id: str
 
 
 class GetSharing(Message, tag="client.get_sharing.1"):
@@ -695,6 +710,7 @@ class NodeInfo(Message, tag="client.node_info.1"):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     cores: int = 0
     memory_bytes: int = 0
+    reservations: tuple[Reservation, ...] = ()  # in order
 
 
 class Nodes(Message, tag="client.nodes.1"):
@@ -746,6 +762,8 @@ Request = (
     | ChoosePolicy
     | DrainNode
     | UndrainNode
+    | ReserveNodes
+    | CancelReservation
     | ForgetNode
     | GetSweep
     | ChangeSweep

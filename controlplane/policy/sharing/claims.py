@@ -90,7 +90,7 @@ def decide(
             decided.times.append(job.ready_at)
             continue
         share = None if job.job in rules.exempt or not held else rules.share
-        refused = _refusal(job, room, quota)
+        refused = _refusal(job, room, quota, now)
         if refused is None and job.slots and share is not None and held + job.slots > share:
             refused = _beyond_share(job, held, share)
         if refused is not None:
@@ -126,12 +126,12 @@ def decide(
     return decided.claims(view.version)
 
 
-def _refusal(job: RigidView, room: _Room, quota: Quota | None) -> Reason | None:
+def _refusal(job: RigidView, room: _Room, quota: Quota | None, now: Seconds) -> Reason | None:
     """Return why a claim could not start now even if nobody else had any slots."""
     if (largest := room.largest(job, ever=True)) < job.slots:
         return _never_fits(job, largest)
     if room.largest(job) < job.slots:
-        return _closes(job, room.closing(job))
+        return _closes(job, room.closing(job), now)
     return None if quota is None else quota.refusal(job.job, job.account, job.slots)
 
 
@@ -326,19 +326,19 @@ class _Room:
     def largest(self, job: RigidView, *, ever: bool = False) -> int:
         """Return how many slots the claim could have if nobody else had any.
 
-        `ever` includes nodes on which it would now run into maintenance.
+        `ever` includes nodes on which it would now run into a reservation.
         """
-        if (ever or not self._rules.closes) and job.fits is None and not job.shares:
+        if (ever or not job.closes) and job.fits is None and not job.shares:
             sizes = self._size.values()
             return max(sizes, default=0) if job.one_node else sum(sizes)
         return self._most(job, self._all, ever=ever)
 
     def is_open(self, job: RigidView, node: NodeId) -> bool:
-        """True if a claim that starts now ends before the next maintenance of the node."""
-        return _ends_at(job, self._now) <= self._rules.closes.get(node, math.inf)
+        """True if a claim that starts now ends before the node is reserved for others."""
+        return node not in job.closes or _ends_at(job, self._now) <= job.closes[node][0]
 
     def closing(self, job: RigidView) -> list[NodeId]:
-        """Return the nodes on which the claim would run into maintenance."""
+        """Return the nodes on which the claim would run into a reservation."""
         return [node for node in self._size if not self.is_open(job, node)]
 
     def _most(
@@ -639,12 +639,18 @@ def _reserved(head: _Head, now: Seconds) -> Reason:
     return _reason("reserved", head.job, text, could_have=could_have, wait_s=wait_s)
 
 
-def _closes(job: RigidView, nodes: Sequence[NodeId]) -> Reason:
-    names = ", ".join(nodes[:MAX_NAMED]) + ", ..." * (len(nodes) > MAX_NAMED)
-    text = f"would run into the maintenance of {names}, and waits for its end"
-    if job.run_limit_s is None:
+def _closes(job: RigidView, nodes: Sequence[NodeId], now: Seconds) -> Reason:
+    by_purpose: dict[str, list[NodeId]] = {}
+    for node in nodes:
+        by_purpose.setdefault(job.closes[node][1], []).append(node)
+    each = [
+        f"the {what} of {', '.join(some[:MAX_NAMED])}{', ...' * (len(some) > MAX_NAMED)}"
+        for what, some in by_purpose.items()
+    ]
+    text = f"would run into {' and '.join(each)}, and waits for its end"
+    if job.run_limit_s is None and any(job.closes[node][0] > now for node in nodes):
         text += "; a smaller max_run_s would let it start before"
-    return _reason("maintenance", job, text)
+    return _reason("maintenance" if [*by_purpose] == ["maintenance"] else "reservation", job, text)
 
 
 def _beyond_share(job: RigidView, held: int, share: int) -> Reason:

@@ -50,6 +50,7 @@ from schemas.wire import Message
 from schemas.wire.client import (
     AddKey,
     CancelJob,
+    CancelReservation,
     ChangeSharing,
     ChangeSweep,
     CheckJob,
@@ -77,6 +78,7 @@ from schemas.wire.client import (
     ReadEvents,
     ReleaseJob,
     RerunJob,
+    ReserveNodes,
     ResizeJob,
     ResumeJob,
     RevokeKey,
@@ -197,6 +199,12 @@ class RequestServer:
             SubmitJob: Route(WRITERS, changes.submit),
             DrainNode: Route(OPERATORS, changes.drain, audited=True),
             UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            ReserveNodes: Route(
+                OPERATORS,
+                lambda request, who: changes.reserve(request, who, dict(keys.known).values()),
+                audited=True,
+            ),
+            CancelReservation: Route(OPERATORS, changes.cancel_reservation, audited=True),
             PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
             ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),

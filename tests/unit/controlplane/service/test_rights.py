@@ -47,6 +47,7 @@ FREE: Final = (
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
 DRAINS: Final = (
     client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
+    client.ReserveNodes, client.CancelReservation,
 )  # fmt: skip
 KEYS: Final = (AddKey, ListKeys, RevokeKey, client.ChangeSharing, client.ChoosePolicy)
 # of a job of his own, of one of his project, of a stranger's
