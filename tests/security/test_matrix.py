@@ -66,8 +66,15 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
     "RerunJob": (OWNER,),
     **dict.fromkeys(["PutSnapshot", "SubmitJob"], USERS),
     **dict.fromkeys(
-        ["DrainNode", "UndrainNode", "ReserveNodes", "CancelReservation", "ForgetNode",
-         "PauseScheduling"], (OPERATOR, ADMIN),
+        [
+            "DrainNode",
+            "UndrainNode",
+            "ReserveNodes",
+            "CancelReservation",
+            "ForgetNode",
+            "PauseScheduling",
+        ],
+        (OPERATOR, ADMIN),
     ),
     **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey", "ChangeSharing", "ChoosePolicy"], (ADMIN,)),
 }

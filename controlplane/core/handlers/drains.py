@@ -158,7 +158,7 @@ def on_drain_due(ctx: HandlerContext, event: DrainDue) -> None:
         announce_node(ctx, node, "node.reservation_began", {"reason": window.text})
         return
     if node.drain is not None:  # what an operator drained stays drained
-        drain.until = None
+        drain.until = drain.window = None
     start_drain(ctx, node, drain, max(0.0, window.begin - ctx.now))
 
 

@@ -12,6 +12,7 @@ from controlplane.core.handlers.drains import LEAD_S
 from controlplane.core.inputs import (
     DrainDue,
     DrainExpired,
+    DrainRequested,
     NodesReserved,
     ReservationCancelled,
     UndrainRequested,
@@ -215,6 +216,21 @@ def test_a_reservation_survives_a_drain_of_its_node() -> None:
     at(controller, begin + 1100.0)
 
     assert controller.state.nodes[N1].usable
+    assert controller.state.nodes[N1].reservations == []
+
+
+def test_cancelled_maintenance_ends_its_drain_but_not_that_of_an_operator() -> None:
+    controller, begin = cluster(projects=())
+    at(controller, begin)
+    controller.take(ReservationCancelled(id="r-1", user="ann"))
+    assert controller.state.nodes[N1].usable
+
+    controller.take(reserved(controller.now + 100.0, projects=()))
+    controller.take(DrainRequested(node=N1, user="ann", reason="", within_s=None))
+    at(controller, controller.now + 100.0)
+    controller.take(ReservationCancelled(id="r-2", user="ann"))
+
+    assert not controller.state.nodes[N1].usable
     assert controller.state.nodes[N1].reservations == []
 
 
