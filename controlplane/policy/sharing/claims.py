@@ -393,7 +393,7 @@ class _Room:
             mine = mine if job.fits is None else mine & job.fits
             order = self._offers(pausing, by_node=False)
             found.slots += [slot for slot in order if slot in mine][: job.slots]
-        return self._remove(found)
+        return self._remove(found) if len(found.slots) == job.slots else None
 
     def _choose(self, job: RigidView, node: NodeId, slots: Sequence[SlotId], many: int) -> _Taken:
         """Return `many` of a node's slots for a claim, and slots that stay empty beside them."""
@@ -494,7 +494,8 @@ class _Room:
 
         Rigid jobs end by their time limits. Elastic jobs may be paused after their turn.
         """
-        have = {n: slots for n, slots in self._by_node(job).items() if self.is_open(job, n)}
+        offers = _grouped(self._offers(job, by_node=job.one_node), self._size)
+        have = {n: slots for n, slots in offers.items() if self.is_open(job, n)}
         could_have = best = self._most(job, have)
         offered = {slot for slots in have.values() for slot in slots}
         ends = [

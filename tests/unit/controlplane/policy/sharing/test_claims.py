@@ -91,6 +91,16 @@ def test_nothing_is_taken_for_a_claim_that_could_not_start() -> None:
     assert decision.reasons[G].code == "reserved"
 
 
+def test_the_surplus_of_a_job_on_two_nodes_counts_once_for_a_gang() -> None:
+    """Job a may give up 2 of its 4 slots, which are any 2."""
+    view = view_of(row_of(2, 2), elastic(A, *n(1, 0, 1), *n(2, 0, 1), least=2))
+
+    decision = decide(view, [claim(G, 3)], NOW)
+
+    assert (decision.plan.local_batch, decision.kept) == ({}, frozenset())
+    assert decision.reasons[G].text == "needs 3 slots, could have 2; has them at once, after a-1"
+
+
 def test_a_job_that_came_later_or_had_its_turn_is_paused_for_a_claim() -> None:
     """Else a stream of small jobs could keep a gang from ever starting."""
     later = elastic(A, *n(1, 0), at=9_500.0)
