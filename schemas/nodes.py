@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
 
-from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId
+from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, WorkerId
 
 Label = Annotated[str, msgspec.Meta(max_length=256)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -96,3 +97,33 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     def member(self, worker: WorkerId) -> Member | None:
         """Return the entry of a worker in this group, or None if the worker is not a member."""
         return next((member for member in self.members if member.worker == worker), None)
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Time in which nodes are for jobs of some projects and users; for none: maintenance."""
+
+    begin: Seconds
+    end: Seconds
+    reason: str = ""
+    projects: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    user: str = ""  # who requested it; set by the controller, as is the id
+    id: str = ""  # of the request, which may name several nodes
+
+    def admits(self, user: str, project: str) -> bool:
+        """True if jobs of this user in this project may run there."""
+        return project in self.projects or user in self.users
+
+    @property
+    def purpose(self) -> str:
+        """Description for users, without the times."""
+        names = [f"project {one}" for one in self.projects] + [f"user {one}" for one in self.users]
+        return f"reservation {self.id} for {', '.join(names)}" if names else "maintenance"
+
+    @property
+    def text(self) -> str:
+        """Description for users."""
+        times = (datetime.fromtimestamp(at, UTC) for at in (self.begin, self.end))
+        begin, end = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in times)
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.purpose} from {begin} to {end} by {self.user}{why}"

@@ -131,6 +131,8 @@ def build() -> App:
     node.command(operators.drain)
     node.command(operators.cordon)
     node.command(operators.reserve)
+    node.command(operators.reservations)
+    node.command(operators.unreserve)
     node.command(operators.undrain)
     node.command(operators.forget)
     settings = App(name="config", help="Check settings files.", group=CLUSTER)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
+from msgspec.structs import asdict
 
 from controlplane.cli.output import COMMON, UNITS, Common, NodeName, say, say_table, seconds_of
 from controlplane.client import BlockingClient
@@ -19,6 +20,7 @@ from nodeagent.settings import AgentSettings, Controller
 from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.settings import convert
 from schemas.ids import Seconds
+from schemas.nodes import Reservation
 from schemas.relations import stated_time
 from schemas.transport.keys import check_name, write_keys
 from schemas.wire.client import KeyInfo, NodeInfo, Role
@@ -219,19 +221,58 @@ def reserve(
     *nodes: NodeName,
     begin: Annotated[str, Parameter(name="--from", help="2026-12-01T08:00Z, or +2h")],
     lasts: Annotated[str, Parameter(name="--for", help="30m, 2h or 1d")],
+    project: Annotated[
+        tuple[str, ...], Parameter(help="project whose jobs may run there; repeatable")
+    ] = (),
+    user: Annotated[
+        tuple[str, ...], Parameter(help="user whose jobs may run there; repeatable")
+    ] = (),
     reason: Annotated[str, Parameter(help="shown to users whose jobs wait or move")] = "",
     common: Common = COMMON,
 ) -> None:
-    """Plan maintenance of each NODE: jobs leave before it begins, and it ends by itself.
+    """Reserve each NODE for projects and users, or, without these, for maintenance.
 
-    `node list` shows it, and `node undrain` cancels it.
+    Other jobs leave before it begins. It ends by itself, or with `node unreserve`.
     """
     starts = stated_time(begin, Seconds(time.time()))
     ends = Seconds(starts + seconds_of(lasts, "for"))
+    asked = Reservation(begin=starts, end=ends, reason=reason, projects=project, users=user)
     with BlockingClient(common.home) as client:
-        for node in nodes:
-            found = client.plan_maintenance(node, starts, ends, reason)
-            say(common, found, f"{node}: {found.reason}", quiet=[node])
+        found = client.reserve(nodes, asked)
+    made = [one.id for one in found[0].reservations if one.begin == starts]
+    lines = (f"{node.node}: {node.reason}" for node in found)
+    say(common, found, f"{made[0]} reserves {len(found)} nodes", *lines, quiet=made)
+
+
+def reservations(*, common: Common = COMMON) -> None:
+    """List the reservations of nodes."""
+    with BlockingClient(common.home) as client:
+        nodes = client.nodes()
+    found: dict[str, tuple[Reservation, list[str]]] = {}
+    for node in nodes:
+        for one in node.reservations:
+            found.setdefault(one.id, (one, []))[1].append(node.node)
+    rows = [
+        (name, ", ".join(names), second(one.begin), second(one.end),
+         ", ".join((*one.projects, *one.users)) or "maintenance", one.user, one.reason)
+        for name, (one, names) in found.items()
+    ]  # fmt: skip
+    columns = ["id", "nodes", "from", "until", "for", "by", "reason"]
+    data = [{**asdict(one), "nodes": names} for one, names in found.values()]
+    say_table(common, data, found, columns, rows)
+
+
+def unreserve(
+    reservation: Annotated[str, Parameter(help="its id, as in `ones node reservations`")],
+    /,
+    *,
+    common: Common = COMMON,
+) -> None:
+    """Cancel a reservation on all its nodes; other jobs may start there again."""
+    with BlockingClient(common.home) as client:
+        found = client.cancel_reservation(reservation)
+    names = [node.node for node in found]
+    say(common, found, f"{reservation} cancelled on {', '.join(names)}", quiet=names)
 
 
 def undrain(node: NodeName, /, *, common: Common = COMMON) -> None:

@@ -165,7 +165,8 @@ class BlockingClient(Blocking[Client]):
     nodes = _blocking(Client.nodes)
     drain = _blocking(Client.drain)
     cordon = _blocking(Client.cordon)
-    plan_maintenance = _blocking(Client.plan_maintenance)
+    reserve = _blocking(Client.reserve)
+    cancel_reservation = _blocking(Client.cancel_reservation)
     undrain = _blocking(Client.undrain)
     forget_node = _blocking(Client.forget_node)
 

@@ -20,6 +20,7 @@ from controlplane.client.sweeps.sweep import Sweep
 from schemas.errors import BadFieldError, TimedOutError
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import ENDED, JobSpec
+from schemas.nodes import Reservation
 from schemas.sharing import Sharing
 from schemas.sweeps import Value
 from schemas.wire import client as wire
@@ -303,20 +304,19 @@ class Client(Attachments):
         request = wire.DrainNode(node=NodeId(node), reason=reason, cordon=True)
         return (await self._call(request, wire.Nodes)).nodes[0]
 
-    async def plan_maintenance(
-        self, node: str, begin: Seconds, end: Seconds, reason: str = ""
-    ) -> wire.NodeInfo:
-        """Plan a time without jobs on a node, which ends by itself; `undrain` cancels it.
+    async def reserve(
+        self, nodes: Sequence[str], reservation: Reservation
+    ) -> tuple[wire.NodeInfo, ...]:
+        """Reserve nodes, all of them or none, for jobs of projects and users, or for maintenance.
 
-        Only operators and admins may call this.
-
-        Args:
-            begin: seconds since the epoch. Jobs that could not end before are not started there.
-            end: seconds since the epoch.
-            reason: shown to the owners of the jobs that wait or move.
+        Only operators and admins may call this. `cancel_reservation` ends it earlier.
         """
-        request = wire.DrainNode(node=NodeId(node), reason=reason, begin=begin, end=end)
-        return (await self._call(request, wire.Nodes)).nodes[0]
+        request = wire.ReserveNodes(nodes=tuple(map(NodeId, nodes)), reservation=reservation)
+        return (await self._call(request, wire.Nodes)).nodes
+
+    async def cancel_reservation(self, reservation: str) -> tuple[wire.NodeInfo, ...]:
+        """Cancel a reservation, which `nodes` shows, on all its nodes. Return these nodes."""
+        return (await self._call(wire.CancelReservation(id=reservation), wire.Nodes)).nodes
 
     async def undrain(self, node: str) -> wire.NodeInfo:
         """Return a drained node to service. Only operators and admins may call this."""

@@ -9,7 +9,7 @@ import msgspec
 from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
-from schemas.nodes import NodeSpec
+from schemas.nodes import NodeSpec, Reservation
 from schemas.sharing import Sharing
 from schemas.sweeps import Value
 from schemas.wire import Message
@@ -220,8 +220,22 @@ class DrainRequested(Input, tag="core.drain_requested.1"):
     reason: str
     within_s: float | None  # time until remaining workers are stopped; None: no limit
     cordon: bool = False  # its jobs stay
-    begin: Seconds | None = None  # with `end`: planned maintenance; None: now
+    begin: Seconds | None = None  # with `end`: planned maintenance, in older journals
     end: Seconds | None = None
+
+
+class NodesReserved(Input, tag="core.nodes_reserved.1"):
+    """An operator reserves nodes, for maintenance or for jobs of these projects and users."""
+
+    nodes: tuple[NodeId, ...]
+    reservation: Reservation
+
+
+class ReservationCancelled(Input, tag="core.reservation_cancelled.1"):
+    """An operator cancels a reservation on all its nodes."""
+
+    id: str
+    user: str
 
 
 class UndrainRequested(Input, tag="core.undrain_requested.1"):
@@ -245,7 +259,7 @@ class DrainExpired(Input, tag="core.drain_expired.1"):
 
 
 class DrainDue(Input, tag="core.drain_due.1"):
-    """A job on a draining node can be changed again, or a maintenance begins or ends."""
+    """A job on a draining node can be changed again, or a reservation begins or ends."""
 
     node: NodeId
 

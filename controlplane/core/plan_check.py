@@ -49,7 +49,7 @@ def around_bad_nodes(
         found[name] = dict(slots)
         if any(map(is_place, slots)) or not all(slots.values()):
             continue  # its slots belong together
-        fits = state.slot_index.fit(state.jobs[name].spec).slots
+        fits = state.fit(state.jobs[name]).slots
         bad = bad_for(state.jobs[name])
         new = [slot for slot in slots if node_of(slot) in bad and not _has(state.jobs[name], slot)]
         if not new:
@@ -211,7 +211,7 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Sw
     claimed: set[SlotId] = set()
     for move in blocked:
         job = state.jobs[move.job]
-        picky = state.slot_index.fit(job.spec).slots is not None  # a spare slot may not fit it
+        picky = state.fit(job).slots is not None  # a spare slot may not fit it
         if job.phase is Phase.RUNNING and not picky and claimed.isdisjoint(move.local_batch):
             movers.append(Mover(job, move.local_batch, move.reason))
             claimed |= move.local_batch.keys()
@@ -223,9 +223,9 @@ class _FreeSlots:
     """Slots that the remaining entries of a plan can still take."""
 
     def __init__(self, state: State) -> None:
-        index = self._index = state.slot_index
+        index = state.slot_index
         self._nodes = index.slots()
-        self._all_nodes = state.nodes
+        self._state = state
         self._reservations = index.reservations()
         self._held = index.is_taken
         self._taken: set[SlotId] = set()  # slots taken by entries of this plan
@@ -236,10 +236,13 @@ class _FreeSlots:
         """Take the new slots of `placed` for `job`. Return why this is impossible, or ""."""
         current = _slots(job)
         new = [slot for slot in placed if slot not in current]
-        starts, fits = job.group is None, self._index.fit(job.spec).slots
+        starts, fits = job.group is None, self._state.fit(job).slots
+        closed = self._state.closed_to(job)
         for slot in new:
+            if node_of(slot) in closed:
+                return f"slot {slot} is reserved for others"
             if is_place(slot) and not job.spec.slots[1]:
-                node = self._all_nodes.get(node_of(slot))
+                node = self._state.nodes.get(node_of(slot))
             else:
                 node = self._nodes.get(slot)
                 if placed[slot] and fits is not None and slot not in fits:

@@ -245,6 +245,7 @@ def rigid_view(state: State, job: Job) -> RigidView:
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
         waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,
         holds=tuple(job.held_slots()),
+        closes=state.closes(job),
         began_at=account.since,
         ends_at=None if ends_at is None else Seconds(ends_at),
         preemptible=isinstance(status, Running)

@@ -53,6 +53,8 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     inputs.StartDue: relations.on_start_due,
     inputs.OverrideDue: overrides.on_override_due,
     inputs.DrainRequested: drains.on_drain_requested,
+    inputs.NodesReserved: drains.on_nodes_reserved,
+    inputs.ReservationCancelled: drains.on_reservation_cancelled,
     inputs.UndrainRequested: drains.on_undrain_requested,
     inputs.DrainExpired: drains.on_drain_expired,
     inputs.DrainDue: drains.on_drain_due,

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 import msgspec
 
-from controlplane.core.model.fit import ANY, Fit, fit_of
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from schemas.ids import JobId, NodeId, SlotId, WorkerId, node_of, slot_id
-from schemas.jobs import JobSpec, Shape
-from schemas.nodes import NodeSpec
+from schemas.jobs import JobSpec, Shape, words_of
+from schemas.nodes import NodeSpec, SlotSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
 _NO_REQUESTS = (msgspec.UNSET,) * 6
+EPSILON: Final = 1e-6  # rounding of shares
+PLACE_CPUS: Final = 1.0  # cores of a job without slots that states none
+GIB: Final = 1 << 30
+PLACE_USER: Final = "a job without slots"
 _LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Slots that a job may use."""
+
+    slots: frozenset[SlotId] | None = None  # None: all
+    shares: Mapping[NodeId, float] = field(default_factory=dict)  # of a slot, if it takes more
+    missing: str = ""  # why nothing fits
+
+
+_ANY: Final = Fit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +117,9 @@ class SlotIndex:
         self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
         self._next = count(len(self._start_order))
         self._readers: WeakSet[DirtySlots] = WeakSet()
-        self._fits: dict[tuple[Shape, bool, bool], Fit] = {}  # of the present nodes
+        self._fits: dict[
+            tuple[Shape, bool, bool, tuple[NodeId, ...]], Fit
+        ] = {}  # of the present nodes
 
     # --- changes
 
@@ -188,18 +205,18 @@ class SlotIndex:
             if _is_alive(worker) and node_of(worker.slot) == node
         ]
 
-    def fit(self, spec: JobSpec) -> Fit:
-        """Return the slots that fit the requests of a job."""
+    def fit(self, spec: JobSpec, closed: tuple[NodeId, ...] = ()) -> Fit:
+        """Return the slots that fit the requests of a job, without those of closed nodes."""
         self._sync()
         places = spec.slots[1] == 0
         needs = spec.image, spec.requirements
         stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes, *needs)
-        if stated == _NO_REQUESTS and not places:
-            return ANY
-        key = (shape := spec.shape, spec.rigid, places)
+        if stated == _NO_REQUESTS and not places and not closed:
+            return _ANY
+        key = (shape := spec.shape, spec.rigid, places, closed)
         if (found := self._fits.get(key)) is None:
-            nodes = [node.spec for node in self._all_nodes.values()]
-            found = self._fits[key] = fit_of(shape, nodes, rigid=spec.rigid, places=places)
+            nodes = [one.spec for name, one in self._all_nodes.items() if name not in closed]
+            found = self._fits[key] = _fit_of(shape, nodes, rigid=spec.rigid, places=places)
         return found
 
     def is_taken(self, slot: SlotId) -> bool:
@@ -361,3 +378,74 @@ def _staying(job: Job) -> set[WorkerId] | None:
     if any(job.workers[m.worker].version == change.group.version for m in members):
         return None  # the change waits for newcomers
     return {member.worker for member in members}
+
+
+# --- slots and nodes that fit the requests of a job
+
+
+def _fit_of(shape: Shape, nodes: Sequence[NodeSpec], *, rigid: bool, places: bool) -> Fit:
+    """Return the slots that fit a request.
+
+    Args:
+        shape: what is requested.
+        nodes: all known nodes.
+        rigid: a slot may take the shares of others on its node, which stay empty. A slot of an
+            elastic job has its own share.
+        places: the job has no slots. `shares` has the part of what each fitting node has set
+            aside, and `slots` is empty.
+    """
+    named = [node for node in nodes if _has_all(node, shape)]
+    if places:
+        cpus = shape.cpus or PLACE_CPUS
+        parts = {node.node: node.place_part(cpus, shape.memory_bytes) for node in named}
+        parts = {node: part for node, part in parts.items() if part <= 1 + EPSILON}
+        return Fit(frozenset(), parts, "" if parts else _missing(shape, nodes, named, PLACE_USER))
+    found: set[SlotId] = set()
+    shares: dict[NodeId, float] = {}
+    for node in named:
+        share = node.shares(shape.cpus, shape.memory_bytes)
+        if share > (len(node.slots) if rigid else 1) + EPSILON:
+            continue
+        found.update(slot_id(node.node, one.index) for one in node.slots if _is_of(one, shape))
+        if share > 1 + EPSILON:
+            shares[node.node] = share
+    return Fit(
+        frozenset(found), shares, "" if found else _missing(shape, nodes, named, "a slot of it")
+    )
+
+
+def _has_all(node: NodeSpec, shape: Shape) -> bool:
+    if (shape.image and not node.containers) or (shape.requirements and not node.environments):
+        return False
+    return all(node.labels.get(name) == value for name, value in shape.labels)
+
+
+def _is_of(slot: SlotSpec, shape: Shape) -> bool:
+    return words_of(shape.gpu_type) <= words_of(slot.model)
+
+
+def _missing(shape: Shape, nodes: Sequence[NodeSpec], named: Sequence[NodeSpec], user: str) -> str:
+    """Return which request no node meets, and what the nodes report instead."""
+    if shape.image and not any(one.containers for one in nodes):
+        return "no node runs containers, which its image needs"
+    if shape.requirements and not any(one.environments for one in nodes):
+        return "no node has uv, which its requirements need"
+    for name, value in shape.labels:
+        has = sorted({f"{name} = {one.labels[name]}" for one in nodes if name in one.labels})
+        if f"{name} = {value}" not in has:
+            others = sorted({label for one in nodes for label in one.labels})
+            report = ", ".join(has or others) or "no labels"
+            return f"no node has label {name} = {value}; nodes report: {report}"
+    models = sorted({slot.model for one in nodes for slot in one.slots if slot.model})
+    if shape.gpu_type and not any(_is_of(slot, shape) for one in nodes for slot in one.slots):
+        return f"no slot is of type {shape.gpu_type}; slots report: {', '.join(models) or 'none'}"
+    stated = [
+        f"{name} = {value:g}" if name == "cpus" else f"{name} = {value} ({value / GIB:.3g} GiB)"
+        for name, value in (("cpus", shape.cpus), ("memory_bytes", shape.memory_bytes))
+        if value
+    ]
+    if named and stated:
+        return f"no node has {' and '.join(stated)} for {user}"
+    if user == PLACE_USER and not any(one.place_cores for one in nodes):
+        return "no node has cores for jobs without slots"
+    return "no node has all that it requests"

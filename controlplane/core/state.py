@@ -18,10 +18,10 @@ from controlplane.core.model.rescale import Rescale, RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
 from controlplane.core.model.usage import Usage
 from controlplane.core.model.worker import Worker, WorkerPhase
-from controlplane.core.slot_index import DirtySlots, SlotIndex
+from controlplane.core.slot_index import AvailableSlots, DirtySlots, Fit, SlotIndex
 from controlplane.policy.sharing.start_times import PastRun
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version
+from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version, node_of
 from schemas.jobs import spec_bytes
 from schemas.sharing import Sharing
 
@@ -175,8 +175,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
     ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
     left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
-    draining: dict[NodeId, None] = {}  # nodes with a `drain`
+    draining: dict[NodeId, None] = {}  # nodes that jobs leave
     planned: dict[NodeId, None] = {}  # nodes that have or had `windows`
+    reservations: int = 0  # made so far
     swaps: list[Swap] = []  # swaps in progress
     sharing: Sharing | None = None  # None: older journal; slots are not divided among accounts
     sharing_file: Sharing | None = None  # rules of the settings file that were applied last
@@ -190,6 +191,38 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     arrays: dict[JobId, None] = {}  # active arrays with indices that are no jobs yet
     began_at: dict[JobId, Seconds] = {}  # when jobs with slots got their first ones, since then
     past_runs: dict[str, tuple[PastRun, ...]] = {}  # the latest; see `Present.past`
+
+    def closed_to(self, job: Job) -> tuple[NodeId, ...]:
+        """Return the nodes that are reserved for others now."""
+        return tuple(
+            name
+            for name in self.draining
+            if any(drain.concerns(job.owner) for drain in self.nodes[name].keeps)
+        )
+
+    def fit(self, job: Job) -> Fit:
+        """Return the slots that a job may use now: they fit it, and are not reserved for others."""
+        return self.slot_index.fit(job.spec, self.closed_to(job))
+
+    def available_to(self, job: Job) -> AvailableSlots:
+        """Return the slots that a job could get now, if they fit it."""
+        found, closed = self.slot_index.available(), self.closed_to(job)
+        return AvailableSlots(
+            [slot for slot in found.free if node_of(slot) not in closed],
+            {slot: by for slot, by in found.releasing.items() if node_of(slot) not in closed},
+        )
+
+    def closes(self, job: Job) -> dict[NodeId, tuple[Seconds, str]]:
+        """Return when nodes close to a job, and for what. Nodes that are closed now have 0."""
+        found: dict[NodeId, tuple[Seconds, str]] = {}
+        for node in (self.nodes[name] for name in self.planned if name in self.nodes):
+            now = [one.window for one in node.keeps if one.window and one.concerns(job.owner)]
+            later = [window for window in node.windows if not window.admits(*job.owner)]
+            if now:
+                found[node.node] = Seconds(0.0), now[0].purpose
+            elif later:
+                found[node.node] = later[0].begin, later[0].purpose
+        return found
 
     def job(self, job: JobId) -> Job:
         """Return the job of that name. Jobs that have left the state are not found.

@@ -13,6 +13,7 @@ import msgspec
 from schemas.epochs import EpochFacts
 from schemas.ids import JobId, NodeId, Pid, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
+from schemas.nodes import Reservation
 from schemas.sharing import Sharing
 from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
@@ -231,8 +232,22 @@ class DrainNode(Request, tag="client.drain_node.1"):
     reason: str = ""
     within_s: float | None = None  # time after which remaining jobs stop and wait; None: never
     cordon: bool = False  # jobs stay where they are; only new ones do not come
-    begin: Seconds | None = None  # with `end`: planned maintenance, before which jobs leave
-    end: Seconds | None = None  # when the maintenance is over by itself
+
+
+class ReserveNodes(Request, tag="client.reserve_nodes.1"):
+    """Keep nodes for jobs of some projects and users, or for maintenance. Reply: `Nodes`.
+
+    Other jobs leave the nodes before the begin, and may return at the end.
+    """
+
+    nodes: tuple[NodeId, ...]
+    reservation: Reservation
+
+
+class CancelReservation(Request, tag="client.cancel_reservation.1"):
+    """Cancel a reservation, or end it, on all its nodes. Reply: `Nodes`."""
+
+    id: str
 
 
 class GetSharing(Request, tag="client.get_sharing.1"):
@@ -716,6 +731,7 @@ class NodeInfo(Message, tag="client.node_info.1"):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     cores: int = 0
     memory_bytes: int = 0
+    reservations: tuple[Reservation, ...] = ()  # in order
 
 
 class Nodes(Reply, tag="client.nodes.1"):

@@ -65,5 +65,14 @@ def test_limits_hold_at_run_time_and_a_class_takes_slots(tmp_path: Path) -> None
         assert cluster.ones("cancel", second).code == 0
         third = submit(ann, files)
         why(ann, third, "would run into the maintenance of node-1")
-        assert cluster.ones("node", "undrain", "node-1").code == 0
+        assert "maintenance" in cluster.ones("node", "reservations").out
+        assert cluster.ones("node", "unreserve", "r-1").code == 0
         ann.until(third, lambda shown: shown["slots"] == 2)
+
+        # A reservation for the user does not keep the program from the node.
+        assert cluster.ones("cancel", third).code == 0
+        window = ("node", "reserve", "node-1", "--from", "+1h", "--for", "1h")
+        unknown = cluster.ones(*window, "--user", "nobody")
+        assert "users: 'nobody' is unknown" in unknown.err
+        assert cluster.ones(*window, "--user", "ann", "-o", "quiet").out.strip() == "r-2"
+        ann.until(submit(ann, files), lambda shown: shown["slots"] == 2)

@@ -66,13 +66,22 @@ MAY: Final = {  # who may send a request; the others are denied, or told that th
     "RerunJob": (OWNER,),
     **dict.fromkeys(["PutSnapshot", "SubmitJob"], USERS),
     **dict.fromkeys(
-        ["DrainNode", "UndrainNode", "ForgetNode", "PauseScheduling"], (OPERATOR, ADMIN)
+        [
+            "DrainNode",
+            "UndrainNode",
+            "ReserveNodes",
+            "CancelReservation",
+            "ForgetNode",
+            "PauseScheduling",
+        ],
+        (OPERATOR, ADMIN),
     ),
     **dict.fromkeys(["AddKey", "ListKeys", "RevokeKey", "ChangeSharing", "ChoosePolicy"], (ADMIN,)),
 }
 ON_A_JOB: Final = set(MAY) - {
     "GetCluster", "GetSearch", "CheckJob", "ListJobs", "ListNodes", "GetUsage", "ReadEvents",
     "PutSnapshot", "SubmitJob", "DrainNode", "UndrainNode", "ForgetNode", "AddKey", "ListKeys",
+    "ReserveNodes", "CancelReservation",
     "RevokeKey", "GetSharing", "ChangeSharing", "PauseScheduling", "GetPolicy", "ChoosePolicy",
 }  # fmt: skip
 REQUESTS: Final = {

@@ -7,6 +7,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from schemas import nodes
 from schemas.codec import CODECS, tag_of
 from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
@@ -198,10 +199,14 @@ _VERSION_INFO: Final = client.VersionInfo(
     time=Seconds(1_760_000_070.5), slots=(SlotId("agent-1/0"), SLOT), global_batch=64,
     outcome="formed", took_s=0.25,
 )  # fmt: skip
+_RESERVATION: Final = nodes.Reservation(
+    begin=Seconds(1_760_003_600.0), end=Seconds(1_760_007_200.0), reason="course",
+    projects=("vision",), users=("eve",), user="ann", id="r-3",
+)  # fmt: skip
 _NODE_INFO: Final = client.NodeInfo(
     node=NODE, state="up", reason="greeted", host="ash", address="10.0.0.7", slots=4, free=2,
     kind="gpu", model="H200", jobs=(JOB,), release="0.1.0", labels={"zone": "a"}, cores=16,
-    memory_bytes=128 << 30,
+    memory_bytes=128 << 30, reservations=(_RESERVATION,),
 )  # fmt: skip
 _FEED_EVENT: Final = feed.FeedEvent(
     seq=70_000, time=Seconds(1_760_000_000.5), event="job.submitted", job=JOB, node=NODE,
@@ -342,8 +347,10 @@ _OF_CLIENTS: Final = (
     client.PauseScheduling(paused=True, reason="new switch"),
     client.GetPolicy(),
     client.ChoosePolicy(name="tiresias", options='{"limits":[60.0]}'),
-    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True, begin=Seconds(1_760_003_600.0), end=Seconds(1_760_007_200.0)),
+    client.DrainNode(node=NODE, reason="new kernel", within_s=600.0, cordon=True),
     client.UndrainNode(node=NODE),
+    client.ReserveNodes(nodes=(NODE,), reservation=_RESERVATION),
+    client.CancelReservation(id="r-3"),
     client.ForgetNode(node=NODE),
     client.GetSweep(job=JOB, from_trial=500, limit=100),
     client.ChangeSweep(job=JOB, change="add", trial=3, values=VALUES, parent=4, key="once"),

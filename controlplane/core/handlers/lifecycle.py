@@ -489,10 +489,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
 def start_drain(ctx: HandlerContext, node: Node, drain: Drain, within_s: float | None) -> None:
     """Drain or cordon a node. An earlier drain is replaced."""
     node.drain = drain
-    if drain.cordon:
-        ctx.state.draining.pop(node.node, None)
-    else:
-        ctx.state.draining[node.node] = None
+    track_drains(ctx.state, node)
     detail: Detail = {"user": drain.user, "reason": drain.reason, "within_s": within_s}
     announce_node(ctx, node, "node.cordoned" if drain.cordon else "node.draining", detail)
 
@@ -500,8 +497,16 @@ def start_drain(ctx: HandlerContext, node: Node, drain: Drain, within_s: float |
 def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
     """Return a drained node to service."""
     node.drain = None
-    ctx.state.draining.pop(node.node, None)
+    track_drains(ctx.state, node)
     announce_node(ctx, node, "node.undrained", {"user": user})
+
+
+def track_drains(state: State, node: Node) -> None:
+    """Record whether jobs have to leave a node."""
+    if any(not drain.cordon for drain in node.drains):
+        state.draining[node.node] = None
+    else:
+        state.draining.pop(node.node, None)
 
 
 def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:

@@ -28,7 +28,7 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job import Job, ManualOverride
 from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
-from controlplane.core.slot_index import SlotIndex
+from controlplane.core.state import State
 from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Reason
 from controlplane.policy.placement.slot_partition import split
@@ -302,8 +302,8 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         )
         return
     size = _size(job, override)
-    free = ctx.state.slot_index.available().free
-    fits = ctx.state.slot_index.fit(job.spec).slots
+    free = ctx.state.available_to(job).free
+    fits = ctx.state.fit(job).slots
     allowed = override.on or fits  # an operator may name others
     free = [slot for slot in free if allowed is None or slot in allowed]
     least = _least(job, override)
@@ -335,7 +335,7 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         return
     current = [member.slot for member in group.members]
     size = _size(job, override)
-    new, missing = _slots_to_add(ctx.state.slot_index, job, override, current, size)
+    new, missing = _slots_to_add(ctx.state, job, override, current, size)
     if override.on:
         # A migration: grow to the union, and shrink when that change has settled.
         target = [*current, *new] if new else [slot for slot in current if slot in override.on]
@@ -362,7 +362,7 @@ def _more_slots(count: int) -> str:
 
 
 def _slots_to_add(
-    index: SlotIndex, job: Job, override: ManualOverride, current: list[SlotId], size: int
+    state: State, job: Job, override: ManualOverride, current: list[SlotId], size: int
 ) -> tuple[list[SlotId], list[SlotId]]:
     """Return the slots that the job needs in addition, and which of them are not available.
 
@@ -372,7 +372,7 @@ def _slots_to_add(
     need = len(named) if override.on else size - len(current)
     if need <= 0:
         return [], []
-    available = index.available()
+    available = state.available_to(job)
     free = [slot for slot in available.free if slot not in current]
     soon = [
         slot
@@ -382,7 +382,7 @@ def _slots_to_add(
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]
-    fits = index.fit(job.spec).slots
+    fits = state.fit(job).slots
     if fits is not None:
         free, soon = ([slot for slot in some if slot in fits] for some in (free, soon))
     near = _nearby_slots(free, current, need)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
 import msgspec
 
 from controlplane.core.commands import IllegalTransitionError
+from controlplane.core.model.job import JobOwner
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Version, WorkerId
-from schemas.nodes import NodeSpec
+from schemas.nodes import NodeSpec, Reservation
 
 
 class Drain(msgspec.Struct, kw_only=True):
@@ -27,29 +27,19 @@ class Drain(msgspec.Struct, kw_only=True):
     announced_empty: bool = False  # the node has no jobs, and this was announced
     noticed: bool = False  # by the node itself; ends when the node's agent was started again
     moved: dict[JobId, Version] = {}  # jobs that grew to other nodes, with their versions before
+    window: Reservation | None = None  # the reservation for which jobs leave
+
+    def concerns(self, owner: JobOwner) -> bool:
+        """True if jobs of this owner leave the node."""
+        return not self.cordon and not (self.window is not None and self.window.admits(*owner))
 
     @property
     def text(self) -> str:
         """Description of the drain for users: the user that requested it, and the reason."""
+        if self.window is not None and self.window.purpose != "maintenance":
+            return f"kept for {self.window.text}"
         what = "cordoned" if self.cordon else "drained"
         return f"{what} by {self.user}" + (f": {self.reason}" if self.reason else "")
-
-
-class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned maintenance of a node, for which its jobs leave."""
-
-    begin: Seconds
-    end: Seconds
-    user: str
-    reason: str
-
-    @property
-    def text(self) -> str:
-        """Description of the maintenance for users."""
-        times = (datetime.fromtimestamp(at, UTC) for at in (self.begin, self.end))
-        begin, end = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in times)
-        why = f": {self.reason}" if self.reason else ""
-        return f"maintenance from {begin} to {end} by {self.user}{why}"
 
 
 MAX_STRIKES: Final = 3  # jobs that failed on a node in a row before training
@@ -110,7 +100,8 @@ class Node(msgspec.Struct, kw_only=True):
         SlotId, WorkerId
     ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
-    windows: list[Window] = []  # that have not begun, in order
+    keeps: list[Drain] = []  # reservations that are about to begin or have begun; members may start
+    windows: list[Reservation] = []  # reservations that have not begun, in order
     problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
     strikes: dict[JobId, str] = {}  # jobs that failed here before training, with their users
     is_suspected: bool = False  # True: the node may be the cause of these failures
@@ -119,6 +110,16 @@ class Node(msgspec.Struct, kw_only=True):
     def committed_of(self, boot: BootId) -> int:
         """Return the number of the last handled event of a boot."""
         return self.committed if boot == self.boot else self.former_boots.get(boot, 0)
+
+    @property
+    def drains(self) -> list[Drain]:
+        """All drains, also those of jobs that a reservation does not admit."""
+        return [*self.keeps, self.drain] if self.drain is not None else self.keeps
+
+    @property
+    def reservations(self) -> list[Reservation]:
+        """Reservations that have begun, then those to come."""
+        return [*(one.window for one in self.drains if one.window is not None), *self.windows]
 
     @property
     def usable(self) -> bool:

@@ -13,6 +13,7 @@ from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
     gang_size,
+    reserve,
     slots_in_words,
     useful_slots,
 )
@@ -171,12 +172,17 @@ def backfill_queue(
     )
     queue.left -= sum(queue.sizes.values())
     first: JobView | None = None  # first job that does not fit
-    until, spare = 0.0, 0
+    until, spare = 0.0, 0.0
     for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
         size = gang_size(job, partition)
         if first is None and size > queue.left:
             first = job
-            until, spare = _reservation(partition, size, queue, remaining_s)
+            started = [one for one in partition.waiting if one.job in queue.sizes]
+            jobs = [*partition.running, *partition.pinned, *started]
+            held = [(one, queue.sizes.get(one.job, len(one.running_on))) for one in jobs]
+            ends = sorted((remaining_s(one, slots), slots) for one, slots in held)
+            found = reserve(ends, size - queue.left)
+            until, spare = (found.at, found.spare) if math.isfinite(found.at) else (0.0, 0.0)
         fits = size <= queue.left and (first is None or backfill)
         is_short = fits and (first is None or remaining_s(job, size) <= until)
         if fits and (is_short or size <= spare) and job is not first:
@@ -188,24 +194,6 @@ def backfill_queue(
         else:
             queue.ahead[job.job] = len(queue.ahead)
     return queue
-
-
-def _reservation(
-    partition: Partition,
-    size: int,
-    queue: BackfillQueue,
-    remaining_s: Callable[[JobView, int], float],
-) -> tuple[float, int]:
-    """Return the seconds until `size` slots are free, and the number of slots to spare then."""
-    started = [job for job in partition.waiting if job.job in queue.sizes]
-    jobs = [*partition.running, *partition.pinned, *started]
-    held = [(job, queue.sizes.get(job.job, len(job.running_on))) for job in jobs]
-    free = queue.left
-    for end_s, slots in sorted((remaining_s(job, slots), slots) for job, slots in held):
-        free += slots
-        if free >= size:
-            return (end_s, free - size) if math.isfinite(end_s) else (0.0, 0)
-    return 0.0, 0
 
 
 Starts = Literal["at-once", "rounds"]  # when jobs that arrive between rounds start

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
@@ -33,6 +34,28 @@ def with_batch(job: JobView, batch: int, slots: Sequence[SlotId]) -> dict[SlotId
     if job.running_on.keys() == set(slots) and batch == sum(job.running_on.values()):
         return dict(job.running_on)
     return split(batch, slots)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Slots of the first job that cannot start, which later ones must not delay."""
+
+    at: float = math.inf  # when enough slots are free; infinity: unknown
+    spare: float = 0.0  # slots that are left over then
+
+
+def reserve(ends: Iterable[tuple[float, float]], lacks: float) -> Reservation:
+    """Return the reservation of a job that lacks slots until others end (EASY backfill).
+
+    Args:
+        ends: latest end of each job, in order, and how many slots more the job could have then.
+        lacks: slots that the job lacks now.
+    """
+    for at, gained in ends:
+        lacks -= gained
+        if lacks <= 0:
+            return Reservation(at, -lacks)
+    return Reservation()
 
 
 def backs_off(until: Seconds, now: Seconds) -> Reason:

@@ -40,23 +40,17 @@ def split_slots(room: int, claims: Sequence[Claim]) -> list[int]:
     exceed the room are scaled down. The rest is shared by weight, beyond the guarantees.
     """
     demands = [claim.demand for claim in claims]
-    if sum(demands) <= room:
-        return demands
-    floors = [min(claim.floor, claim.demand) for claim in claims]
-    if sum(floors) >= room:
-        return _deal(room, floors, claims, [claim.weight for claim in claims])
     secured = [min(claim.guaranteed, claim.demand) for claim in claims]
-    needs = [max(0, due - floor) for due, floor in zip(secured, floors, strict=True)]
-    room -= sum(floors)
-    if sum(needs) >= room:
-        added = _deal(room, needs, claims, [float(claim.guaranteed) for claim in claims])
-        return [floor + more for floor, more in zip(floors, added, strict=True)]
-    got = [floor + need for floor, need in zip(floors, needs, strict=True)]
-    beyond = [has - due for has, due in zip(got, secured, strict=True)]
-    wants = [claim.demand - has for claim, has in zip(claims, got, strict=True)]
+    floors = [min(claim.floor, claim.demand) for claim in claims]
     weights = [claim.weight for claim in claims]
-    added = _deal(room - sum(needs), wants, claims, weights, beyond)
-    return [has + more for has, more in zip(got, added, strict=True)]
+    guarantees = [float(claim.guaranteed) for claim in claims]
+    got = [0] * len(claims)
+    for most, by in ((floors, weights), (secured, guarantees), (demands, weights)):
+        wants = [max(0, limit - has) for limit, has in zip(most, got, strict=True)]
+        beyond = [max(0, has - due) for has, due in zip(got, secured, strict=True)]
+        added = _deal(room - sum(got), wants, claims, by, beyond)
+        got = [has + more for has, more in zip(got, added, strict=True)]
+    return got
 
 
 def _deal(
@@ -64,20 +58,22 @@ def _deal(
     wants: Sequence[int],
     claims: Sequence[Claim],
     weights: Sequence[float],
-    start: Sequence[int] | None = None,
+    before: Sequence[int],
 ) -> list[int]:
-    """Return the slots that each claim is dealt, at most `wants`; `start` counts as dealt before.
+    """Return the slots that each claim is dealt, at most `wants`; it was dealt `before` already.
 
     Equal claims: the one with the smaller usage comes first, then the earlier one.
     """
-    got, before = [0] * len(wants), start or [0] * len(wants)
+    if sum(wants) <= room:
+        return list(wants)
+    got = [0] * len(wants)
     heap = [
         ((before[i] + 0.5) / weights[i], claims[i].usage, claims[i].order, i)
         for i, want in enumerate(wants)
         if want > 0
     ]
     heapq.heapify(heap)
-    for _ in range(min(room, sum(wants))):
+    for _ in range(room):
         _, usage, order, i = heap[0]
         got[i] += 1
         if got[i] < wants[i]:

@@ -26,20 +26,6 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.began_at.get(job.job, -math.inf)
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Account with its jobs in the view, and its slots."""
-
-    jobs: Sequence[JobView]  # in the order of arrival
-    useful: Mapping[JobId, int]  # most slots that each job can use
-    outside: int  # slots of jobs that the view omits
-    held: int  # slots that it has now
-    demand: int  # most slots that it can use
-    order: Sequence[JobView] = ()  # in turn order
-    floor: int = 0  # slots that it cannot give up now
-    budget: int = 0
-    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
-
-
 def useful_slots(job: JobView, capacity: int, *, gangs: bool) -> int:
     """Return the most slots that the job can use, or 0 if the cluster is too small for it."""
     if job.least > capacity:
@@ -104,3 +90,9 @@ def deal_caps(
         if caps[smallest] == useful[smallest]:
             growing.remove(smallest)
     return caps
+
+
+def words(account: str) -> str:
+    """Return an account in words, such as `user alice of project vision`, or `user alice`."""
+    project, _, user = account.partition("/")
+    return f"user {user}" if project == user else f"user {user} of project {project}"

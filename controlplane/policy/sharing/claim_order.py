@@ -16,7 +16,7 @@ from controlplane.policy.api import ClusterView
 from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
-from schemas.ids import JobId, NodeId, Seconds
+from schemas.ids import JobId, Seconds
 from schemas.sharing import Project, Sharing, UserShare
 
 OVERDUE_S: Final = 86_400.0  # a claim that has waited for this long goes before fair share
@@ -32,7 +32,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     quota: Quota | None = None  # limits of users, classes and projects; None: no limits
     ranks: Mapping[JobId, int] = {}  # of the classes of jobs, where they are not 0
     preempting: frozenset[JobId] = frozenset()  # claims whose class takes slots of lower ranks
-    closes: Mapping[NodeId, Seconds] = {}  # when maintenance of a node begins
     share: int | None = None  # most slots of rigid jobs; None: no bound
     exempt: frozenset[JobId] = frozenset()  # claims that this share does not bound
 

@@ -7,30 +7,33 @@ as it will be. So the policy decides about everything that the budgets leave ope
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
-from controlplane.policy.placement.slot_partition import split
+from controlplane.policy.placement.slot_partition import slots_in_words, split
 from controlplane.policy.sharing.budgets import Claim, account_budgets
 from controlplane.policy.sharing.caps import (
-    Account,
     Ledger,
     deal_caps,
     is_in_turn,
     turn_end,
     turn_order,
     useful_slots,
+    words,
 )
 from controlplane.policy.sharing.limits import Limited, Quota, limited_jobs
-from controlplane.policy.sharing.reasons import Reasons
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.sharing import Sharing
 
 NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
+MINUTE_S: Final = 60.0
+NAMED: Final = 3  # accounts that a reason names
 
 
 class Divided(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +50,7 @@ class Division:
     """Division of a cluster among accounts.
 
     It keeps the usage at the begin of a turn, because budgets that follow the usage at every moment
-    would move slots to and fro. It also caches changed views of jobs, so that unchanged ones stay
-    the same objects.
+    would move slots to and fro. It also keeps changed views of jobs until the jobs change.
 
     Args:
         gangs: True if the policy gives a job exactly its wanted slots or none.
@@ -59,52 +61,35 @@ class Division:
         self._usage: Mapping[str, float] = {}  # at `_usage_at`
         self._usage_at = Seconds(0.0)
         self._usage_for: tuple[Sharing, frozenset[str]] | None = None
-        self._capped: dict[JobId, tuple[JobView, int, JobView]] = {}  # seen, cap, then as capped
-        self._shown: dict[JobId, tuple[JobView, JobView]] = {}  # seen -> shown
-        self._slots: dict[SlotId, tuple[SlotView, SlotView]] = {}  # seen -> leaving
+        # By job: as seen, its cap and its priority, then as shown.
+        self._shown: dict[JobId, tuple[JobView, int | None, float, JobView]] = {}
 
     def divide(self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds) -> Divided:
         """Return the view that a policy should see: `view` itself if nothing is divided."""
         limited = self._limited(view, sharing, ledger, now)
         accounts = self._accounts(view, sharing, ledger, now, limited)
         bound = {name: one for name, one in accounts.items() if one.caps is not None}
-        shown: dict[JobId, JobView] = {}
-        reasons: dict[JobId, Reason] = {}
-        waiting: set[JobId] = set()
-        why = Reasons(accounts, sharing.turn_s)
         caps = dict(limited.caps)
         for account in bound.values():
             caps |= {job: cap for job, cap in (account.caps or {}).items() if account.useful[job]}
+        wake_at = self._wake_at(view, sharing, ledger, now) if caps else None
         up = {slot.slot for slot in view.slots if slot.up} if caps else set()
-        capped: dict[JobId, tuple[JobView, int, JobView]] = {}
-        for job, cap in ((view.jobs[name], cap) for name, cap in caps.items()):
-            if not _can_change(job, up, now):
-                continue
-            known = self._capped.get(job.job)
-            if known is None or known[0] is not job or known[1] != cap:
-                known = (job, cap, _capped(job, cap))
-            capped[job.job] = known
-            changed = known[2]
-            if changed is not job:
-                shown[job.job] = changed
-            if not cap:
-                waiting.add(job.job)
-            if len(changed.running_on) < len(job.running_on) or not cap:
-                over = limited.caps.get(job.job) == cap
-                reasons[job.job] = (
-                    limited.reason(job, cap) if over else why.of(job.account, job, changed)
-                )
-        self._capped = capped
-        if sharing.fair_share and len(accounts) > 1:
-            for name, priority in _priorities(accounts).items():
-                job = shown.get(name, view.jobs[name])
-                shown[name] = msgspec.structs.replace(job, priority=priority)
+        caps = {job: cap for job, cap in caps.items() if _can_change(view.jobs[job], up, now)}
+        priorities = _priorities(accounts) if sharing.fair_share and len(accounts) > 1 else {}
+        shown = self._show(view, caps, priorities)
+        reasons: dict[JobId, Reason] = {}
+        why = _Reasons(accounts, sharing.turn_s)
+        for name, cap in caps.items():
+            job, after = view.jobs[name], len(shown[name].running_on)
+            if after < len(job.running_on) or not cap:
+                over = limited.caps.get(name) == cap
+                reasons[name] = limited.reason(job, cap) if over else why.of(job, after)
         return Divided(
-            view=self._view_with(view, shown) if shown else view,
+            view=_view_with(view, shown),
             budgets={name: account.budget for name, account in bound.items()},
-            waiting=frozenset(waiting),
+            waiting=frozenset(name for name, cap in caps.items() if not cap),
             reasons=reasons,
-            wake_at=self._wake_at(view, sharing, ledger, now) if caps else None,
+            wake_at=wake_at,
         )
 
     def merge(self, divided: Divided, plan: Plan) -> Plan:
@@ -114,14 +99,13 @@ class Division:
         """
         if not divided.reasons and divided.wake_at is None:
             return plan
-        placed = {job: on for job, on in plan.local_batch.items() if job not in divided.waiting}
-        reasons = {**plan.reasons, **divided.reasons}
         times = [at for at in (plan.wake_at, divided.wake_at) if at is not None and at < NEVER]
+        waiting = divided.waiting
         return msgspec.structs.replace(
             plan,
-            local_batch=placed,
-            reasons=reasons,
-            starts={job: at for job, at in plan.starts.items() if job not in divided.waiting},
+            local_batch={job: on for job, on in plan.local_batch.items() if job not in waiting},
+            reasons={**plan.reasons, **divided.reasons},
+            starts={job: at for job, at in plan.starts.items() if job not in waiting},
             wake_at=min(times, default=None),
         )
 
@@ -138,16 +122,11 @@ class Division:
         return limited_jobs(order, useful, quota, gangs=self._gangs)
 
     def _accounts(
-        self,
-        view: ClusterView,
-        sharing: Sharing,
-        ledger: Ledger,
-        now: Seconds,
-        limited: Limited,
-    ) -> dict[str, Account]:
+        self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds, limited: Limited
+    ) -> dict[str, _Account]:
         """Return all accounts that have jobs, with their budgets, in the order of arrival."""
         by_account: dict[str, list[JobView]] = defaultdict(list)
-        capacity = _capacity(view)
+        capacity, turn_s = _capacity(view), sharing.turn_s
         for job in view.jobs.values():
             if limited.caps.get(job.job) != 0:
                 by_account[job.account].append(job)
@@ -155,94 +134,50 @@ class Division:
             by_account[name] = by_account.get(name, [])
         if len(by_account) < 2 and not sharing.projects:  # noqa: PLR2004
             return {}
-        accounts = {
-            name: self._account(jobs, capacity, ledger.outside.get(name, 0), limited.caps)
-            for name, jobs in by_account.items()
-        }
-        for name, one in accounts.items():
-            order = turn_order(one.jobs, ledger, now, sharing.turn_s)
-            in_turn = (job for job in order if is_in_turn(job, ledger, now, sharing.turn_s))
-            floor = one.outside + next((min(j.least, one.useful[j.job]) for j in in_turn), 0)
-            accounts[name] = msgspec.structs.replace(one, order=order, floor=floor)
         usage = self._usage_of(frozenset(by_account), sharing, ledger, now)
-        claims = {
-            name: Claim(demand=one.demand, floor=one.floor, usage=usage.get(name, 0.0), order=order)
-            for order, (name, one) in enumerate(accounts.items())
-        }
-        budgets = account_budgets(claims, sharing, capacity)
-        overdue = self._overdue(
-            accounts, claims, budgets, sharing=sharing, capacity=capacity, now=now
-        )
-        for name, least in overdue.items():
-            claims[name] = msgspec.structs.replace(
-                claims[name], floor=accounts[name].outside + least
+        accounts: dict[str, _Account] = {}
+        claims: dict[str, Claim] = {}
+        for name, jobs in by_account.items():
+            useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
+            useful = {job: min(most, limited.caps.get(job, most)) for job, most in useful.items()}
+            order = turn_order(jobs, ledger, now, turn_s)
+            outside = ledger.outside.get(name, 0)
+            accounts[name] = _Account(
+                order=order,
+                useful=useful,
+                outside=outside,
+                held=outside + sum(len(job.running_on) for job in jobs),
+                demand=outside + sum(useful.values()),
             )
+            in_turn = (job for job in order if is_in_turn(job, ledger, now, turn_s))
+            claims[name] = Claim(
+                demand=accounts[name].demand,
+                floor=outside + next((min(job.least, useful[job.job]) for job in in_turn), 0),
+                usage=usage.get(name, 0.0),
+                order=len(claims),
+            )
+        budgets = account_budgets(claims, sharing, capacity)
+        overdue = _overdue(accounts, claims, budgets, capacity, before=now - turn_s)
+        for name, least in overdue.items():
+            floor = accounts[name].outside + least
+            claims[name] = msgspec.structs.replace(claims[name], floor=floor)
         if overdue:
             budgets = account_budgets(claims, sharing, capacity)
         while True:
             unused: dict[str, int] = {}  # account without room for another job -> slots it uses
-            for name, budget in budgets.items():
-                account = self._bounded(accounts[name], budget, capacity)
-                accounts[name] = account
-                used = account.outside + sum((account.caps or {}).values())
-                if account.caps is not None and used < budget:
-                    unused[name] = used
+            for name, account in accounts.items():
+                account.budget, account.caps = budgets[name], None
+                if account.budget < min(account.demand, capacity):
+                    room = max(0, account.budget - account.outside)
+                    caps = deal_caps(account.order, room, account.useful, gangs=self._gangs)
+                    account.caps, used = caps, account.outside + sum(caps.values())
+                    unused |= {name: used} if used < account.budget else {}
             if not unused:
                 return accounts
             # One at a time: of two jobs that need the whole cluster, one should get it.
             last = max(unused, key=lambda name: (claims[name].usage, claims[name].order))
             claims[last] = msgspec.structs.replace(claims[last], demand=unused[last])
             budgets = account_budgets(claims, sharing, capacity)
-
-    @staticmethod
-    def _overdue(
-        accounts: Mapping[str, Account],
-        claims: Mapping[str, Claim],
-        budgets: Mapping[str, int],
-        *,
-        sharing: Sharing,
-        capacity: int,
-        now: Seconds,
-    ) -> dict[str, int]:
-        """Return the slots that accounts get in their turn although they exceed the budget.
-
-        Such an account has no slots, its budget is too small for all its jobs, and its first job
-        has waited for a turn. Without this exception, a job of large minimum would never start.
-        """
-        found: dict[str, int] = {}
-        room = capacity - sum(claim.floor for claim in claims.values())
-        for name in sorted(accounts, key=lambda name: (claims[name].usage, claims[name].order)):
-            account = accounts[name]
-            jobs = [job for job in account.order if account.useful[job.job]]
-            if account.held > account.outside or not jobs:
-                continue
-            small = min(job.least for job in jobs) <= budgets[name] - account.outside
-            late = now - jobs[0].moved_at >= sharing.turn_s
-            if late and not small and jobs[0].least <= room:
-                found[name] = jobs[0].least
-                room -= jobs[0].least
-        return found
-
-    def _bounded(self, account: Account, budget: int, capacity: int) -> Account:
-        """Return the account with its budget, and with caps if it could exceed the budget."""
-        caps = None
-        if budget < min(account.demand, capacity):
-            room = max(0, budget - account.outside)
-            caps = deal_caps(account.order, room, account.useful, gangs=self._gangs)
-        return msgspec.structs.replace(account, budget=budget, caps=caps)
-
-    def _account(
-        self, jobs: Sequence[JobView], capacity: int, outside: int, caps: Mapping[JobId, int]
-    ) -> Account:
-        useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
-        useful = {name: min(most, caps.get(name, most)) for name, most in useful.items()}
-        return Account(
-            jobs=jobs,
-            useful=useful,
-            outside=outside,
-            held=outside + sum(len(job.running_on) for job in jobs),
-            demand=outside + sum(useful.values()),
-        )
 
     def _wake_at(
         self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
@@ -263,40 +198,61 @@ class Division:
             self._usage_for = (sharing, accounts)
         return self._usage
 
-    def _view_with(self, view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
-        """Return the view with changed jobs. The slots that they give up are leaving."""
-        jobs = dict(view.jobs)
-        for name, changed in shown.items():
-            jobs[name] = self._cached(view.jobs[name], changed)
-        self._shown = {name: one for name, one in self._shown.items() if name in shown}
-        given_up = {
-            slot
-            for name, job in shown.items()
-            for slot in view.jobs[name].running_on
-            if slot not in job.running_on
-        }
-        slots = view.slots
-        if given_up:
-            slots = tuple(
-                self._leaving(slot) if slot.slot in given_up else slot for slot in view.slots
-            )
-        return ClusterView(version=view.version, slots=slots, jobs=jobs)
+    def _show(
+        self, view: ClusterView, caps: Mapping[JobId, int], priorities: Mapping[JobId, float]
+    ) -> dict[JobId, JobView]:
+        """Return the views of jobs with a cap or another priority."""
+        before, self._shown = self._shown, {}
+        for name in caps | priorities.keys():
+            job, cap = view.jobs[name], caps.get(name)
+            priority = priorities.get(name, job.priority)
+            known = before.get(name)
+            if known is None or known[0] is not job or known[1:3] != (cap, priority):
+                changed = job if cap is None else _capped(job, cap)
+                if priority != job.priority:
+                    changed = msgspec.structs.replace(changed, priority=priority)
+                known = job, cap, priority, changed
+            self._shown[name] = known
+        return {name: known[3] for name, known in self._shown.items()}
 
-    def _cached(self, seen: JobView, changed: JobView) -> JobView:
-        if changed is seen:
-            return seen
-        known = self._shown.get(seen.job)
-        if known is not None and known[0] is seen and known[1] == changed:
-            return known[1]
-        self._shown[seen.job] = (seen, changed)
-        return changed
 
-    def _leaving(self, slot: SlotView) -> SlotView:
-        known = self._slots.get(slot.slot)
-        if known is None or known[0] is not slot:
-            changed = msgspec.structs.replace(slot, usable=False, leaving=True)
-            known = self._slots[slot.slot] = (slot, changed)
-        return known[1]
+class _Account(msgspec.Struct, kw_only=True):
+    """Account with its jobs in the view, and its slots."""
+
+    order: Sequence[JobView]  # its jobs, in turn order
+    useful: Mapping[JobId, int]  # most slots that each job can use
+    outside: int  # slots of jobs that the view omits
+    held: int  # slots that it has now
+    demand: int  # most slots that it can use
+    budget: int = 0
+    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
+
+
+def _overdue(
+    accounts: Mapping[str, _Account],
+    claims: Mapping[str, Claim],
+    budgets: Mapping[str, int],
+    capacity: int,
+    *,
+    before: float,
+) -> dict[str, int]:
+    """Return the slots that accounts get in their turn although they exceed the budget.
+
+    Such an account has no slots, its budget is too small for all its jobs, and its first job has
+    waited since `before`. Without this exception, a job of large minimum would never start.
+    """
+    found: dict[str, int] = {}
+    room = capacity - sum(claim.floor for claim in claims.values())
+    for name in sorted(accounts, key=lambda name: (claims[name].usage, claims[name].order)):
+        account = accounts[name]
+        jobs = [job for job in account.order if account.useful[job.job]]
+        if account.held > account.outside or not jobs:
+            continue
+        small = min(job.least for job in jobs) <= budgets[name] - account.outside
+        if jobs[0].moved_at <= before and not small and jobs[0].least <= room:
+            found[name] = jobs[0].least
+            room -= jobs[0].least
+    return found
 
 
 def _capacity(view: ClusterView) -> int:
@@ -311,6 +267,25 @@ def _can_change(job: JobView, up: set[SlotId], now: Seconds) -> bool:
     return job.movable and job.retry_at <= now and up.issuperset(job.running_on)
 
 
+def _view_with(view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
+    """Return the view with changed jobs. The slots that they give up are leaving."""
+    given_up = {
+        slot
+        for name, job in shown.items()
+        for slot in view.jobs[name].running_on
+        if slot not in job.running_on
+    }
+    slots = tuple(_leaving(slot) if slot.slot in given_up else slot for slot in view.slots)
+    changed = any(job is not view.jobs[name] for name, job in shown.items())
+    jobs = {**view.jobs, **shown}
+    return ClusterView(version=view.version, slots=slots, jobs=jobs) if changed else view
+
+
+@lru_cache(maxsize=1 << 14)  # so that unchanged views stay the same objects
+def _leaving(slot: SlotView) -> SlotView:
+    return msgspec.structs.replace(slot, usable=False, leaving=True)
+
+
 def _capped(job: JobView, cap: int) -> JobView:
     """Return the view of a job that may have at most `cap` slots; 0: it has to wait."""
     if not cap:
@@ -321,30 +296,83 @@ def _capped(job: JobView, cap: int) -> JobView:
     wanted = min(job.wanted, cap)
     if held <= cap:
         return msgspec.structs.replace(job, most=min(job.most, cap), wanted=wanted)
-    kept = _kept_slots(job, cap)
+    on_node: dict[NodeId, list[SlotId]] = defaultdict(list)
+    for slot in job.running_on:
+        on_node[node_of(slot)].append(slot)
+    fullest = sorted(on_node.values(), key=len, reverse=True)
+    first = set([slot for slots in fullest for slot in slots][:cap])
+    kept = [slot for slot in job.running_on if slot in first]
     batch = max(cap, min(sum(job.running_on.values()), job.local_limit * cap))
     return msgspec.structs.replace(
         job, most=cap, wanted=wanted, running_on=split(batch, kept), movable=False
     )
 
 
-def _kept_slots(job: JobView, count: int) -> list[SlotId]:
-    """Return the slots that a job keeps, in its order, on the nodes where it has most."""
-    on_node: dict[NodeId, list[SlotId]] = defaultdict(list)
-    for slot in job.running_on:
-        on_node[node_of(slot)].append(slot)
-    fullest = sorted(on_node.values(), key=len, reverse=True)
-    kept = set([slot for slots in fullest for slot in slots][:count])
-    return [slot for slot in job.running_on if slot in kept]
-
-
-def _priorities(accounts: Mapping[str, Account]) -> dict[JobId, float]:
+def _priorities(accounts: Mapping[str, _Account]) -> dict[JobId, float]:
     """Return the priorities that change: each is divided by the mean of its account's jobs."""
     found = {}
     for account in accounts.values():
-        mean = sum(job.priority for job in account.jobs) / max(1, len(account.jobs))
-        for job in account.jobs:
-            priority = job.priority / mean
-            if priority != job.priority:
-                found[job.job] = priority
+        mean = math.fsum(job.priority for job in account.order) / max(1, len(account.order))
+        for job in account.order:
+            if job.priority / mean != job.priority:
+                found[job.job] = job.priority / mean
     return found
+
+
+class _Reasons:
+    """Reasons for jobs that wait (code `budget`) or give up slots (`gave_back`).
+
+    `turn_s` is the length of a turn in seconds.
+    """
+
+    def __init__(self, accounts: Mapping[str, _Account], turn_s: float) -> None:
+        self._accounts, self._turn_s = accounts, turn_s
+        names = list(accounts)
+        greedy = [name for name in names if accounts[name].demand > accounts[name].budget]
+        self._want = greedy if len(greedy) > 1 else [n for n in names if accounts[n].budget]
+        lacks = {name: one.budget - one.held for name, one in accounts.items()}
+        self._lack = sorted((n for n in names if lacks[n] > 0), key=lambda name: -lacks[name])
+        self._waits: dict[str, Reason] = {}  # of the waiting jobs of an account
+
+    def of(self, job: JobView, after: int) -> Reason:
+        """Return the reason for a job that is shown with fewer slots, which are `after`."""
+        name, account, before = job.account, self._accounts[job.account], len(job.running_on)
+        if not before:
+            if name not in self._waits:
+                self._waits[name] = self._waits_of(name)
+            return self._waits[name]
+        text = f"{'' if after else 'paused: '}gives back {slots_in_words(before - after)}"
+        takers = _listed(self._lack, name)
+        text += f" to {takers}" if takers else ""
+        if account.held > account.budget:
+            text += f": {words(name)} has {account.held} slots and may have {account.budget}"
+        elif not takers:
+            minutes = self._turn_s / MINUTE_S
+            text += f" to another job of {words(name)} after a turn of {minutes:.0f} min"
+        return Reason("gave_back", text, _numbers(account, before, after))
+
+    def _waits_of(self, name: str) -> Reason:
+        account = self._accounts[name]
+        text = f"waits: {words(name)} has {account.held} of its {slots_in_words(account.budget)}"
+        if others := _listed(self._want, name):
+            one = len(self._want) - (name in self._want) == 1
+            text += f"; {others} want{'s' * one} the rest"
+        return Reason("budget", text, _numbers(account, 0, 0))
+
+
+def _numbers(account: _Account, before: int, after: int) -> dict[str, float]:
+    return {
+        "account_slots": float(account.held),
+        "account_budget": float(account.budget),
+        "slots_now": float(before),
+        "slots_then": float(after),
+    }
+
+
+def _listed(accounts: Sequence[str], but: str) -> str:
+    """Return the first accounts in words, except one."""
+    named = [words(name) for name in accounts[: NAMED + 1] if name != but][:NAMED]
+    more = len(accounts) - (but in accounts) - len(named)
+    if more > 0:
+        named.append(f"{more} more")
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from controlplane.policy.api import JobView, Reason
 from controlplane.policy.placement.slot_partition import slots_in_words
-from controlplane.policy.sharing.caps import Ledger
-from controlplane.policy.sharing.reasons import words
+from controlplane.policy.sharing.caps import Ledger, words
 from schemas.ids import JobId
 from schemas.sharing import Project, Sharing, UserShare
 

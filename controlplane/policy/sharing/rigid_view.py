@@ -28,6 +28,7 @@ class RigidView(msgspec.Struct, frozen=True, kw_only=True):
     run_limit_s: float | None = None  # time limit of a run; None: unknown
     waits: bool = True  # it has no slots, and may start
     holds: tuple[SlotId, ...] = ()
+    closes: Mapping[NodeId, tuple[Seconds, str]] = {}  # when nodes are not for it, and for what
     began_at: Seconds = Seconds(0.0)  # when it got these slots
     ends_at: Seconds | None = None  # latest end of the run; None: it has no time limit
     preemptible: bool = False  # it runs, and may begin again later

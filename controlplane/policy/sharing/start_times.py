@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView
+from controlplane.policy.placement.slot_partition import Reservation, reserve
 from controlplane.policy.sharing.caps import Ledger, turn_order
-from controlplane.policy.sharing.claim_order import Standing, standing
+from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import TURN_S, decide
 from controlplane.policy.sharing.division import Division
 from controlplane.policy.sharing.rigid_view import RigidView
@@ -92,19 +93,10 @@ def expected_start(
         rng: source of the draws.
         go_on: called after each draw, in which a caller can give way; False: no more draws.
     """
-    sharing = present.sharing or Sharing(fair_share=False)
-    lengths = _Lengths(present, rng)
-    if present.job in present.view.jobs:
-        division = Division(gangs=present.gangs)
-        divided = division.divide(present.view, sharing, present.ledger, present.now)
-        known = _elastic_by_rules(present, divided.waiting)
-        line = None if known else _line_of_elastic(present, divided.budgets, lengths)
-    else:
-        rules = standing(present.view, present.rigid, sharing, present.ledger, present.now)
-        known = _claim_by_rules(present, rules)
-        line = None if known else _line_of_rigid(present, rules, lengths)
-    if known or line is None:
-        return known or ExpectedStart()
+    lengths, elastic = _Lengths(present, rng), present.job in present.view.jobs
+    line = _line_of_elastic(present, lengths) if elastic else _line_of_rigid(present, lengths)
+    if isinstance(line, ExpectedStart):
+        return line
     starts = []
     for draw in range(DRAWS):
         at, cause = _start(line, draw)
@@ -119,27 +111,6 @@ def _at_once(now: Seconds) -> ExpectedStart:
     return ExpectedStart(starts="now", at=now, earliest=now, latest=now)
 
 
-def _claim_by_rules(present: Present, rules: Standing) -> ExpectedStart | None:
-    """Return the start of a rigid job that starts at once, or never as things are."""
-    decided = decide(present.view, present.rigid, present.now, rules=rules)
-    reason = decided.reasons.get(present.job)
-    if reason is not None and reason.code in {"too_large", "limit"}:
-        return ExpectedStart(reason=reason.text)
-    served = present.job in decided.plan.local_batch
-    promised = reason is not None and reason.code == "promised"
-    return _at_once(present.now) if served or promised else None
-
-
-def _elastic_by_rules(present: Present, waiting: frozenset[JobId]) -> ExpectedStart | None:
-    """Return the start of an elastic job that its account's budget starts at once, or never."""
-    view, now, job = present.view, present.now, present.view.jobs[present.job]
-    if job.least > len(view.slots):
-        return ExpectedStart(reason=f"needs {job.least} slots, the cluster has {len(view.slots)}")
-    accounts = {one.account for one in view.jobs.values()} | {*present.ledger.outside}
-    divided = present.sharing is not None and len(accounts) > 1
-    return _at_once(now) if divided and job.job not in waiting and job.ready_at <= now else None
-
-
 def _capacity(present: Present) -> int:
     """Return the slots of nodes that are up, without those of jobs under a manual override."""
     held = {slot for job in present.view.jobs.values() for slot in job.running_on}
@@ -150,69 +121,84 @@ def _capacity(present: Present) -> int:
     )
 
 
-def _line_of_rigid(present: Present, rules: Standing, lengths: _Lengths) -> _Line:
-    """Return the claims up to the job. Elastic jobs keep their minimum until their turn is over."""
-    view, now = present.view, present.now
-    claims = {job.job: job for job in rules.order}
-    before = list(claims)[: list(claims).index(present.job) + 1]
-    running = [lengths.rigid(job) for job in present.rigid if job.holds]
+def _line_of_rigid(present: Present, lengths: _Lengths) -> _Line | ExpectedStart:
+    """Return the claims up to the job, or the start that `decide` gives it now.
+
+    Elastic jobs keep their minimum until their turn is over.
+    """
+    view, rigid, now = present.view, present.rigid, present.now
+    sharing = present.sharing or Sharing(fair_share=False)
+    rules = standing(view, rigid, sharing, present.ledger, now)
+    decided = decide(view, rigid, now, rules=rules)
+    reason = decided.reasons.get(present.job)
+    if reason is not None and reason.code in {"too_large", "limit"}:
+        return ExpectedStart(reason=reason.text)
+    if reason is None or reason.code == "promised":
+        return _at_once(now)
+    running = [lengths.rigid(job) for job in rigid if job.holds]
     held = sum(job.slots for job in running)
-    firm = [job for job in view.jobs.values() if job.running_on]
-    for job in firm:
-        turn_at = job.placed_at + TURN_S
-        left = [min(one, max(0.0, turn_at - now)) for one in lengths.elastic(job).left_s]
-        kept = min(job.least, len(job.running_on))
-        running.append(_Job(job.job, kept, left, ends_by=turn_at, rigid=False))
-    capacity = _capacity(present)
+    for one in view.jobs.values():
+        if one.running_on:
+            turn_at = one.placed_at + TURN_S
+            left = [min(left_s, max(0.0, turn_at - now)) for left_s in lengths.elastic(one).left_s]
+            kept = min(one.least, len(one.running_on))
+            running.append(_Job(one.job, kept, left, ends_by=turn_at, rigid=False))
+    place = [job.job for job in rules.order].index(present.job)
     share = math.inf
     if rules.share is not None and present.job not in rules.exempt:
-        share = max(rules.share, claims[present.job].slots) - held
+        share = max(rules.share, rules.order[place].slots) - held
     return _Line(
         now=now,
-        ready_at=claims[present.job].ready_at,
-        free=capacity - sum(job.slots for job in running),
+        ready_at=rules.order[place].ready_at,
+        free=_capacity(present) - sum(job.slots for job in running),
         share=share,
         running=running,
-        waiting=[lengths.rigid(claims[name]) for name in before],
+        waiting=[lengths.rigid(job) for job in rules.order[: place + 1]],
     )
 
 
-def _line_of_elastic(present: Present, budgets: Mapping[str, int], lengths: _Lengths) -> _Line:
-    """Return the elastic jobs of the account; of all accounts if slots are not divided."""
-    view, now, job = present.view, present.now, present.view.jobs[present.job]
-    capacity = _capacity(present)
-    divided = present.sharing is not None
-    turn_s = present.sharing.turn_s if present.sharing is not None else TURN_S
-    mine = [one for one in view.jobs.values() if not divided or one.account == job.account]
-    order = turn_order(mine, present.ledger, now, turn_s)
+def _line_of_elastic(present: Present, lengths: _Lengths) -> _Line | ExpectedStart:
+    """Return the elastic jobs of the account, or the start that its budget gives the job now.
+
+    If slots are not divided, the line has the jobs of all accounts.
+    """
+    view, ledger, now = present.view, present.ledger, present.now
+    job = view.jobs[present.job]
+    sharing, divided = present.sharing or Sharing(fair_share=False), present.sharing is not None
+    found = Division(gangs=present.gangs).divide(view, sharing, ledger, now)
+    if job.least > len(view.slots):
+        return ExpectedStart(reason=f"needs {job.least} slots, the cluster has {len(view.slots)}")
+    accounts = {one.account for one in view.jobs.values()} | {*ledger.outside}
+    shares = divided and len(accounts) > 1
+    if shares and job.job not in found.waiting and job.ready_at <= now:
+        return _at_once(now)
+    capacity, budgets = _capacity(present), found.budgets
     room = budgets.get(job.account, capacity) if divided else capacity
+    mine = [one for one in view.jobs.values() if not divided or one.account == job.account]
+    order = turn_order(mine, ledger, now, sharing.turn_s)
     running = [lengths.elastic(one) for one in order if one.running_on]
-    backlogs: dict[str, list[float]] = {}  # slot seconds of other accounts
-
-    def add(account: str, drawn: _Job) -> None:
-        before = backlogs.get(account, [0.0] * DRAWS)
-        each = zip(before, drawn.left_s, strict=True)
-        backlogs[account] = [sum_s + left_s * drawn.slots for sum_s, left_s in each]
-
-    for one in present.rigid:
-        drawn = lengths.rigid(one)
-        if divided and one.account != job.account:
-            add(one.account, drawn)
-        elif one.holds:
+    others: list[tuple[str, _Job]] = []  # jobs of other accounts
+    for claim in present.rigid:
+        drawn = lengths.rigid(claim)
+        if divided and claim.account != job.account:
+            others.append((claim.account, drawn))
+        elif claim.holds:
             running.append(drawn)
-    for other in view.jobs.values() if divided else ():
-        if other.account != job.account:
-            add(other.account, lengths.elastic(other))
+    if divided:
+        elastic = (one for one in view.jobs.values() if one.account != job.account)
+        others += [(one.account, lengths.elastic(one)) for one in elastic]
     free = room - sum(one.slots for one in running)
-    for account, backlog in backlogs.items():
-        has = budgets.get(account, present.ledger.outside.get(account, 0))
+    for account in dict.fromkeys(account for account, _ in others):
+        jobs = [one for name, one in others if name == account]
+        backlog = [sum(one.left_s[draw] * one.slots for one in jobs) for draw in range(DRAWS)]
+        has = budgets.get(account, ledger.outside.get(account, 0))
         gain = has * room / max(1, capacity - has)
         each = zip(backlog, lengths.slack, strict=True)
         running.append(_Job(None, gain, [left_s / max(1, has) / slack for left_s, slack in each]))
     trained = [one for one in mine if one.running_on]
     lacks = order[0].least - free - sum(lengths.size(one) for one in trained)
     if lacks > 0:  # the budget is too small for a job, but accounts take turns
-        turn_at = now if trained else order[0].moved_at + turn_s
+        turn_at = now if trained else order[0].moved_at + sharing.turn_s
         running.append(_Job(None, lacks, [max(0.0, turn_at - now)] * DRAWS))
     return _Line(
         now=now,
@@ -231,19 +217,20 @@ def _start(line: _Line, draw: int) -> tuple[float, JobId | None]:
     heapq.heapify(ends)
     count, cause = len(ends), None
     while True:
-        head, spare, kept = math.inf, 0.0, []  # reservation of the first job that cannot start
+        head, kept = Reservation(), []  # of the first job that cannot start
         for job in left:
-            in_time = now + job.limit_s <= head
-            if job.slots <= min(free, share) and (in_time or job.slots <= spare):
+            in_time = now + job.limit_s <= head.at
+            if job.slots <= min(free, share) and (in_time or job.slots <= head.spare):
                 if job is line.waiting[-1]:
                     return now, cause
-                spare -= 0 if in_time else job.slots
+                head.spare -= 0 if in_time else job.slots
                 free, share, count = free - job.slots, share - job.slots, count + 1
                 run = replace(job, ends_by=now + job.limit_s)
                 heapq.heappush(ends, (now + job.left_s[draw], count, run))
             else:
-                if math.isinf(head) and job.slots <= share and job is not line.waiting[-1]:
-                    head, spare = _reservation(ends, job.slots - free)
+                if math.isinf(head.at) and job.slots <= share and job is not line.waiting[-1]:
+                    by_limit = sorted((one for _, _, one in ends), key=lambda one: one.ends_by)
+                    head = reserve(((one.ends_by, one.slots) for one in by_limit), job.slots - free)
                 kept.append(job)
         left = kept
         if not ends or math.isinf(ends[0][0]):
@@ -252,15 +239,6 @@ def _start(line: _Line, draw: int) -> tuple[float, JobId | None]:
         free += ended.slots
         share += ended.slots if ended.rigid else 0
         cause = ended.name
-
-
-def _reservation(ends: Sequence[tuple[float, int, _Job]], lacks: float) -> tuple[float, float]:
-    """Return when so many more slots are free at the latest, and how many are left over."""
-    for _, _, job in sorted(ends, key=lambda end: end[2].ends_by):
-        lacks -= job.slots
-        if lacks <= 0:
-            return job.ends_by, -lacks
-    return math.inf, 0.0
 
 
 class _Lengths:

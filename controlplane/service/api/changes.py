@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,9 +24,11 @@ from controlplane.core.inputs import (
     Input,
     JobSubmitted,
     NodeForgotten,
+    NodesReserved,
     PauseRequested,
     PolicyChosen,
     ReleaseRequested,
+    ReservationCancelled,
     ResizeRequested,
     ResumeRequested,
     SchedulingPaused,
@@ -69,6 +71,7 @@ from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
+    CancelReservation,
     ChangeSharing,
     ChangeSweep,
     CheckJob,
@@ -88,6 +91,7 @@ from schemas.wire.client import (
     PutSnapshot,
     ReleaseJob,
     RerunJob,
+    ReserveNodes,
     ResizeJob,
     ResumeJob,
     SharingInfo,
@@ -121,7 +125,7 @@ def forget_input(state: State, name: NodeId, who: Identity) -> NodeForgotten:
 
 
 def drain_input(
-    state: State, request: DrainNode | UndrainNode, who: Identity, now: float = 0.0
+    state: State, request: DrainNode | UndrainNode, who: Identity
 ) -> DrainRequested | UndrainRequested | None:
     """Return the input for a request, or None if the drain to be ended does not exist.
 
@@ -131,47 +135,86 @@ def drain_input(
     """
     node = _known_node(state, request.node)
     if isinstance(request, UndrainNode):
-        if node.drain is None and not node.is_suspected and not node.windows:
+        if not (node.drains or node.is_suspected or node.windows):
             return None
         return UndrainRequested(node=node.node, user=who.name)
     within_s = request.within_s
     if within_s is not None and not (math.isfinite(within_s) and 0 <= within_s <= MAX_DRAIN_S):
         what = f"within_s: {within_s} is not between 0 and {MAX_DRAIN_S:g} seconds"
         raise BadFieldError(what, "omit it to wait without limit", "within_s")
-    if len(request.reason) > MAX_REASON:
-        what = f"reason: {len(request.reason)} characters exceed {MAX_REASON}"
-        raise BadFieldError(what, "shorten it", "reason")
+    _check_reason(request.reason)
     if request.cordon and within_s is not None:
         raise BadFieldError("within_s: a cordon moves no job", "drain the node instead", "within_s")
-    if request.begin is not None or request.end is not None:
-        _check_window(node, request, now)
     return DrainRequested(
         node=node.node,
         user=who.name,
         reason=request.reason,
         within_s=within_s,
         cordon=request.cordon,
-        begin=request.begin,
-        end=request.end,
     )
 
 
-def _check_window(node: Node, request: DrainNode, now: float) -> None:
-    begin, end = request.begin, request.end
-    if begin is None or end is None or request.cordon or request.within_s is not None:
-        what = "begin: maintenance has a begin, an end and no deadline"
-        raise BadFieldError(what, "give begin and end only", "begin")
+def reserve_input(
+    state: State, request: ReserveNodes, who: Identity, now: float, keys: Iterable[Identity]
+) -> NodesReserved:
+    """Return the input for a reservation.
+
+    Args:
+        keys: all valid keys, which tell the known users and projects.
+
+    Raises:
+        UnknownNodeError: if one of the nodes never joined.
+        BadFieldError: if the time, a project or a user cannot be, or nodes are reserved already.
+    """
+    asked, nodes = request.reservation, tuple(dict.fromkeys(request.nodes))
+    begin, end = asked.begin, asked.end
+    if not nodes:
+        raise BadFieldError("nodes: none is named", "name at least one node", "nodes")
     if not now <= begin < end <= now + MAX_DRAIN_S:
         what = f"begin: {begin:.0f} to {end:.0f} is not a time to come"
         raise BadFieldError(what, "give a begin in the future, and an end after it", "begin")
-    for other in node.windows:
-        if begin < other.end and other.begin < end:
-            remedy = f"choose another time, or cancel that one with `ones node undrain {node.node}`"
-            raise BadFieldError(f"begin: {node.node} has {other.text}", remedy, "begin")
-    if node.drain is not None and begin < (node.drain.until or begin):
-        raise BadFieldError(
-            f"begin: {node.node} is {node.drain.text}", "choose a later time", "begin"
-        )
+    _check_reason(asked.reason)
+    known = list(keys)
+    stated = {} if state.sharing is None else state.sharing.projects
+    projects = {*stated, *(project for one in known for project in projects_of(one))}
+    _check_names("projects", asked.projects, projects)
+    _check_names("users", asked.users, {one.name for one in known})
+    for node in (_known_node(state, name) for name in nodes):
+        for other in node.reservations:
+            if begin < other.end and other.begin < end:
+                remedy = f"choose another time, or `ones node unreserve {other.id}`"
+                raise BadFieldError(f"begin: {node.node} has {other.text}", remedy, "begin")
+    return NodesReserved(nodes=nodes, reservation=msgspec.structs.replace(asked, user=who.name))
+
+
+def _check_names(field: str, names: Sequence[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = suggestion(name, known, "`ones key list` shows all keys with their projects")
+            raise BadFieldError(f"{field}: {name[:64]!r} is unknown", hint, field)
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON:
+        what = f"reason: {len(reason)} characters exceed {MAX_REASON}"
+        raise BadFieldError(what, "shorten it", "reason")
+
+
+def reserved_nodes(state: State, reservation: str) -> list[NodeId]:
+    """Return the nodes of a reservation.
+
+    Raises:
+        BadFieldError: if there is no such reservation.
+    """
+    found = [
+        node.node
+        for node in state.nodes.values()
+        if any(window.id == reservation for window in node.reservations)
+    ]
+    if not found:
+        hint = "`ones node reservations` lists all"
+        raise BadFieldError(f"id: no reservation {reservation[:64]!r}", hint, "id")
+    return found
 
 
 def sharing_input(state: State, request: ChangeSharing, who: Identity) -> SharingChanged:
@@ -612,9 +655,26 @@ class ChangeRequests:
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""
+        await self._apply(lambda: drain_input(self._newest, request, who))
+        return self._nodes([request.node], who)
+
+    async def reserve(
+        self, request: ReserveNodes, who: Identity, keys: Iterable[Identity]
+    ) -> Nodes:
+        """Reserve nodes."""
         now = self.commit_loop.now()
-        await self._apply(lambda: drain_input(self._newest, request, who, now))
-        return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
+        await self._apply(lambda: reserve_input(self._newest, request, who, now, keys))
+        return self._nodes(dict.fromkeys(request.nodes), who)
+
+    async def cancel_reservation(self, request: CancelReservation, who: Identity) -> Nodes:
+        """Cancel a reservation."""
+        nodes = reserved_nodes(self._newest, request.id)
+        await self._apply(lambda: ReservationCancelled(id=request.id, user=who.name))
+        return self._nodes(nodes, who)
+
+    def _nodes(self, names: Iterable[NodeId], who: Identity) -> Nodes:
+        view = self.reads.view(who)
+        return Nodes(nodes=tuple(view.node(node_info(self._state, name)) for name in names))
 
     async def change_sharing(self, request: ChangeSharing, who: Identity) -> SharingInfo:
         """Replace the rules of sharing."""

@@ -332,6 +332,7 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     unknown = ", ".join(f"{slot} ({worker})" for slot, worker in node.foreign_workers.items())
     foreign = f"used by workers that this controller does not know: {unknown}" if unknown else ""
     drained = [] if node.drain is None else [node.drain.text]
+    drained += [one.reason for one in node.keeps]
     drained += [window.text for window in node.windows]
     return NodeInfo(
         node=node.node,
@@ -348,6 +349,7 @@ def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
         labels=node.spec.labels,
         cores=node.spec.cores,
         memory_bytes=node.spec.memory_bytes,
+        reservations=tuple(node.reservations),
     )
 
 

@@ -160,6 +160,12 @@ class RequestServer:
             wire.SubmitJob: Route(WRITERS, changes.submit),
             wire.DrainNode: Route(OPERATORS, changes.drain, audited=True),
             wire.UndrainNode: Route(OPERATORS, changes.drain, audited=True),
+            wire.ReserveNodes: Route(
+                OPERATORS,
+                lambda request, who: changes.reserve(request, who, dict(keys.known).values()),
+                audited=True,
+            ),
+            wire.CancelReservation: Route(OPERATORS, changes.cancel_reservation, audited=True),
             wire.PauseScheduling: Route(OPERATORS, changes.pause_scheduling, audited=True),
             wire.ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             wire.ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),

@@ -99,7 +99,12 @@ class View:
         if self._all:
             return node
         jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
-        return replace(node, jobs=jobs, reason=self.text(node.reason))
+        name, text = self._who.name, self.text(node.reason)
+        hidden = (
+            replace(one, users=tuple(u if u == name else OTHER_USER for u in one.users))
+            for one in node.reservations
+        )
+        return replace(node, jobs=jobs, reason=text, reservations=tuple(hidden))
 
     def event(self, event: FeedEvent) -> FeedEvent | None:
         """Filter an event of the feed. Return None if the event is about an invisible job."""

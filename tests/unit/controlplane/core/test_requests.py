@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.fit_slots import fitting_plan, fitting_view
 from controlplane.core.inputs import DrainExpired, DrainRequested
-from controlplane.core.model.fit import Fit
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check, difference
-from controlplane.core.plan_cycle import PlanCycle
+from controlplane.core.plan_cycle import PlanCycle, fitting_plan, fitting_view
+from controlplane.core.slot_index import Fit
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, Seconds, SlotId, slot_id
 from tests.support.builders import (

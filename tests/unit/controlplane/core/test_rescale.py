@@ -16,8 +16,7 @@ from controlplane.core.handlers.recovery import MAX_RECOVERIES
 from controlplane.core.inputs import OverrideDue, RescaleExpired
 from controlplane.core.model.job import Job, ManualOverride
 from controlplane.core.model.report_bounds import MAX_MEASURE
-from controlplane.core.slot_index import SlotIndex
-from controlplane.core.state import PREPARE_LIMIT_S
+from controlplane.core.state import PREPARE_LIMIT_S, State
 from schemas.ids import NodeId, SlotId, Version
 from schemas.jobs import PROGRESS_DEADLINE_S
 from schemas.wire.agent import JOIN, PREPARE, RECOVER, START, SUSPEND
@@ -779,8 +778,8 @@ def test_the_history_of_a_change_gives_the_same_state_again() -> None:
 def test_slots_to_add_leave_out_slots_that_the_job_has() -> None:
     free = SimpleNamespace(free=[S0, S1], releasing={S0: B})
     anywhere = SimpleNamespace(slots=None)
-    index = cast("SlotIndex", SimpleNamespace(available=lambda: free, fit=lambda _spec: anywhere))
+    state = SimpleNamespace(available_to=lambda _job: free, fit=lambda _job: anywhere)
     job = cast("Job", SimpleNamespace(job=A, spec=None))
     wanted = ManualOverride(user="ann", slots=3)
 
-    assert overrides._slots_to_add(index, job, wanted, [S0], 3) == ([S1], [])
+    assert overrides._slots_to_add(cast("State", state), job, wanted, [S0], 3) == ([S1], [])

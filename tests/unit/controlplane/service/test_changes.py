@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from controlplane.core.inputs import DrainRequested, SharingChanged, UndrainRequested
+from controlplane.core.inputs import (
+    DrainRequested,
+    NodesReserved,
+    SharingChanged,
+    UndrainRequested,
+)
 from controlplane.service.api.changes import (
     check_class,
     check_ordered_slots,
     check_resize,
     check_user_limits,
     drain_input,
+    reserve_input,
+    reserved_nodes,
 )
 from controlplane.service.api.replies import node_info
 from schemas.errors import BadFieldError, DeniedError, UnknownNodeError
 from schemas.ids import JobId, NodeId, Seconds
+from schemas.nodes import Reservation
 from schemas.sharing import PriorityClass, Sharing, UserLimits
 from schemas.transport.keys import Identity
-from schemas.wire.client import DrainNode, ResizeJob, UndrainNode
-from tests.support.builders import N1, S0, A, job_spec, resized
-from tests.support.controller import cluster_of, running, training
+from schemas.wire.client import DrainNode, ReserveNodes, ResizeJob, UndrainNode
+from tests.support.builders import N1, N2, S0, A, job_spec, resized
+from tests.support.controller import Controller, cluster_of, running, training
 
 ANN = Identity("operator", "ann")
 DRAIN = DrainNode(node=N1, reason="new kernel", within_s=60.0)
@@ -160,31 +170,62 @@ def test_orders_of_a_user_keep_the_limits_of_the_user(limits: dict[str, int], sa
     assert refused.value.message == said
 
 
+KEYS = [ANN, Identity("user", "eve", ("vision",))]
+WINDOW = Reservation(begin=Seconds(500.0), end=Seconds(600.0))
+
+
+def reserve(
+    controller: Controller, *nodes: NodeId, now: float = 100.0, **fields: Any
+) -> NodesReserved:
+    request = ReserveNodes(nodes=nodes or (N1,), reservation=replace(WINDOW, **fields))
+    return reserve_input(controller.state, request, ANN, now, KEYS)
+
+
 @pytest.mark.parametrize(
-    ("begin", "end", "said"),
+    ("fields", "field", "said"),
     [
-        (99.0, 200.0, "begin: 99 to 200 is not a time to come"),
-        (300.0, 200.0, "begin: 300 to 200 is not a time to come"),
-        (math.nan, 200.0, "begin: nan to 200 is not a time to come"),
-        (400.0, None, "begin: maintenance has a begin, an end and no deadline"),
+        ({"begin": 99.0}, "begin", "begin: 99 to 600 is not a time to come"),
+        ({"begin": 700.0}, "begin", "begin: 700 to 600 is not a time to come"),
+        ({"begin": math.nan}, "begin", "begin: nan to 600 is not a time to come"),
+        ({"reason": "x" * 501}, "reason", "reason: 501 characters exceed 500"),
+        ({"projects": ("visoin",)}, "projects", "projects: 'visoin' is unknown"),
+        ({"users": ("bob",)}, "users", "users: 'bob' is unknown"),
         (
-            550.0,
-            700.0,
-            "begin: n1 has maintenance from 1970-01-01T00:08:20Z to 1970-01-01T00:10:00Z by ann",
+            {"begin": 550.0, "end": 700.0},
+            "begin",
+            "begin: n2 has maintenance from 1970-01-01T00:08:20Z to 1970-01-01T00:10:00Z by ann",
         ),
     ],
 )
-def test_impossible_maintenance_is_refused(begin: float, end: float | None, said: str) -> None:
-    controller = cluster_of(n1=1)
-    request = DrainNode(node=N1, begin=Seconds(500.0), end=Seconds(600.0))
-    event = drain_input(controller.state, request, ANN, 100.0)
-    assert event is not None
-    controller.take(event)
+def test_an_impossible_reservation_names_its_field(
+    fields: dict[str, Any], field: str, said: str
+) -> None:
+    controller = cluster_of(n1=1, n2=1)
+    controller.take(reserve(controller, N2))
 
-    other = DrainNode(node=N1, begin=Seconds(begin), end=None if end is None else Seconds(end))
     with pytest.raises(BadFieldError) as refused:
-        drain_input(controller.state, other, ANN, 100.0)
+        reserve(controller, N1, N2, **fields)
 
-    assert refused.value.message == said
-    row = node_info(controller.state, N1)
-    assert row.reason.startswith("maintenance from 1970-01-01T00:08:20Z")
+    assert (refused.value.message, refused.value.field) == (said, field)
+    assert node_info(controller.state, N2).reason.startswith("maintenance from 1970-01-01T00:08")
+
+
+def test_a_reservation_names_only_known_nodes_and_at_least_one() -> None:
+    controller = cluster_of(n1=1)
+
+    with pytest.raises(UnknownNodeError, match="no node 'n9' ever joined"):
+        reserve(controller, N1, NodeId("n9"))
+    with pytest.raises(BadFieldError, match="nodes: none is named"):
+        reserve_input(controller.state, ReserveNodes(nodes=(), reservation=WINDOW), ANN, 1.0, KEYS)
+    with pytest.raises(BadFieldError, match="id: no reservation 'r-9'"):
+        reserved_nodes(controller.state, "r-9")
+
+
+def test_a_reservation_is_made_by_its_sender_and_shown_with_its_nodes() -> None:
+    controller = cluster_of(n1=1)
+
+    controller.take(reserve(controller, N1, N1, projects=("vision",), users=("eve",), user="bob"))
+
+    made = replace(WINDOW, projects=("vision",), users=("eve",), user="ann", id="r-1")
+    assert node_info(controller.state, N1).reservations == (made,)
+    assert reserved_nodes(controller.state, "r-1") == [N1]

@@ -47,6 +47,7 @@ FREE: Final = (
 OWN: Final = (client.PutSnapshot, client.SubmitJob, AddKey)  # own keys, for logins
 DRAINS: Final = (
     client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
+    client.ReserveNodes, client.CancelReservation,
 )  # fmt: skip
 KEYS: Final = (ListKeys, RevokeKey, client.ChangeSharing, client.ChoosePolicy)
 # of a job of his own, of one of his project, of a stranger's

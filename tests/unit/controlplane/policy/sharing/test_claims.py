@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
-from controlplane.policy.sharing.claim_order import Standing
 from controlplane.policy.sharing.claims import decide, mask, without_kept
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
@@ -90,6 +89,16 @@ def test_nothing_is_taken_for_a_claim_that_could_not_start() -> None:
 
     assert (decision.plan.local_batch, decision.kept) == ({}, frozenset())
     assert decision.reasons[G].code == "reserved"
+
+
+def test_the_surplus_of_a_job_on_two_nodes_counts_once_for_a_gang() -> None:
+    """Job a may give up 2 of its 4 slots, which are any 2."""
+    view = view_of(row_of(2, 2), elastic(A, *n(1, 0, 1), *n(2, 0, 1), least=2))
+
+    decision = decide(view, [claim(G, 3)], NOW)
+
+    assert (decision.plan.local_batch, decision.kept) == ({}, frozenset())
+    assert decision.reasons[G].text == "needs 3 slots, could have 2; has them at once, after a-1"
 
 
 def test_a_job_that_came_later_or_had_its_turn_is_paused_for_a_claim() -> None:
@@ -276,7 +285,10 @@ def test_the_first_claim_never_waits_while_free_slots_and_surplus_suffice(
         assert waits is None or waits.code == "promised"
 
 
-# --- maintenance
+# --- maintenance, and reservations for others
+
+MAINTENANCE = {NodeId("n1"): (Seconds(NOW + 600.0), "maintenance")}
+VISION = "reservation r-1 for project vision"
 
 
 @pytest.mark.parametrize(
@@ -286,19 +298,18 @@ def test_the_first_claim_never_waits_while_free_slots_and_surplus_suffice(
 def test_a_claim_starts_where_it_ends_before_maintenance(
     run_limit_s: float | None, node: str
 ) -> None:
-    one = claim(G, 2, one_node=True, run_limit_s=run_limit_s)
-    rules = Standing(order=[one], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+    one = claim(G, 2, one_node=True, run_limit_s=run_limit_s, closes=MAINTENANCE)
 
-    decision = decide(view_of(row_of(2, 3)), [one], NOW, rules=rules)
+    decision = decide(view_of(row_of(2, 3)), [one], NOW)
 
     assert [slot.partition("/")[0] for slot in decision.plan.local_batch[G]] == [node, node]
 
 
 def test_a_claim_that_fits_nowhere_else_waits_for_maintenance_and_delays_no_other() -> None:
-    large, small = claim(G, 3), claim(H, 1, at=9_500.0)
-    rules = Standing(order=[large, small], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+    large = claim(G, 3, closes=MAINTENANCE)
+    small = claim(H, 1, at=9_500.0, closes=MAINTENANCE)
 
-    decision = decide(view_of(row_of(2, 2)), [large, small], NOW, rules=rules)
+    decision = decide(view_of(row_of(2, 2)), [large, small], NOW)
 
     assert decision.plan.local_batch == {H: dict.fromkeys(n(2, 0), 1)}
     text = (
@@ -310,9 +321,8 @@ def test_a_claim_that_fits_nowhere_else_waits_for_maintenance_and_delays_no_othe
 
 def test_a_reservation_counts_no_slots_that_the_claim_may_not_use() -> None:
     held = holder(A, *n(2, 0, 1), ends_at=NOW + 900.0)
-    rules = Standing(order=[claim(G, 2)], closes={NodeId("n1"): Seconds(NOW + 600.0)})
 
-    decision = decide(view_of(row_of(2, 2)), [held, claim(G, 2)], NOW, rules=rules)
+    decision = decide(view_of(row_of(2, 2)), [held, claim(G, 2, closes=MAINTENANCE)], NOW)
 
     assert decision.plan.local_batch == {}
     text = "needs 2 slots, could have 0; has them within 15 min, after a-1"
@@ -321,13 +331,33 @@ def test_a_reservation_counts_no_slots_that_the_claim_may_not_use() -> None:
 
 def test_a_program_without_slots_starts_only_where_it_ends_before_maintenance() -> None:
     shares = {NodeId("n1"): 0.1, NodeId("n2"): 0.5}
-    one = claim(G, 0, shares=shares, run_limit_s=700.0)
-    rules = Standing(order=[one], closes={NodeId("n1"): Seconds(NOW + 600.0)})
+    one = claim(G, 0, shares=shares, run_limit_s=700.0, closes=MAINTENANCE)
     places = {NodeId("n1"): {}, NodeId("n2"): {}}
 
-    decision = decide(view_of(row_of(1, 1)), [one], NOW, rules=rules, places=places)
+    decision = decide(view_of(row_of(1, 1)), [one], NOW, places=places)
 
     assert decision.plan.local_batch == {G: {slot_id(NodeId("n2"), -1): 1}}
+
+
+@pytest.mark.parametrize(
+    ("at", "limit_s", "remedy"),
+    [
+        (0.0, None, ""),
+        (NOW + 600.0, 900.0, ""),
+        (NOW + 600.0, None, "; a smaller max_run_s would let it start before"),
+    ],
+)
+def test_a_claim_that_waits_for_the_end_of_a_reservation_names_it(
+    at: float, limit_s: float | None, remedy: str
+) -> None:
+    closes = dict.fromkeys(map(NodeId, ("n1", "n2")), (Seconds(at), VISION))
+    one = claim(G, 2, run_limit_s=limit_s, closes=closes)
+
+    decision = decide(view_of(row_of(1, 1)), [one], NOW)
+
+    assert decision.plan.local_batch == {}
+    text = f"would run into the {VISION} of n1, n2, and waits for its end{remedy}"
+    assert decision.reasons == {G: Reason("reservation", text, {"needs": 2.0})}
 
 
 # --- requests for slots and nodes
