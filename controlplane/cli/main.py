@@ -52,6 +52,8 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
      "Train many configurations of one model, and keep the best."),
     ("timeline", "timeline:timeline", JOBS, None,
      "Draw which job had which slot, from the journal."),
+    ("trace", "trace:trace", JOBS, None,
+     "Write a trace of a job for ui.perfetto.dev."),
     ("history", "usage:history", JOBS, None,
      "List jobs that have ended, newest first, and the sums of their slot hours."),
     ("usage", "usage:usage", CLUSTER, None,

@@ -36,7 +36,7 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
         "Start here": ["local", "init", "submit", "ps", "logs", "run", "top", "web"],
         "Jobs": [
             "attach", "cancel", "explain", "export", "fetch", "forward", "history", "hold", "pause",
-            "release", "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline",
+            "release", "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline", "trace",
             "wait",
         ],
         "Cluster": ["admin", "config", "events", "key", "node", "policy", "project", "quota", "scheduling", "usage"],
