@@ -89,7 +89,7 @@ def test_reports_go_on_and_only_epochs_are_tracked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(tracking.OPENERS, "tensorboard", service.open)  # type: ignore[arg-type]
     assignment: Any = type("Assignment", (), {"job": "toy-1", "spec": SPEC})()
 
-    def report(kind: Any, **fields: Any) -> None:
+    def report(kind: Any, **_: Any) -> None:
         reports.append(kind)
 
     reporting = tracked(report, assignment)
