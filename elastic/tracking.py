@@ -21,7 +21,7 @@ from schemas.wire.agent import EpochReported
 from schemas.wire.worker import Assignment
 
 MAX_WAITING: Final = 1000  # epochs; later ones are dropped while a tracker hangs
-END_S: Final = 10.0  # time for the last epochs when the job ends
+END_S: Final = 30.0  # time for the last epochs when the job ends
 TENSORBOARD_FOLDER: Final = "tensorboard"  # in the job's working directory
 Log = Callable[[Mapping[str, float], int], None]  # values by name, and the step
 Close = Callable[[], object]
