@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-T_co = TypeVar("T_co", covariant=True)
+T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 MAX_SHOWN: Final = 200  # rows of a table in a notebook
 MAX_TEXT: Final = 200  # characters of a cell
 
@@ -21,7 +21,7 @@ class Rows(tuple[T_co, ...]):
     @property
     def records(self) -> list[dict[str, Any]]:
         """The rows as dictionaries, with the fields of each row."""
-        return [msgspec.structs.asdict(row) for row in self]  # type: ignore[type-var]
+        return [msgspec.structs.asdict(row) for row in self]
 
     def _repr_html_(self) -> str:
         """Return an HTML table, for notebooks."""

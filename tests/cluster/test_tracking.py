@@ -46,7 +46,9 @@ def test_mlflow_has_one_run_with_every_epoch(cluster: Cluster, tmp_path: Path) -
 def test_wandb_keeps_an_offline_run_of_the_job(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="`bin/test --all` installs it")
 
-    job = trained(cluster, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
+    job = trained(
+        cluster, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), TMPDIR=str(tmp_path)
+    )
 
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert [file.name for file in files] == [f"run-{job}.wandb"]
