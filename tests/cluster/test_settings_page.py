@@ -24,7 +24,7 @@ AGENT: Final = pytest.param(FILES[1], agent, agent.AgentSettings(node="node-1"),
 ELSEWHERE: Final = {"sharing.users", "sharing.revision"}  # docs/sharing.md; not for a file
 EXAMPLES: Final = {  # whose values on the page are no defaults
     "state", "pid_file", "listen.host", "policy.options", "policy.outside", "sharing.projects",
-    "sharing.classes", "webhooks", "node", "address", "cores", "run", "work", "key", "checkpoints",
+    "sharing.classes", "webhooks", "address", "cores", "run", "work", "key", "checkpoints",
     "python", "states_port", "fence_s", "metrics", "controller.host", "labels", "places.cpus",
     "places.memory_bytes", "notice.file", "notice.on_term_s", "containers.engine",
     "containers.options", "jobs.run_as", "jobs.trust_each_other", "jobs.memory_bytes",
