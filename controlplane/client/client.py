@@ -394,7 +394,7 @@ class Client(Attachments):
         try:
             request = msgspec.convert(asked, wire.AddKey)
         except msgspec.ValidationError as error:
-            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
+            raise BadFieldError(str(error), "see docs/operations/keys.md, Roles", "role") from None
         return (await self._call(request, wire.Keys)).keys[0]
 
     async def revoke_key(self, key: str) -> tuple[wire.KeyInfo, ...]:
