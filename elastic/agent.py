@@ -61,6 +61,7 @@ from elastic.step.gradient_reduction import Reducer
 from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
 from elastic.step.script_collectives import ScriptCollectives
 from elastic.step.step_executor import StepExecutor, StepView
+from elastic.tracking import tracked
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     build,
@@ -125,7 +126,7 @@ class ScalingAgent:
         self._reporter = WorkerReporter(assignment, is_leader)
         self._last_warning = ""  # warning about the loss of the previous epoch
         report = self._reporter.report
-        self._epochs = EpochReports(training, report)
+        self._epochs = EpochReports(training, tracked(report, assignment))
         granted = assignment is None or assignment.granted
         self._listener = OrderListener(membership, report, granted=granted)
         if not granted:

@@ -77,7 +77,7 @@ MAX_STOP: Final = {
 }
 ELASTIC_FIELDS: Final = (  # fields that mean nothing to a rigid job
     "script", "args", "max_batch_size", "max_local_batch", "lr", "slots_wanted", "record_samples",
-    "stop", "progress_deadline_s", "seed", "utility", "sweep", "trial",
+    "stop", "progress_deadline_s", "seed", "utility", "sweep", "trial", "track",
 )  # fmt: skip
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
@@ -192,6 +192,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "requirements": '"requirements.txt"',
         "image": '"docker.io/library/python:3.13"',
         "record_samples": "true",
+        "track": '"tensorboard", "mlflow" or "wandb"',
         "stop": "{ epochs = 30 }, { samples = 1000000 }, "
         '{ metric = "accuracy", at_least = 0.97 } or { metric = "accuracy", plateau = 5 }',
         "retries": "1",
@@ -233,6 +234,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
     image: str | msgspec.UnsetType = msgspec.UNSET  # of the containers in which it runs
     record_samples: bool = False
+    track: Literal["tensorboard", "mlflow", "wandb"] | msgspec.UnsetType = msgspec.UNSET
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
@@ -424,6 +426,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def stated_requirements(self) -> str:
         """Requirements file in the working directory, or "" if the job has none."""
         return "" if self.requirements is msgspec.UNSET else self.requirements
+
+    @property
+    def stated_track(self) -> str:
+        """Service that gets the scalars of the job's epochs, or "" if none does."""
+        return "" if self.track is msgspec.UNSET else self.track
 
     @property
     def stated_image(self) -> str:

@@ -138,7 +138,7 @@ TEMPLATE: Final = """\
 # keys that `ones key add {node} --role node --out FOLDER` makes, then check and start it:
 #   ones config check FOLDER/agent-{node}.toml
 #   ones-agent --config FOLDER/agent-{node}.toml
-# Paths are relative to FOLDER. Further settings: docs/operations.md.
+# Paths are relative to FOLDER. Further settings: docs/operations/settings.md.
 node = "{node}"
 address = "127.0.0.1"  # this host's address, as other nodes see it
 devices = "auto"  # all GPUs, else CPU slots; "cpu": CPU slots

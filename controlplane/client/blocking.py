@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
+from controlplane.client.rows import html_table
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.ids import JobId
@@ -81,6 +82,10 @@ class BlockingSweepRun(Blocking[SweepRun]):
     def job(self) -> JobId:
         """Name of the sweep."""
         return self._async.job
+
+    def _repr_html_(self) -> str:
+        """Return a table of the trials, best first, for notebooks."""
+        return html_table(self.table())
 
     detail = _blocking(SweepRun.detail)
     table = _blocking(SweepRun.table)

@@ -13,6 +13,7 @@ import msgspec
 from controlplane.client.archive import digest_of, pack
 from controlplane.client.attachments import Attachments
 from controlplane.client.job_file import checked
+from controlplane.client.rows import Rows
 from controlplane.client.secret_env import read_secrets, secret_file, separated
 from controlplane.client.streams import POLL_S
 from controlplane.client.sweeps.runs import SweepRun
@@ -125,9 +126,9 @@ class Client(Attachments):
         request = wire.CheckJob(spec=checked(spec, Path.cwd()), when=True, project=project)
         return (await self._call(request, wire.JobChecked)).start or wire.ExpectedStart()
 
-    async def jobs(self, *, ended: bool = False) -> tuple[wire.JobSummary, ...]:
+    async def jobs(self, *, ended: bool = False) -> Rows[wire.JobSummary]:
         """Return summaries of jobs, oldest first. Include ended jobs only if `ended`."""
-        return (await self._joined(wire.ListJobs(ended=ended), wire.Jobs, "jobs")).jobs
+        return Rows((await self._joined(wire.ListJobs(ended=ended), wire.Jobs, "jobs")).jobs)
 
     async def find_jobs(
         self,
@@ -164,7 +165,7 @@ class Client(Attachments):
         name: str = "",
         labels: Mapping[str, str] | None = None,
         older_s: float = 0.0,
-    ) -> tuple[wire.JobSummary, ...]:
+    ) -> Rows[wire.JobSummary]:
         """Return the latest jobs that have ended and match all filters, newest submission first.
 
         The filters are those of `find_jobs`.
@@ -190,7 +191,7 @@ class Client(Attachments):
             if not page.next:
                 break
             request = msgspec.structs.replace(request, cursor=page.next, limit=most - len(found))
-        return tuple(found)
+        return Rows(found)
 
     async def usage(self, since: float, until: float | None = None) -> wire.Usage:
         """Return the slot time that visible jobs used, in order of acceptance.
@@ -281,9 +282,9 @@ class Client(Attachments):
         request = wire.RerunJob(job=JobId(job), key=key or uuid.uuid4().hex, secrets=secrets)
         return await self._call(request, wire.JobAccepted)
 
-    async def nodes(self) -> tuple[wire.NodeInfo, ...]:
+    async def nodes(self) -> Rows[wire.NodeInfo]:
         """Return all nodes."""
-        return (await self._joined(wire.ListNodes(), wire.Nodes, "nodes")).nodes
+        return Rows((await self._joined(wire.ListNodes(), wire.Nodes, "nodes")).nodes)
 
     async def drain(
         self, node: str, within_s: float | None = None, reason: str = ""
@@ -393,7 +394,7 @@ class Client(Attachments):
         try:
             request = msgspec.convert(asked, wire.AddKey)
         except msgspec.ValidationError as error:
-            raise BadFieldError(str(error), "see docs/operations.md, Keys", "role") from None
+            raise BadFieldError(str(error), "see docs/operations/keys.md, Roles", "role") from None
         return (await self._call(request, wire.Keys)).keys[0]
 
     async def revoke_key(self, key: str) -> tuple[wire.KeyInfo, ...]:

@@ -82,7 +82,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Retention of the journal. docs/operations.md has one table of all retention settings."""
+    """Retention of the journal. docs/operations/storage.md lists all retention settings."""
 
     snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # between snapshots
     keep_inputs_s: NotNegative = 7 * DAY_S

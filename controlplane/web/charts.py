@@ -78,7 +78,7 @@ def gantt(events: Iterable[FeedEvent], window: Window) -> Any:
     slots = all_slots(seen)
     rows = {slot: len(slots) - 1 - index for index, slot in enumerate(slots)}
     height = min(max(ROW_HEIGHT * len(slots) + 60, MIN_HEIGHT), MAX_HEIGHT)
-    plot = _timed(height, window)
+    plot = _timed(height, window, tools="pan,wheel_zoom,box_zoom,reset,save")
     plot.y_range = Range1d(start=-0.5, end=max(len(slots), 1) - 0.5)
     ticks = _node_ticks(slots, rows)
     plot.yaxis.ticker = list(ticks)
@@ -304,10 +304,10 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
     return lines(chart, curves)
 
 
-def _timed(height: int, window: Window, share: Any = None) -> Any:
+def _timed(height: int, window: Window, share: Any = None, tools: str = TOOLS) -> Any:
     plot: Any = figure(
-        height=height, sizing_mode="stretch_width", tools=TOOLS, active_scroll=None,
-        active_drag="xpan", output_backend="canvas",
+        height=height, sizing_mode="stretch_width", tools=tools, active_scroll=None,
+        output_backend="canvas",
         x_range=share or Range1d(start=window.begin * 1000, end=window.end * 1000, name="time"),
     )  # fmt: skip
     plot.xaxis.formatter = DatetimeTickFormatter(

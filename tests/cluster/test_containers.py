@@ -190,7 +190,7 @@ def test_an_elastic_job_grows_shrinks_and_pauses_in_containers(trains: Cluster) 
     looked(lambda: len(containers()) == 1)
     assert trains.ones("pause", job).code == 0
     trains.until(job, lambda shown: shown["state"] == "paused")
-    assert containers() == []
+    looked(lambda: containers() == [])
     assert trains.ones("resume", job).code == 0
     trains.until(job, lambda shown: shown["state"] == "running")
     further(trains, job, 1)

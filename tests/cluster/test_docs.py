@@ -121,7 +121,10 @@ def test_the_pages_show_commands_in_blocks_and_in_sentences() -> None:
 
     assert Shown(("bin/ones", "submit", "job.toml"), whole=True) in found["README.md"]
     assert Shown(("bin/quickstart", "--keep"), whole=False) in found["README.md"]
-    assert Shown(("ones", "timeline", "--png", "FILE"), whole=False) in found["docs/operations.md"]
+    assert (
+        Shown(("ones", "timeline", "--png", "FILE"), whole=False)
+        in found["docs/operations/scheduling.md"]
+    )
     assert sum(map(len, found.values())) > 100
 
 

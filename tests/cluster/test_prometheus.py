@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's prometheus"),
 ]
 RULES = Path(__file__).parents[2] / "docs" / "alerts.yml"
+DASHBOARD = RULES.with_name("grafana.json")
+NOT_YET = {"ones_user_slots", "ones_gain_predicted_ratio", "ones_gain_realised_ratio"}  # need jobs
 CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: ["{rules}"]
@@ -47,6 +49,24 @@ def read(port: int, path: str) -> Any:
 def value(port: int, query: str) -> float | None:
     found = read(port, f"query?query={urllib.parse.quote(query)}")["result"]
     return float(found[0]["value"][1]) if found else None
+
+
+def queries() -> list[str]:
+    """The queries of the dashboard, over a short time."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(found) > len(panels) > 10
+    return [query.replace("$__rate_interval", "1m") for query in found]
+
+
+def answered(port: int, query: str) -> bool:
+    """Whether Prometheus has a series for a query, within some time."""
+    deadline = time.monotonic() + LIMIT_S
+    while not read(port, f"query?query={urllib.parse.quote(query)}")["result"]:
+        if time.monotonic() > deadline or query in NOT_YET:
+            return query in NOT_YET
+        time.sleep(LOOK_S)
+    return True
 
 
 def test_prometheus_scrapes_a_cluster_and_evaluates_every_rule(tmp_path: Path) -> None:
@@ -89,6 +109,8 @@ def test_prometheus_scrapes_a_cluster_and_evaluates_every_rule(tmp_path: Path) -
         assert value(port, 'up{job="ones"}') == 1.0
         assert value(port, 'ones_nodes{state="up"}') == 1.0
         assert firing == set()
+        unanswered = [query for query in queries() if not answered(port, query)]
+        assert unanswered == []
     finally:
         prometheus.terminate()
         prometheus.wait()
