@@ -54,6 +54,7 @@ TOGETHER = {  # files that share what takes seconds to start
             "tests/cluster/test_wire_page.py",
             "tests/cluster/test_init.py",
             "tests/cluster/test_pages.py",
+            "tests/cluster/test_migration_pages.py",
             "tests/cluster/test_examples.py",
             "tests/cluster/test_notebook.py",
         ),

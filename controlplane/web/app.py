@@ -109,7 +109,7 @@ class SafeHeaders:
         names = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = urlsplit(f"//{names.get(b'host', '')}").hostname or ""
         if self._hosts and host not in self._hosts:
-            said = f"this page is not served as {host!r}; name it with `ones web --name`"
+            said = f"this page is not served as {host!r}; name it with `ones web --public-url`"
             await PlainTextResponse(said, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
             return
 

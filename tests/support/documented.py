@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = tuple(
     sorted(
         str(path.relative_to(ROOT))
-        for path in [*ROOT.glob("docs/**/*.md"), *ROOT.rglob("README.md")]
+        for path in {*ROOT.glob("docs/**/*.md"), *ROOT.rglob("README.md")}
         if not {".venv", "node_modules", "shared"} & set(path.relative_to(ROOT).parts)
     )
 )
