@@ -206,7 +206,7 @@ def test_a_single_number_of_slots_is_minimum_and_maximum(file: Path) -> None:
     "key", sorted(set(JobSpec.__struct_encode_fields__) - {"sweep", "trial", "element"})
 )
 def test_the_text_that_an_error_suggests_is_accepted(key: str) -> None:
-    several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun|\"command)| or (?=\"auto|\"fail|\"interactive)"
+    several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep|\"torchrun|\"command|\"mlflow)| or (?=\"auto|\"fail|\"interactive|\"wandb)"
     first, *others = re.split(several, example_of(JobSpec, key).replace(" (least, most)", ""))
 
     for value in (first.partition(" = ")[2], *(one.removeprefix("slots = ") for one in others)):
