@@ -167,7 +167,7 @@ def table(kind: Any, what: str = "key", without: Container[str] = ()) -> str:
     hints, notes = get_type_hints(kind, include_extras=True), notes_of(kind)
     examples = getattr(kind, "EXAMPLES", {})
     head = [what, "type", "default", "meaning", *(["example"] if examples else [])]
-    rows = [head, ["---"] * len(head)]
+    rows = [head]
     for field in msgspec.structs.fields(kind):
         if field.name not in without:
             note = notes.get(field.name) or SHARED_OPTIONS.get(field.name, "")
@@ -176,7 +176,9 @@ def table(kind: Any, what: str = "key", without: Container[str] = ()) -> str:
             example = examples.get(field.encode_name)
             row = [f"`{field.encode_name}`", type_of(hints[field.name]), default_of(field), note]
             rows.append([*row, *([f"`{example}`" if example else ""] if examples else [])])
-    return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in rows) + "\n"
+    lines = [f"| {' | '.join(map(_cell, row))} |\n" for row in rows]
+    lines.insert(1, f"|{'---|' * len(head)}\n")
+    return "".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:
