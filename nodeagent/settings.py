@@ -23,8 +23,8 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the controller. The controller's welcome names its other ports."""
 
-    host: str = "127.0.0.1"
-    agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701
+    host: str = "127.0.0.1"  # host name or address
+    agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701  # its port for agents
     key: str = "keys/server.key"  # public key of the controller
 
 
@@ -35,7 +35,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """Accounts and limits of the jobs of this node."""
 
     run_as: Literal["", "agent", "submitter", "job"] = ""  # default: what is safe on this host
-    users: dict[str, str] = {}
+    users: dict[str, str] = {}  # account of each user, for run_as = "submitter"
     uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, for run_as = "job"
     trust_each_other: bool = False  # all users of the cluster may read each other's files
     files: Limit = 0  # open files of one process; 0: the agent's limit
@@ -73,7 +73,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     EXAMPLES: ClassVar = {"node": '"node-1"'}
 
-    node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]  # its name
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
     address: str = "127.0.0.1"  # address at which workers on other nodes reach workers here
@@ -101,7 +101,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}  # by which jobs choose nodes
     log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less free space starts no new workers
-    pid_file: str = ""
+    pid_file: str = ""  # file for the number of the process; "": none
 
 
 def load(path: Path) -> AgentSettings:

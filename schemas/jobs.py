@@ -118,11 +118,11 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "at_least": "0.97",
         "plateau": "5",
     }
-    epochs: int | None = None
-    samples: int | None = None
-    metric: str | None = None
+    epochs: int | None = None  # passes over the data set
+    samples: int | None = None  # trained samples
+    metric: str | None = None  # reported by the script at the end of each epoch
     at_least: float | None = None  # with `metric`: reached in `consecutive` epochs in a row
-    consecutive: int = 1
+    consecutive: int = 1  # epochs in a row, with `at_least`
     plateau: int | None = None  # with `metric`: stop after this many epochs without an increase
 
 
@@ -156,8 +156,8 @@ class SecretEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class EndWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Signal to the processes of a rigid job before its time is over."""
 
-    before_s: float = 60.0
-    signal: Literal["USR1", "USR2", "HUP", "INT", "TERM"] = "USR1"
+    before_s: float = 60.0  # seconds before its end
+    signal: Literal["USR1", "USR2", "HUP", "INT", "TERM"] = "USR1"  # signal that is sent
     to: Literal["all", "first", "others"] = "all"  # "first": only the program itself
 
 
@@ -217,13 +217,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "deadline": '"2026-12-02T08:00Z"',  # or "+1d"
         "warn": '{ before_s = 60, signal = "USR1" }',
     }
-    name: str
+    name: str  # letters, digits, - and _; the job is called NAME-N
     kind: Kind | msgspec.UnsetType = msgspec.UNSET  # default: elastic
     script: str = ""  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
     command: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # program and arguments; rigid
     batch_size: int = 0  # initial global batch, samples per step; rigid: the number of slots
-    args: tuple[str, ...] = ()
-    workdir: str = "."
+    args: tuple[str, ...] = ()  # arguments of the script
+    workdir: str = "."  # folder that is uploaded, relative to the job file
     max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
     lr: float | None = None  # learning rate at `batch_size`; default: the script's own
@@ -232,27 +232,31 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
-    image: str | msgspec.UnsetType = msgspec.UNSET  # of the containers in which it runs
-    record_samples: bool = False
+    image: str | msgspec.UnsetType = msgspec.UNSET  # container image in which it runs
+    record_samples: bool = False  # log the samples of each committed step
+    # experiment tracker that gets the metrics; default: none
     track: Literal["tensorboard", "mlflow", "wandb"] | msgspec.UnsetType = msgspec.UNSET
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of the job's time relative to other jobs
     retries: int = 0  # number of script failures after which the job restarts from its last epoch
     on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
-    max_run_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds with slots
+    max_run_s: float | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # limit of seconds with slots; default: none
     grace_s: float | msgspec.UnsetType = msgspec.UNSET  # rigid: seconds from TERM to KILL
     progress_deadline_s: float | msgspec.UnsetType = msgspec.UNSET  # seconds; default: 1800
     seed: int | msgspec.UnsetType = msgspec.UNSET  # default: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # for policies that accept or reject jobs
     project: str | msgspec.UnsetType = msgspec.UNSET  # default: the first one of the user's key
+    # priority class; default: none
     job_class: str | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="class")
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)  # environment variables
     secret_env: str | SecretEnv | msgspec.UnsetType = msgspec.UNSET  # a file, until the submission
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a sweep
     trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # set if the job is a graduated trial
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start: a time or a delay
     deadline: str | msgspec.UnsetType = msgspec.UNSET  # latest end, likewise
-    warn: EndWarning | msgspec.UnsetType = msgspec.UNSET
+    warn: EndWarning | msgspec.UnsetType = msgspec.UNSET  # rigid: signal before the end
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # ok:JOB, any:JOB or failed:JOB
     array: str | msgspec.UnsetType = msgspec.UNSET  # FIRST-LAST, or FIRST-LAST%MOST at a time
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # by which jobs are selected
@@ -261,7 +265,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     constraints: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # labels of its nodes
     exclusive: bool | msgspec.UnsetType = msgspec.UNSET  # rigid: no other job on its nodes
     cpus: float | msgspec.UnsetType = msgspec.UNSET  # cores for each slot; of a job without slots
-    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # the same
+    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # bytes for each slot, likewise
 
     def __post_init__(self) -> None:
         """Convert a single number of slots to a range. Give a rigid job one sample per slot."""

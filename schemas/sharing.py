@@ -24,14 +24,14 @@ Turn = Annotated[float, msgspec.Meta(ge=1.0, le=YEAR_S)]
 class UserShare(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of a user among the users of a project."""
 
-    weight: Weight = 1.0
+    weight: Weight = 1.0  # relative to the other users
     limit: SlotCount | None = None  # most slots at once; None: no limit
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of a project among all projects."""
 
-    weight: Weight = 1.0
+    weight: Weight = 1.0  # relative to the other projects
     guaranteed: SlotCount = 0  # slots that others cannot keep from the project
     limit: SlotCount | None = None  # most slots at once; None: no limit
     users: dict[str, UserShare] = {}  # users that differ from `UserShare()`
@@ -42,17 +42,17 @@ class UserLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     running: SlotCount | None = None  # jobs with slots
     queued: SlotCount | None = 20_000  # jobs without slots, and indices of arrays that are no jobs
-    slots: SlotCount | None = None
-    submissions_per_minute: Rate | None = None
+    slots: SlotCount | None = None  # at once
+    submissions_per_minute: Rate | None = None  # further ones are refused
 
 
 class PriorityClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Class of jobs that go before others. Without roles, users and projects, all may use it."""
 
     rank: Rank  # a higher one goes first; jobs without a class have rank 0
-    roles: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    projects: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # that may use it
+    users: tuple[str, ...] = ()  # likewise
+    projects: tuple[str, ...] = ()  # likewise
     limit: SlotCount | None = None  # most slots at once of all its jobs; None: no limit
     preempts: bool = False  # its programs take slots of jobs of lower rank
 

@@ -51,7 +51,7 @@ FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Distribution of one value of a configuration. Exactly one of its forms is set."""
 
-    choice: tuple[Value, ...] | None = None
+    choice: tuple[Value, ...] | None = None  # one of these, each equally likely
     uniform: tuple[float, float] | None = None  # least, most
     log_uniform: tuple[float, float] | None = None  # least, most, above 0; the logarithm is uniform
     integer: tuple[int, int] | None = None  # least, most, both included
@@ -103,10 +103,9 @@ class RandomSearch(
 ):
     """Random configurations, each trained to the last epoch."""
 
-    configurations: int
+    configurations: int  # number of configurations
 
 
-# Order in which ASHA uses scores. "in_order" is independent of timing, "on_arrival" is the paper's.
 Promotes = Literal["in_order", "on_arrival"]
 
 
@@ -119,9 +118,9 @@ class SuccessiveHalving(
 ):
     """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16). The best 1 / eta trials continue."""
 
-    configurations: int
-    min_epochs: int = 1
-    eta: int = 3
+    configurations: int  # number of configurations
+    min_epochs: int = 1  # of the first rung
+    eta: int = 3  # one of so many trials continues at a rung
 
 
 class Hyperband(
@@ -129,15 +128,16 @@ class Hyperband(
 ):
     """Brackets of successive halving, from many short to few long trials (Li et al., JMLR '18)."""
 
-    eta: int = 3
+    eta: int = 3  # one of so many trials continues at a rung
 
 
 class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unknown_fields=True):
     """Asynchronous rungs (Li et al., MLSys '20). A trial is promoted once it is among the best."""
 
-    configurations: int
-    min_epochs: int = 1
-    eta: int = 3
+    configurations: int  # number of configurations
+    min_epochs: int = 1  # of the first rung
+    eta: int = 3  # one of so many trials continues at a rung
+    # order in which scores are used: independent of timing (in_order), the paper's (on_arrival)
     promotes: Promotes = "in_order"
 
 
@@ -146,8 +146,8 @@ class MedianStopping(
 ):
     """Search that stops trials worse than the median of the others (Golovin et al., KDD '17)."""
 
-    configurations: int
-    grace_epochs: int = 1
+    configurations: int  # number of configurations
+    grace_epochs: int = 1  # epochs before a trial can be stopped
     min_others: int = 3  # required number of other trials that have trained as long
 
 
@@ -156,8 +156,8 @@ class PopulationBased(
 ):
     """Search that replaces the worst quarter by changed best trials (Jaderberg et al., 2017)."""
 
-    population: int
-    interval_epochs: int = 1
+    population: int  # number of trials that train at a time
+    interval_epochs: int = 1  # between two replacements
     resample: float = 0.25  # probability that a value is redrawn instead of perturbed
 
 
@@ -169,12 +169,12 @@ Searcher = (
 class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Search space, search algorithm and objective."""
 
-    space: Mapping[str, Parameter]
-    searcher: Searcher
+    space: Mapping[str, Parameter]  # distribution of each value, by name
+    searcher: Searcher  # search algorithm
     epochs: int  # upper limit for each configuration
-    metric: str
-    mode: Literal["max", "min"] = "max"
-    seed: int = 0
+    metric: str  # metric that decides
+    mode: Literal["max", "min"] = "max"  # whether larger or smaller values are better
+    seed: int = 0  # seed of all draws
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +183,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Functions are named by module path, `module:function` in the job's working directory.
     """
 
-    search: SearchSpec
+    search: SearchSpec  # what is tried
     input_fn: str  # loads the data of one partition
     model_fn: str  # makes the model from the values of a configuration
     train_fn: str  # trains one pass over a partition

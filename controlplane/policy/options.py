@@ -180,15 +180,15 @@ class SlaqOptions(Options, frozen=True):
     target: Literal["loss", "quality"] = "loss"  # reduce losses, or reach `quality` sooner
     # share of the predicted loss reduction that is worth reaching
     quality: Annotated[float, Within(0.01, 0.999)] = 0.9
-    normalise: Literal["drop", "range"] = "drop"
     # drop: divide by the largest reduction between reports, as in the paper; range: divide by the
     # predicted total reduction
+    normalise: Literal["drop", "range"] = "drop"
     history: Annotated[int, Within(3, 1000)] = 40  # latest reports used to fit a curve
     # weight of a report relative to the next report; paper: exponential
     decay: Annotated[float, Within(0.1, 1.0)] = 0.85
-    worst_fit: Annotated[float, Within(0.001)] = 0.25
     # If the residual exceeds this share of the total loss reduction, no curve fits (for example,
     # to losses that are not convex), and the job gets its fair share.
+    worst_fit: Annotated[float, Within(0.001)] = 0.25
     efficiency_floor: Annotated[float, Within(0.0, 1.0)] = 0.0  # minimum speed-up per slot; 0: off
     # slots of a job with too few losses for a curve, in multiples of its fair share
     newcomers: Annotated[float, Within(1.0)] = 2.0

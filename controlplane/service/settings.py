@@ -23,27 +23,27 @@ Interval = Annotated[float, msgspec.Meta(gt=0)]
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of the controller. Every ZeroMQ socket requires a key."""
 
-    host: str = "127.0.0.1"
-    events: Port = 7700
-    agents: Port = 7701
-    clients: Port = 7702
-    feed: Port = 7703
-    shippers: Port = 7704
-    followers: Port = 7705
+    host: str = "127.0.0.1"  # address of this host
+    events: Port = 7700  # events of workers
+    agents: Port = 7701  # conversation with agents
+    clients: Port = 7702  # requests of clients
+    feed: Port = 7703  # feed of events to clients
+    shippers: Port = 7704  # output and files from agents
+    followers: Port = 7705  # output and files to clients
     metrics: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9464  # HTTP, for Prometheus; 0: off
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """Key files, relative to the settings file."""
 
-    server: str = "keys/server.key_secret"
-    authorised: str = "keys/authorised.toml"
+    server: str = "keys/server.key_secret"  # secret key of the controller
+    authorised: str = "keys/authorised.toml"  # public keys of users and nodes, with their roles
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling policy and its options."""
 
-    name: str = "ones"
+    name: str = "ones"  # name of a policy, or module:Class
     options: dict[str, Any] = {}  # see the policy's page
     outside: bool = False  # True: `ones policy set` may name module:Class
 
@@ -51,8 +51,8 @@ class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a node is suspect, and after which it is lost."""
 
-    suspect_s: Interval = 6.0
-    lost_s: Interval = 30.0
+    suspect_s: Interval = 6.0  # suspect: no new job starts there
+    lost_s: Interval = 30.0  # lost: its jobs go on elsewhere
     missed_s: Interval = 5.0  # lost this early if workers on other nodes wait only for its workers
     forget_s: Interval = 30 * DAY_S  # a node that was lost for so long is removed
 
@@ -60,16 +60,16 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 class Store(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on stored files."""
 
-    log_bytes_per_job: Bytes = 1 << 30
+    log_bytes_per_job: Bytes = 1 << 30  # output of one job
     log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # per job; excess output waits
-    snapshot_bytes: Bytes = 512 << 20
+    snapshot_bytes: Bytes = 512 << 20  # one packed working directory
     workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
     upload_bytes: Bytes = 2 << 30  # for one user's unfinished uploads
     keep_uploads_s: NotNegative = 3600.0  # since the last piece of an unfinished upload
     keep_logs_s: NotNegative = 30 * DAY_S  # after the end of the job
     keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # for all ended jobs together
     keep_archives_s: NotNegative = 30 * DAY_S  # for working directories that no job needs
-    keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30
+    keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30  # for all of them together
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +85,8 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of the journal. docs/operations/storage.md lists all retention settings."""
 
     snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # between snapshots
-    keep_inputs_s: NotNegative = 7 * DAY_S
-    keep_events_s: NotNegative = 30 * DAY_S
+    keep_inputs_s: NotNegative = 7 * DAY_S  # for inputs of the core, which a replay needs
+    keep_events_s: NotNegative = 30 * DAY_S  # for events
     keep_jobs_s: NotNegative = 365 * DAY_S  # for ended jobs and their records
     keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # for each record list of a job
     keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # size of the journal file
@@ -103,8 +103,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
 
     EXAMPLES: ClassVar = {"name": '"chat"', "url": '"https://chat.example.org/hooks/ones"'}
 
-    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")]
-    url: Annotated[str, msgspec.Meta(pattern="^https?://[^ ]+$")]
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")]  # name in logs
+    url: Annotated[str, msgspec.Meta(pattern="^https?://[^ ]+$")]  # where events are posted
+    # events that are sent
     events: tuple[Notified, ...] = ("job.succeeded", "job.failed", "job.cancelled", "job.rejected")
     key: str = ""  # file with the secret that signs requests, relative to the settings file
 
@@ -113,7 +114,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the controller's TOML file."""
 
     state: str = "state"  # journal, logs and snapshots, relative to the settings file
-    pid_file: str = ""
+    pid_file: str = ""  # file for the number of the process; "": none
     listen: Listen = Listen()
     keys: Keys = Keys()
     policy: PolicyChoice = PolicyChoice()

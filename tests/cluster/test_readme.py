@@ -1,8 +1,9 @@
-"""The first page, as somebody follows it who has nothing else: every command, in its order."""
+"""The first page and the tutorial, as their readers follow them: every command, in its order."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,21 +15,23 @@ from tests.support.documented import FENCE
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 LIMIT_S = 280.0
 HOME = ".home"
 SUITE = "bin/test"  # which runs this; what needs root is in test_systemd.py
+PAGE_IN_BROWSER = "bin/ones web"
 
 
-def blocks(language: str) -> list[str]:
-    """The blocks of the page in this language."""
-    return [text for found, text in FENCE.findall(README.read_text()) if found == language]
+def blocks(language: str, page: Path = README) -> list[str]:
+    """The blocks of a page in this language."""
+    return [text for found, text in FENCE.findall(page.read_text()) if found == language]
 
 
-def commands() -> list[str]:
-    """Commands of the page that need no other host, in its order, without their remarks."""
+def commands(page: Path = README) -> list[str]:
+    """Commands of a page that need no other host, in its order, without their remarks."""
     lines = [
         line.partition("#")[0].strip()
-        for text in blocks("")
+        for text in blocks("", page)
         for line in text.splitlines()
         if line.startswith("bin/")
     ]
@@ -53,12 +56,15 @@ def desk(tmp_path: Path) -> Iterator[Path]:
     followed(tmp_path, "bin/ones local down --dir ~/.ones")
 
 
-def followed(desk: Path, command: str) -> subprocess.CompletedProcess[str]:
+def environment(desk: Path) -> dict[str, str]:
     unset = {"ONES_HOME", "ONES_TIMEOUT_S", "COLUMNS"}
     env = {name: value for name, value in os.environ.items() if name not in unset}
-    home = str(desk / HOME)
+    return {**env, "HOME": str(desk / HOME), "TMPDIR": str(desk / HOME)}
+
+
+def followed(desk: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", command], cwd=desk, env={**env, "HOME": home, "TMPDIR": home},
+        ["bash", "-c", command], cwd=desk, env=environment(desk),
         capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
 
@@ -80,3 +86,40 @@ def test_every_command_of_the_page_works_as_printed_in_its_order(desk: Path) -> 
     assert first.startswith('{"epoch": 1, "step": 1, "rank": ')
     made = {path.name for path in desk.rglob("*") if path.suffix in {".png", ".pt", ".rec"}}
     assert {"slots.png", "week.rec", "scaling.png"} <= made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_command_of_the_tutorial_works_as_printed_in_its_order(desk: Path) -> None:
+    first, *lines = commands(TUTORIAL)
+    (desk / "digits").mkdir()
+    for name in ("train.py", "job.toml"):
+        (desk / name).rename(desk / "digits" / name)
+    said: dict[str, list[str]] = {}
+    pages: list[subprocess.Popen[str]] = []
+
+    for command in lines:
+        if command == PAGE_IN_BROWSER:
+            page = subprocess.Popen(
+                command.split(), cwd=desk, env=environment(desk), stdout=subprocess.PIPE, text=True
+            )
+            pages.append(page)
+            assert page.stdout is not None
+            said[command] = [page.stdout.readline()]
+        else:
+            done = followed(desk, command)
+            assert done.returncode == 0, (command, done)
+            said.setdefault(command, []).append(done.stdout)
+
+    assert first == "bin/quickstart"  # the first page's test runs it
+    assert len(said) == 15
+    assert said["bin/ones submit digits/job.toml"] == ["digits-1\n"]
+    assert said[PAGE_IN_BROWSER][0].startswith("the page is at http://127.0.0.1:")
+    alone, both = said["bin/ones ps"]
+    assert "digits-1" in alone
+    assert re.search(r"^wide-2 +\S+ +queued .*waits", both, re.MULTILINE)
+    assert said["bin/ones explain wide-2"][0].startswith("wide-2  queued")
+    assert said["bin/ones wait digits-1"][0].startswith("digits-1 succeeded")
+    assert (desk / "digits-1" / "model.pt").stat().st_size > 0
+    for page in pages:
+        page.communicate(timeout=LIMIT_S)  # `ones local down` has ended it

@@ -13,7 +13,7 @@ PAGES: Final = tuple(
     sorted(
         str(path.relative_to(ROOT))
         for path in {*ROOT.glob("docs/**/*.md"), *ROOT.rglob("README.md")}
-        if not {".venv", "node_modules", "shared"} & set(path.relative_to(ROOT).parts)
+        if not {".venv", "build", "node_modules", "shared"} & set(path.relative_to(ROOT).parts)
     )
 )
 OURS: Final = re.compile(r"(bin/[\w-]+|ones(-agent|-controller)?)(\s|$)")

@@ -65,7 +65,7 @@ def name_of(kind: type[msgspec.Struct]) -> str:
 
 def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
     """Its fields."""
-    hints, notes = get_type_hints(kind, include_extras=True), _notes(kind)
+    hints, notes = get_type_hints(kind, include_extras=True), notes_of(kind)
     return [
         Row(field.encode_name, _kind(hints[field.name]), _default(field), notes.get(field.name, ""))
         for field in msgspec.structs.fields(kind)
@@ -116,7 +116,7 @@ def _default(field: Any) -> str:
     return f"`{msgspec.json.encode(field.default).decode()}`"
 
 
-def _notes(kind: type[msgspec.Struct]) -> dict[str, str]:
+def notes_of(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The comments of its source, by field; those of its bases, too."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
