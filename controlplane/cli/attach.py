@@ -258,6 +258,9 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 async def _forward(client: Client, job: str, remote: int, local: int, rank: int) -> int:
+    # Else a local program that leaves ends the process.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with client.port(job, remote, rank=rank) as stream:

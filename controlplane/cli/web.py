@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import signal
 import socket
 import time
 import urllib.request
@@ -46,6 +47,7 @@ def serve(
 
     from controlplane.web.app import WebPage  # noqa: PLC0415
 
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # else a browser that leaves ends the process
     home = find_home(common.home)
     _check_key(home, host)
     if (home.folder / CONTROLLER_FILE).is_file():  # `ones local down` ends this process

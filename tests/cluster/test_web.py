@@ -60,8 +60,8 @@ class Page:
 class Desk:
     """A cluster with its page, and a browser."""
 
-    def __init__(self, cluster: Cluster, browser: Any, url: str) -> None:
-        self.cluster, self.browser, self.url = cluster, browser, url
+    def __init__(self, cluster: Cluster, browser: Any, url: str, pid: int) -> None:
+        self.cluster, self.browser, self.url, self.pid = cluster, browser, url, pid
 
     def page(self, **how: Any) -> Page:
         return Page(self.browser, self.url, **how)
@@ -98,7 +98,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         stack.callback(browser.close)
-        yield Desk(cluster, browser, url)
+        yield Desk(cluster, browser, url, served.pid)
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +208,10 @@ def test_a_page_survives_its_controller(desk: Desk, job: str) -> None:
     page.until("!document.querySelector('#status.problem')")
     assert page.context.request.get(f"{desk.url}healthz").status == 200
     assert page.problems == []
+
+
+def test_a_browser_that_leaves_does_not_end_the_page(desk: Desk) -> None:
+    status = Path(f"/proc/{desk.pid}/status").read_text()
+    (ignored,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+
+    assert int(ignored, 16) & 1 << (signal.SIGPIPE - 1)
