@@ -257,5 +257,6 @@ class KeyTable:
 
 
 def _is_old_login(row: KeyInfo, now: float) -> bool:
-    """True if a user added this key for a login, which is over."""
-    return row.by == row.name and row.expires is not None and row.expires <= now
+    """True if a user added this key for a login, which is over. Revoked keys are kept."""
+    over = row.expires is not None and row.expires <= now
+    return row.state == "valid" and row.by == row.name and over

@@ -20,7 +20,7 @@ import structlog
 
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
-from schemas.errors import DeniedError, OnesError
+from schemas.errors import DeniedError, OnesError, UnreachableError, root_cause
 from schemas.ids import JobId
 from schemas.wire.client import (
     Cluster,
@@ -103,8 +103,10 @@ class ClusterMirror:
             try:
                 async with Client(self._home) as client:
                     await self._follow(client)
-            except* OnesError as group:
-                error = group.exceptions[0]
+            except* Exception as group:
+                error = root_cause(group)
+                if not isinstance(error, OnesError):
+                    log.exception("the cluster cannot be followed")
                 denied = isinstance(error, DeniedError)
                 await self._publish(problem=str(error) if denied else ABSENT)
             await asyncio.sleep(RETRY_S)
@@ -230,5 +232,5 @@ class ClusterMirror:
             OnesError: the controller's error, or that it does not reply.
         """
         if self._client is None:
-            raise OnesError(ABSENT, "try again in a moment")
+            raise UnreachableError(ABSENT, "try again in a moment")
         return await question(self._client)

@@ -8,6 +8,7 @@ user's own key never gets here.
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -19,11 +20,12 @@ import msgspec
 
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
-from schemas.errors import DeniedError, OnesError, UnavailableError
-from schemas.transport.keys import KeyPair, write_keys
+from schemas.errors import DeniedError, UnavailableError
+from schemas.transport.keys import write_keys
 
 SESSION_S: Final = 12 * 3600.0  # after this time a login ends
 PENDING_S: Final = 300.0  # time between the command and the first use of its link
+KEY: Final = "login"  # name of the files of a login's keys
 MAX_PENDING: Final = 100
 MAX_SESSIONS: Final = 500
 
@@ -45,7 +47,7 @@ class Sessions:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._folder = tempfile.TemporaryDirectory(prefix="ones-web-")  # 0700
-        self._pending: dict[str, tuple[float, KeyPair]] = {}
+        self._pending: dict[str, tuple[float, Path]] = {}  # when it ends, folder of its keys
         self._sessions: dict[str, Session] = {}
 
     def begin(self) -> tuple[str, str]:
@@ -55,12 +57,14 @@ class Sessions:
             UnavailableError: if too many logins wait.
         """
         now = time.monotonic()
-        self._pending = {code: one for code, one in self._pending.items() if one[0] > now}
+        for old in [code for code, (ends, _) in self._pending.items() if ends <= now]:
+            shutil.rmtree(self._pending.pop(old)[1])
         if len(self._pending) >= MAX_PENDING:
             raise UnavailableError("too many logins wait", "try again in five minutes")
         code = secrets.token_urlsafe(24)
-        pair = write_keys(Path(self._folder.name), secrets.token_hex(8))
-        self._pending[code] = (now + PENDING_S, pair)
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        pair = write_keys(folder, KEY)
+        self._pending[code] = (now + PENDING_S, folder)
         return code, pair.public.decode()
 
     async def finish(self, code: str) -> str:
@@ -69,16 +73,16 @@ class Sessions:
         Raises:
             OnesError: if the code is unknown, or its key was not added to the controller.
         """
-        ends, pair = self._pending.pop(code, (0.0, None))
-        if pair is None or ends < time.monotonic():
+        ends, folder = self._pending.pop(code, (0.0, None))
+        if folder is None:
             raise DeniedError("this link was used already, or is too old", "run `ones web login`")
         await self._drop_old()
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise UnavailableError(f"{MAX_SESSIONS} users are logged in", "try again later")
-        path = self._secret_file(pair)
         stack = AsyncExitStack()
+        stack.callback(shutil.rmtree, folder)
         try:
-            client = await stack.enter_async_context(Client(replace(self._home, key=path)))
+            self._check_room(ends)
+            home = replace(self._home, key=folder / f"{KEY}.key_secret")
+            client = await stack.enter_async_context(Client(home))
             cluster = await client.cluster()
         except BaseException:
             await stack.aclose()
@@ -90,11 +94,11 @@ class Sessions:
         )  # fmt: skip
         return token
 
-    def _secret_file(self, pair: KeyPair) -> Path:
-        for path in Path(self._folder.name).glob("*.key_secret"):
-            if pair.public in path.read_bytes():
-                return path
-        raise OnesError("the key of this login is gone", "run `ones web login` again")
+    def _check_room(self, ends: float) -> None:
+        if ends < time.monotonic():
+            raise DeniedError("this link is too old", "run `ones web login`")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise UnavailableError(f"{MAX_SESSIONS} users are logged in", "try again later")
 
     async def find(self, token: str) -> Session | None:
         """Return the session of a cookie's token, or None."""

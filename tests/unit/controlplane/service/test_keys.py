@@ -260,3 +260,14 @@ def test_keys_of_old_logins_are_forgotten_and_a_user_has_fifty_at_most(table: Ta
     table.add(asked(**(LOGIN | {"expires": Seconds(NOW + 7200.0)})), ANN)
 
     assert [row.public for row in table.rows()] == [P.decode(), Q.decode()]
+
+
+def test_a_revoked_login_is_kept_after_its_end(tmp_path: Path) -> None:
+    table = Table(tmp_path, {P: ROOT, public(): ROOT})
+    table.add(asked(name="root", role="admin", expires=Seconds(NOW + 60.0)), ROOT)
+    table.revoke(Q.decode(), "root")
+
+    table.now = NOW + 61.0
+    table.add(asked(public()), ROOT)
+
+    assert [row.state for row in table.rows() if row.public == Q.decode()] == ["revoked"]

@@ -241,6 +241,8 @@ def test_a_link_works_once_and_only_for_a_while(
     late = time.monotonic() + sessions.PENDING_S + 1.0
     monkeypatch.setattr(sessions.time, "monotonic", lambda: late)
     assert browser.http.get(f"/login?code={second['code']}").status_code == 403
+    (kept,) = Path(browser.page.sessions._folder.name).iterdir()  # of the session
+    assert (kept / "login.key_secret").exists()
 
 
 def test_at_most_a_hundred_logins_wait(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
