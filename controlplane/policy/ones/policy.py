@@ -20,7 +20,7 @@ from controlplane.policy.api import (
 from controlplane.policy.ones.evolution import Candidate, EvolutionarySearch
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.job_rows import JobRow
-from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.ones.start_forecast import StartForecasts
@@ -118,8 +118,13 @@ class PlanReasons:
             return Reason("waits", text, numbers)
         if np.isfinite(self.least_value):
             numbers["least_value_of_a_slot"] = self.least_value
-        reason = Reason("waits", f"{text}: other jobs gain more from them", numbers)
-        return self._with_fairness(row, reason)
+        free = int(np.count_nonzero(self._best.owner == FREE))
+        if 0 < free < need:
+            are = "slot is" if free == 1 else "slots are"
+            text = f"{text}: only {free} {are} free, other jobs gain more from the others"
+        else:
+            text = f"{text}: other jobs gain more from them"
+        return self._with_fairness(row, Reason("waits", text, numbers))
 
     def _move(self, row: int) -> tuple[str, str]:
         """Return the code and the text of the first reason that explains a same-size move."""

@@ -65,7 +65,7 @@ def seen(slots: int, samples_per_s: float) -> EpochSeen:
 SCALES = [seen(slots, 100.0 * slots) for slots in (1, 2, 4)]  # speeds are proportional to slots
 SLOWER = [seen(1, 1000.0), seen(2, 100.0)]
 TO_B = f"gives 1 slot to {B}"
-GAINS_MORE = "waits for {}: other jobs gain more from them"
+OTHERS = "other jobs gain more from the others"
 
 
 @cases(
@@ -86,7 +86,7 @@ GAINS_MORE = "waits for {}: other jobs gain more from them"
         [a_job(A, epoch=0, least=3, wanted=3)], (2,), [], {}, {A: "too_large"}, {}),
     a_job_waits_for_its_least_slots=(
         [a_job(A, epoch=0, least=2, wanted=2), a_job(B, S0, moved_at=NOW, most=1)], (2,), [],
-        {B: 1}, {A: "waits"}, {A: GAINS_MORE.format("2 slots")}),
+        {B: 1}, {A: "waits"}, {A: f"waits for 2 slots: only 1 slot is free, {OTHERS}"}),
     a_higher_priority_of_the_first_job=(
         [a_job(A, priority=2.0), a_job(B)], (1,), [], {A: 1}, {A: "resume", B: "waits"}, {}),
     a_higher_priority_of_the_second_job=(
