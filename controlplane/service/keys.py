@@ -6,7 +6,6 @@ Online changes are kept in a file of the state folder.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from schemas.errors import (
     TooLargeError,
     UnavailableError,
 )
+from schemas.host.files import replace_file
 from schemas.ids import Seconds
 from schemas.transport.keys import Identity, KnownKeys, check_public, identity_of, require_private
 from schemas.wire.client import AddKey, KeyInfo
@@ -64,18 +64,7 @@ class KeyFile:
             OSError: if the file cannot be written; the old content is intact.
         """
         data = msgspec.json.format(msgspec.json.encode(OnlineChanges(tuple(changes.values()))))
-        fresh = self.path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(self.path, data)
 
 
 LOOK_S: Final = 1.0  # delay until an expired key is disconnected

@@ -88,6 +88,26 @@ def pid_of(path: Path) -> int | None:
     return max(int(pid), 0) if kind != fcntl.F_UNLCK else None
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file atomically and durably. Only its owner can read it.
+
+    Raises:
+        OSError: if the file cannot be written; the old content is intact.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def open_regular(path: Path) -> int:
     """Open a regular file for reading without waiting. The caller closes the descriptor.
 

@@ -157,7 +157,7 @@ def test_a_full_disk_prevents_additions_but_not_revocations(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("controlplane.service.keys.os.fsync", full)
+    monkeypatch.setattr("schemas.host.files.os.fsync", full)
     with pytest.raises(UnavailableError, match="nothing was changed"):
         table.add(asked(public()), ROOT)
     with pytest.raises(UnavailableError, match="holds until the controller restarts"):

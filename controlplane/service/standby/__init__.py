@@ -1,0 +1,1 @@
+"""Standby controller: the lease, the copy of the journal and of the files, and the takeover."""

@@ -1,0 +1,254 @@
+"""Stores of a lease: PostgreSQL, etcd, and a file for several controllers on one host."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record
+from schemas.errors import SettingsError
+from schemas.host.files import replace_file
+
+if TYPE_CHECKING:
+    import psycopg
+
+TIMEOUT_S: Final = 1.0  # for one request
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+EXTRA: Final = "pip install 'ones-scheduler[standby]'"
+
+
+def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
+    """Return the store that a URL names.
+
+    Args:
+        url: postgresql://..., etcd://HOST:PORT[,HOST:PORT...], or the path of a file.
+        cluster: name of the lease in the store.
+        home: folder where a relative path begins.
+
+    Raises:
+        SettingsError: if a library is missing, or the URL has another scheme.
+    """
+    scheme, separator, rest = url.partition("://")
+    try:
+        if scheme in {"postgresql", "postgres"}:
+            return PostgresLease(url, cluster)
+        if scheme == "etcd":
+            return EtcdLease([f"http://{host}" for host in rest.strip("/").split(",")], cluster)
+    except ImportError as error:
+        raise SettingsError(f"standby.lease: {error}", EXTRA, "standby.lease") from None
+    if separator:
+        what = f"standby.lease: unknown scheme {scheme}://"
+        raise SettingsError(what, "use postgresql://, etcd:// or a path", "standby.lease")
+    return FileLease(home / url)
+
+
+class PostgresLease:
+    """Lease in a row of the table `ones_lease`, which is created on first use.
+
+    An advisory lock would be released by a restart of the database while its holder goes on, so
+    the row also says how long the lease lasts.
+    """
+
+    CREATE: Final = (
+        "CREATE TABLE IF NOT EXISTS ones_lease (cluster text PRIMARY KEY, "
+        "version bigint NOT NULL, record bytea NOT NULL, expires timestamptz NOT NULL)"
+    )
+    READ: Final = (
+        "SELECT version, record, expires < clock_timestamp() FROM ones_lease WHERE cluster = %s"
+    )
+    INSERT: Final = (
+        "INSERT INTO ones_lease VALUES "
+        "(%(cluster)s, 1, %(record)s, clock_timestamp() + make_interval(secs => %(lease_s)s)) "
+        "ON CONFLICT DO NOTHING RETURNING version"
+    )
+    UPDATE: Final = (
+        "UPDATE ones_lease SET version = version + 1, record = %(record)s, "
+        "expires = clock_timestamp() + make_interval(secs => %(lease_s)s) "
+        "WHERE cluster = %(cluster)s AND version = %(version)s RETURNING version"
+    )
+
+    def __init__(self, url: str, cluster: str) -> None:
+        import psycopg  # noqa: PLC0415 - an extra
+
+        self._errors, self._exists = psycopg.Error, psycopg.errors.UniqueViolation
+        self._open = psycopg.AsyncConnection.connect
+        self._url = url
+        self._cluster = cluster
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    async def read(self) -> Held:
+        """Return the record."""
+        rows = await self._run(self.READ, (self._cluster,))
+        if not rows:
+            return Held()
+        version, record, expired = rows[0]
+        return Held(record=_decoded(bytes(record)), version=version, expired=expired)
+
+    async def replace(self, version: int, record: Record, lease_s: float) -> int | None:
+        """Replace a version of the record."""
+        values = {
+            "cluster": self._cluster, "record": msgspec.json.encode(record),
+            "lease_s": lease_s, "version": version,
+        }  # fmt: skip
+        rows = await self._run(self.UPDATE if version else self.INSERT, values)
+        return int(rows[0][0]) if rows else None
+
+    async def _run(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        """Execute a statement in a transaction of its own, and return its rows."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                connection = await self._connected()
+                return await (await connection.execute(statement, values)).fetchall()
+        except (TimeoutError, OSError, self._errors) as error:
+            await self.close()
+            text = str(error) or f"no reply within {TIMEOUT_S:g} s"
+            raise LeaseError(f"PostgreSQL: {text.splitlines()[0]}", "check the database") from None
+
+    async def _connected(self) -> psycopg.AsyncConnection[Any]:
+        if self._connection is None:
+            self._connection = await self._open(self._url, autocommit=True)
+            await self._connection.execute("SET synchronous_commit = on")
+            with contextlib.suppress(self._exists):  # another connection created it meanwhile
+                await self._connection.execute(self.CREATE)
+        return self._connection
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+class EtcdLease:
+    """Lease in two keys of etcd: the record, and a key that etcd deletes when the lease expires.
+
+    It uses the JSON gateway of etcd's API, because etcd's Python clients are not maintained. The
+    version is the revision of the last change of the record.
+    """
+
+    def __init__(self, servers: list[str], cluster: str) -> None:
+        import httpx  # noqa: PLC0415 - an extra
+
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        self._errors = httpx.HTTPError
+        self._servers = servers
+        self._record, self._alive = (
+            _base64(f"/ones/{cluster}/{key}") for key in ("record", "alive")
+        )
+
+    async def read(self) -> Held:
+        """Return the record."""
+        reads = [{"request_range": {"key": key}} for key in (self._record, self._alive)]
+        answer = await self._post("kv/txn", {"success": reads})
+        record, alive = (one["response_range"].get("kvs", [None])[0] for one in answer["responses"])
+        if record is None:
+            return Held()
+        found = _decoded(base64.b64decode(record["value"]))
+        version = int(record["mod_revision"])
+        return Held(record=found, version=version, expired=alive is None)
+
+    async def replace(self, version: int, record: Record, lease_s: float) -> int | None:
+        """Replace a version of the record. etcd rounds `lease_s` up to whole seconds."""
+        granted = await self._post("lease/grant", {"TTL": -int(-lease_s // 1)})
+        same = {
+            "key": self._record, "target": "MOD", "result": "EQUAL", "mod_revision": version,
+        }  # fmt: skip
+        puts = [
+            {"key": self._record, "value": _base64(msgspec.json.encode(record))},
+            {"key": self._alive, "lease": granted["ID"]},
+        ]
+        change = {"compare": [same], "success": [{"request_put": put} for put in puts]}
+        answer = await self._post("kv/txn", change)
+        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    async def _post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Ask the first server that replies; the next request begins with it."""
+        problem = ""
+        for _ in self._servers:
+            try:
+                answer = await self._client.post(f"{self._servers[0]}/v3/{path}", json=content)
+                answer.raise_for_status()
+            except self._errors as error:
+                problem = str(error) or type(error).__name__
+                self._servers.append(self._servers.pop(0))
+            else:
+                found: dict[str, Any] = answer.json()
+                return found
+        raise LeaseError(f"etcd: {problem}", "check its servers")
+
+
+class FileLease:
+    """Lease in a file, which lasts by the clock of the host since its boot."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._boot = BOOT_ID.read_text(encoding="ascii").strip()
+
+    async def read(self) -> Held:
+        """Return the record."""
+        with self._locked():
+            return self._read()
+
+    async def replace(self, version: int, record: Record, lease_s: float) -> int | None:
+        """Replace a version of the record."""
+        with self._locked():
+            if self._read().version != version:
+                return None
+            until = time.clock_gettime(time.CLOCK_BOOTTIME) + lease_s
+            data = msgspec.json.encode((version + 1, record, until, self._boot))
+            replace_file(self._path, data)
+        return version + 1
+
+    async def close(self) -> None:
+        """Do nothing: the file is open only during a call."""
+
+    def _read(self) -> Held:
+        try:
+            version, record, until, boot = msgspec.json.decode(
+                self._path.read_bytes(), type=tuple[int, Record, float, str]
+            )
+        except FileNotFoundError:
+            return Held()
+        except msgspec.MsgspecError as error:
+            remedy = "stop all controllers, and remove the file"
+            raise LeaseError(f"{self._path}: {error}", remedy) from None
+        expired = boot != self._boot or time.clock_gettime(time.CLOCK_BOOTTIME) > until
+        return Held(record=record, version=version, expired=expired)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the file against other processes, for some microseconds."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self._path.with_suffix(".lock"), flags, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LeaseError(f"{self._path}: {error.strerror}", "check the path") from None
+
+
+def _decoded(data: bytes) -> Record:
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except msgspec.MsgspecError as error:
+        raise LeaseError(f"the record of the lease is damaged: {error}", "delete it") from None
+
+
+def _base64(data: bytes | str) -> str:
+    return base64.b64encode(data if isinstance(data, bytes) else data.encode()).decode()

@@ -1,0 +1,106 @@
+"""Leases in real stores: a file, PostgreSQL and etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record
+from controlplane.service.standby.lease_stores import open_store
+from schemas.ids import Term
+from tests.support.lease_servers import LeaseServer, etcd, postgresql
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
+ONE = Record(holder="h1", term=Term(1), complete=("h1",))
+TWO = Record(holder="h2", term=Term(2), complete=("h2",))
+LONG_S, SHORT_S = 60.0, 1.0
+Opened = Callable[[], LeaseStore]
+
+
+@asynccontextmanager
+async def opening(url: str, folder: Path) -> AsyncIterator[Opened]:
+    """Open stores that are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        def opened() -> LeaseStore:
+            store = open_store(url, "c", folder)
+            stack.push_async_callback(store.close)
+            return store
+
+        yield opened
+
+
+@pytest_asyncio.fixture(params=["file", "postgresql", "etcd"])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
+    servers = {"postgresql": postgresql, "etcd": etcd}
+    with servers[request.param](tmp_path) if request.param in servers else nullcontext() as server:
+        async with opening(server.url if server else "lease", tmp_path) as opened:
+            yield opened
+
+
+async def test_one_of_several_claims_wins(opened: Opened) -> None:
+    stores = [opened() for _ in range(8)]
+
+    versions = await asyncio.gather(*(store.replace(0, ONE, LONG_S) for store in stores))
+
+    won = [version for version in versions if version is not None]
+    assert len(won) == 1
+    assert await stores[0].read() == Held(record=ONE, version=won[0], expired=False)
+
+
+async def test_an_outdated_version_changes_nothing(opened: Opened) -> None:
+    store, other = opened(), opened()
+    first = await store.replace(0, ONE, LONG_S)
+    assert first is not None
+    second = await other.replace(first, TWO, LONG_S)
+    assert second is not None
+
+    assert await store.replace(first, ONE, LONG_S) is None
+    assert await store.read() == Held(record=TWO, version=second, expired=False)
+
+
+async def test_a_lease_expires_unless_it_is_renewed(opened: Opened) -> None:
+    store = opened()
+    version = await store.replace(0, ONE, SHORT_S)
+    assert version is not None
+
+    while not (held := await store.read()).expired:
+        await asyncio.sleep(0.1)
+    assert held == Held(record=ONE, version=version, expired=True)
+    renewed = await store.replace(version, ONE, LONG_S)
+    assert await store.read() == Held(record=ONE, version=renewed or 0, expired=False)
+
+
+async def first_reply(store: LeaseStore) -> Held:
+    while True:
+        with suppress(LeaseError):
+            return await store.read()
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("serve", [postgresql, etcd])
+async def test_a_record_outlives_a_killed_server(
+    serve: Callable[[Path], AbstractContextManager[LeaseServer]], tmp_path: Path
+) -> None:
+    with serve(tmp_path) as server:
+        async with opening(server.url, tmp_path) as opened:
+            store = opened()
+            version = await store.replace(0, ONE, LONG_S)
+            server.kill()
+            with pytest.raises(LeaseError):
+                await store.read()
+            server.start()
+
+            held = await first_reply(store)
+            assert (held.record, held.version) == (ONE, version)

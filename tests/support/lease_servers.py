@@ -1,0 +1,108 @@
+"""PostgreSQL and etcd of Debian, on loopback, with their files in a folder of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+START_S: Final = 30.0
+POSTGRES: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+class LeaseServer:
+    """Server of leases that can be killed and started again."""
+
+    def __init__(self, url: str, command: list[str], is_ready: list[str]) -> None:
+        self.url, self._command, self._is_ready = url, command, is_ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server, and wait until it replies."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if subprocess.run(self._is_ready, check=False, capture_output=True).returncode == 0:
+                return
+            time.sleep(0.05)
+        raise TimeoutError(self._command)
+
+    def kill(self, sign: int = signal.SIGKILL) -> None:
+        """Kill the server with its children, or send them another signal."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, sign)
+            if sign == signal.SIGKILL:
+                self._process.wait()
+
+
+@contextlib.contextmanager
+def postgresql(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
+    """Serve a new database. Root serves it as `nobody`, because PostgreSQL refuses root."""
+    if not POSTGRES:
+        pytest.skip("needs Debian's postgresql")
+    programs, data, port = POSTGRES[-1], folder / "postgresql", _free_port(host)
+    data.mkdir()
+    as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    become = as_nobody if os.geteuid() == 0 else []
+    if become:
+        shutil.chown(data, "nobody", "nogroup")
+        for parent in folder.parents:
+            if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o011)
+        folder.chmod(0o711)
+    init = [f"{programs}/initdb", "-D", str(data), "-A", "trust", "-U", "ones", "--no-sync"]
+    subprocess.run([*become, *init], check=True, stdout=subprocess.DEVNULL)
+    command = [
+        *become, f"{programs}/postgres", "-D", str(data), "-k", str(data), "-h", host, "-p", str(port),
+    ]  # fmt: skip
+    (data / "pg_hba.conf").write_text("host all all all trust\nlocal all all trust\n")
+    is_ready = [f"{programs}/pg_isready", "-q", "-h", host, "-p", str(port)]
+    url = f"postgresql://ones@{host}:{port}/postgres"
+    with _served(LeaseServer(url, command, is_ready)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def etcd(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
+    """Serve a new etcd of one member."""
+    if shutil.which("etcd") is None:
+        pytest.skip("needs Debian's etcd-server")
+    port, peer = _free_port(host), _free_port(host)
+    client, member = f"http://{host}:{port}", f"http://{host}:{peer}"
+    command = [
+        "etcd", "--data-dir", str(folder / "etcd"), "--name", "one",
+        "--listen-client-urls", client, "--advertise-client-urls", client,
+        "--listen-peer-urls", member, "--initial-advertise-peer-urls", member,
+        "--initial-cluster", f"one={member}",
+    ]  # fmt: skip
+    is_ready = ["curl", "-sf", "--noproxy", "*", f"{client}/health"]
+    with _served(LeaseServer(f"etcd://{host}:{port}", command, is_ready)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _served(server: LeaseServer) -> Iterator[LeaseServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
