@@ -71,7 +71,7 @@ def run_as(settings: AgentSettings) -> str:
 
 
 def _is_loopback(settings: AgentSettings) -> bool:
-    for host in (settings.controller.host, settings.address):
+    for host in (*settings.controller.hosts, settings.address):
         try:
             if not ip_address(host).is_loopback:
                 return False

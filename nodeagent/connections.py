@@ -109,7 +109,7 @@ class ControllerPorts:
         self, link: Link, controller: settings.Controller, keys: ServerKeys, node: NodeId
     ) -> None:
         self._link = link
-        self._host = controller.host
+        self._hosts = controller.hosts
         self._port = controller.agents
         self._keys = keys
         self._welcomed_key = b""
@@ -135,13 +135,15 @@ class ControllerPorts:
             self.events.send(self._node.encode(), data)
 
     def _connect(self, kind: str, port: int, *, prompt: bool = False) -> Socket:
-        address = f"tcp://{self._host}:{port}"
-        return self._link.connect(kind, address, self._keys.current, prompt=prompt)
+        return self._link.connect(kind, self._address(port), self._keys.current, prompt=prompt)
+
+    def _address(self, port: int) -> str:
+        return ",".join(f"tcp://{host}:{port}" for host in self._hosts)
 
     def try_other_key(self) -> None:
         """Connect with the controller's other key, if there is one."""
         if (key := self._keys.other()) is not None:
-            self.orders.reconnect(f"tcp://{self._host}:{self._port}", key)
+            self.orders.reconnect(self._address(self._port), key)
 
 
 class BulkTraffic:

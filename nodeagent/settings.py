@@ -23,9 +23,14 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the controller. The controller's welcome names its other ports."""
 
-    host: str = "127.0.0.1"  # host name or address
+    host: str = "127.0.0.1"  # host name or address; with standbys several, with commas between
     agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701  # its port for agents
     key: str = "keys/server.key"  # public key of the controller
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the controllers, of which one is active."""
+        return tuple(host.strip() for host in self.host.split(","))
 
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,8 @@ def check(path: Path) -> list[SettingsError]:
         key = settings.key or f"keys/{settings.node}.key_secret"
         findings.attempt("key", lambda: load_keys(home / key))
     findings.attempt("controller.key", lambda: load_public(home / settings.controller.key))
-    findings.attempt("controller.host", lambda: _resolve(settings.controller.host))
+    for host in settings.controller.hosts:
+        findings.attempt("controller.host", partial(_resolve, host))
     if findings.address("address", settings.address):
         findings.port("states_port", settings.address, settings.states_port)
         findings.port("metrics", settings.address, settings.metrics)

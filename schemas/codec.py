@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.wire import Message, agent, client, feed, files, streams, union_of, worker
+from schemas.wire import Message, agent, client, feed, files, standby, streams, union_of, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # per message; a peer that sends a larger one is disconnected
 
@@ -116,5 +116,9 @@ FROM_ZYGOTE: Final = Codec[worker.FromZygote]("zygote to agent", worker.FromZygo
 TO_ZYGOTE: Final = Codec[worker.ToZygote]("agent to zygote", worker.ToZygote)
 TO_STATES: Final = Codec[files.AskState]("request for a state", files.AskState)
 FROM_STATES: Final = Codec[files.FromStates]("piece of a state", files.FromStates)
+FROM_STANDBY: Final = Codec[standby.FromStandby](
+    "standby to active controller", standby.FromStandby
+)
+TO_STANDBY: Final = Codec[standby.ToStandby]("active controller to standby", standby.ToStandby)
 
 CODECS: Final = tuple(one for one in globals().values() if isinstance(one, Codec))

@@ -179,7 +179,7 @@ def template(
     home = find_home(common.home)
     with BlockingClient(home) as client:
         port = client.cluster().agents_port
-    host = home.host.strip("[]")
+    host = ",".join(one.strip("[]") for one in home.hosts)
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
     lines = text.splitlines()
     say(common, {"node": name, "settings": text}, *lines, quiet=lines)

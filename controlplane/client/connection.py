@@ -86,7 +86,7 @@ CONTROLLER_FILE = "controller.toml"  # exists in a folder of `ones local up`
 
 
 class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
-    endpoint: str  # tcp://HOST:PORT of the client port
+    endpoint: str  # tcp://HOST:PORT of the client port; with standbys several, with commas between
     server_key: str = "keys/server.key"
     key: str = "keys/admin.key_secret"
 
@@ -101,9 +101,12 @@ class Home:
     key: Path
 
     @property
-    def host(self) -> str:
-        """Host of the controller."""
-        return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the controllers, of which one is active."""
+        return tuple(
+            one.strip().removeprefix("tcp://").rpartition(":")[0]
+            for one in self.endpoint.split(",")
+        )
 
     @property
     def remedy(self) -> str:
@@ -268,7 +271,8 @@ class ClusterConnection:
 
     async def _log_socket(self) -> Socket:
         """Return a new socket to the port for output, files and streams."""
-        endpoint = f"tcp://{self._home.host}:{(await self.cluster()).log_port}"
+        port = (await self.cluster()).log_port
+        endpoint = ",".join(f"tcp://{host}:{port}" for host in self._home.hosts)
         return self._link.connect("DEALER", endpoint, self._server_keys.current)
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
@@ -278,8 +282,12 @@ class ClusterConnection:
 
 
 async def _listens(endpoint: str) -> bool:
-    """True if a process accepts connections at tcp://HOST:PORT."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    """True if a process accepts connections at one of the addresses."""
+    return any(await asyncio.gather(*map(_accepts, endpoint.split(","))))
+
+
+async def _accepts(address: str) -> bool:
+    host, _, port = address.strip().removeprefix("tcp://").rpartition(":")
     try:
         opening = asyncio.open_connection(host.strip("[]"), int(port))
         _, writer = await asyncio.wait_for(opening, PROBE_TIMEOUT_S)

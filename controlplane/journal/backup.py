@@ -22,11 +22,20 @@ from controlplane.journal.database import (
     JOURNAL_ID,
     TERM_FLOOR,
     JournalError,
+    meta,
     new_id,
     open_for_reading,
     open_for_writing,
 )
-from controlplane.journal.mark import Mark, MarkFile, has_tables, losses, read_mark
+from controlplane.journal.mark import (
+    LostInputsError,
+    Mark,
+    MarkFile,
+    has_tables,
+    losses,
+    mark_path,
+    read_mark,
+)
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import EventCheck, earliest, recover
 from controlplane.journal.retention import Retention, forget
@@ -53,14 +62,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
         raise JournalError(f"{copy} already exists", FORCE)
     part = copy.with_name(f"{copy.name}.part")
     with _as_journal_errors(copy):
-        part.unlink(missing_ok=True)
-        with (
-            contextlib.closing(open_for_reading(journal)) as source,
-            contextlib.closing(sqlite3.connect(part, isolation_level=None)) as target,
-        ):
-            part.chmod(0o600)
-            source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")
+        copy_database(journal, part)
         _verify(part, journal)
         # With a snapshot the copy needs no other release. Without one it is complete nevertheless.
         with contextlib.suppress(JournalError, CoreError):
@@ -69,6 +71,72 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
         _durable(part)
         part.replace(copy)
         _durable(copy.parent)
+
+
+def copy_database(journal: Path, copy: Path) -> None:
+    """Copy the rows of a journal at one point in time. The copy is neither verified nor durable.
+
+    Raises:
+        JournalError: if there is no room, or a file cannot be used.
+    """
+    with _as_journal_errors(copy):
+        copy.unlink(missing_ok=True)
+        with (
+            contextlib.closing(open_for_reading(journal)) as source,
+            contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target,
+        ):
+            copy.chmod(0o600)
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")
+
+
+def adopt(copy: Path, journal: Path, jobs: int) -> None:
+    """Replace a journal by a copy of the same journal, made by `copy_database` on another host.
+
+    Args:
+        jobs: number of accepted jobs in the copied journal.
+
+    Raises:
+        JournalError: if a controller uses the journal, it has inputs of another journal, the copy
+            is damaged, or there is no room. The existing journal is then unchanged.
+    """
+    with _locked(journal), _as_journal_errors(journal):
+        with contextlib.closing(open_for_reading(copy)) as database:
+            journal_id = meta(database, JOURNAL_ID)
+        own = _id_of(journal)
+        if own not in {"", journal_id} and _has_inputs(journal):
+            what = f"{journal} is journal {own}, the active controller has {journal_id}"
+            raise LostInputsError(what, "if it is no longer needed, move it to another folder")
+        with contextlib.closing(Reader(copy)) as reader:
+            for problem in reader.problems_of_state():
+                raise JournalError(f"{copy}: {problem}", "the copy was not used")
+            last = recover(reader).last
+        _durable(copy)
+        mark_path(journal).unlink(missing_ok=True)
+        _set_aside(journal)
+        copy.replace(journal)
+        _durable(journal.parent)
+        MarkFile(journal, Mark(journal_id, last, 0, jobs)).close()
+
+
+def begin_anew(journal: Path) -> None:
+    """Replace an unusable journal by an empty one, which awaits a copy. The former one is kept.
+
+    Raises:
+        JournalError: if a controller uses the journal, or there is no room.
+    """
+    with _locked(journal), _as_journal_errors(journal):
+        mark_path(journal).unlink(missing_ok=True)
+        _set_aside(journal)
+        open_for_writing(journal).close()
+
+
+def _id_of(journal: Path) -> str:
+    try:
+        with contextlib.closing(open_for_reading(journal)) as database:
+            return meta(database, JOURNAL_ID)
+    except (JournalError, sqlite3.Error):
+        return ""
 
 
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:

@@ -94,6 +94,19 @@ class Reader:
                 raise self._damage(f"input {number}", "wrong checksum")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
+    def input_rows(self, after: int) -> Iterator[tuple[int, float, bytes, int]]:
+        """Yield number, time, body and checksum of each input after `after`, as stored.
+
+        Raises:
+            JournalError: also if an input is missing.
+        """
+        return self._input_rows(after, None)
+
+    def checksum_of(self, number: int) -> int | None:
+        """Return the checksum of a stored input, or None if it is not stored."""
+        rows = list(self._rows("SELECT crc FROM inputs WHERE id = ?", number))
+        return int(rows[0][0]) if rows else None
+
     def controller_starts(self, after: int) -> Iterator[tuple[int, str]]:
         """Yield the number of each start of a controller after input `after`, and its release."""
         select = "SELECT id, body FROM inputs WHERE id > ? AND instr(body, ?) ORDER BY id"

@@ -14,6 +14,9 @@ import uvloop
 from setproctitle import setproctitle
 
 from controlplane.service import app
+from controlplane.service.standby.active import LeaseLostError
+from controlplane.service.standby.election import restart
+from controlplane.service.standby.follower import OtherReleaseError
 from schemas.errors import OnesError, one_line_error
 from schemas.host.logging import configure_logging
 
@@ -31,6 +34,8 @@ def main() -> None:
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:
         uvloop.run(app.run(path))
+    except (LeaseLostError, OtherReleaseError) as error:
+        restart(error)
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2 if error.needs_person else 1)

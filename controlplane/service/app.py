@@ -20,7 +20,6 @@ from controlplane.core.inputs import PolicyChosen, SharingChanged
 from controlplane.core.model.job import number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.state import State
-from controlplane.journal.database import JournalError
 from controlplane.journal.releases import delete_old_code, keep_own_code, own_release
 from controlplane.policy.api import PolicyEvent
 from controlplane.service import keys
@@ -52,13 +51,15 @@ from controlplane.service.settings import (
     Silence,
     Store,
 )
+from controlplane.service.standby.active import CONTROLLER, ActiveSide
+from controlplane.service.standby.election import Elected, elect
 from controlplane.service.stream_relay import StreamRelay
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
-from schemas.errors import AddressInUseError, BadFieldError, SettingsError
+from schemas.errors import AddressInUseError, BadFieldError, OnesError, SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, extended_start, notify, watchdog
@@ -90,24 +91,34 @@ BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its soc
 async def run(path: Path) -> None:
     """Run the controller until SIGTERM or SIGINT. SIGHUP reloads the settings.
 
-    `path` is absolute. Relative paths in the settings start at the folder of this file.
+    With `standby.lease`, first follow the active controller until the lease can be claimed. `path`
+    is absolute. Relative paths in the settings start at the folder of this file.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.
         JournalError: if the journal cannot be used.
+        LeaseLostError: if another controller has claimed the lease.
+        OtherReleaseError: if a standby has to run the code of another release.
     """
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignore_reload)
     with extended_start(EXTENSION_US):
-        controller = Controller(controller_settings.load(path), path.parent)
+        settings = controller_settings.load(path)
+        if settings.pid_file:
+            take_pid_file(path.parent / settings.pid_file)
+        elected = await elect(settings, path.parent, stop) if settings.standby.lease else None
+        if stop.is_set():
+            return
+        controller = Controller(settings, path.parent, elected)
     try:
         await controller.open()
         controller.settings_of(path).listen()
         await controller.serve(stop)
     finally:
         controller.close()
+        await controller.release_lease()
     log.info("controller stopped", term=controller.term)
 
 
@@ -132,6 +143,7 @@ class Controller:
     """
 
     term: Term
+    _active: ActiveSide | None = None
     _feed: EventFeed
     _log_relay: LogRelay
     _node_sessions: NodeSessions
@@ -139,17 +151,17 @@ class Controller:
     _streams: StreamRelay
     _webhooks: Webhooks
 
-    def __init__(self, settings: ControllerSettings, home: Path) -> None:
+    def __init__(
+        self, settings: ControllerSettings, home: Path, elected: Elected | None = None
+    ) -> None:
         self._settings = settings
         self._home = home
-        if settings.pid_file:
-            take_pid_file(home / settings.pid_file)
+        self._elected = elected
         self._folder = home / settings.state
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
         self._link = Link(load_keys(home / settings.keys.server))
-        listed = load_authorised(home / settings.keys.authorised)
-        self._keys = KeyTable(KeyFile(self._folder / keys.FILE), listed)
+        self._keys = KeyTable(KeyFile(self._folder / keys.FILE), self._listed_keys(settings))
         self._keys.on_revoked = self._cut_off
         self._authority = self._link.authority(
             self._keys.known, lambda why, address: self._audit.refused("key", why, peer=address)
@@ -160,7 +172,8 @@ class Controller:
         checked = check_policy(stated.name, stated.options, code=code)
         self._stated_policy = stated
         self._code = code
-        self._commit_loop = CommitLoop(journal, self._perform, self._record)
+        self._commit_loop = elected.commit_loop if elected else CommitLoop(journal)
+        self._commit_loop.use(self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal, code)
         self._owners = JobOwners(self._commit_loop)
         self._plans = PlanCoordinator(self._commit_loop)
@@ -183,6 +196,11 @@ class Controller:
         self._secrets = SecretStore(self._folder / "secrets")
         self._secrets.keep_only(self._live_specs())
 
+    def _listed_keys(self, settings: ControllerSettings) -> dict[bytes, Identity]:
+        """Return the keys of authorised.toml. Standbys use the server's own key."""
+        own = {self._link.public: Identity(CONTROLLER, "standby")} if self._elected else {}
+        return load_authorised(self._home / settings.keys.authorised) | own
+
     # --- lifecycle
 
     async def open(self) -> None:
@@ -195,7 +213,13 @@ class Controller:
             self._rebind_feed,
             self._owners.of,
         )
-        self.term = self._commit_loop.begin(own_release())
+        if self._elected:
+            self._active = self._elected.active_side(
+                await self._bind("ROUTER", self._settings.standby.port), self._folder, self._audit
+            )
+        self.term = self._commit_loop.begin(
+            own_release(), self._elected.term if self._elected else 0
+        )
         self._apply_sharing(self._settings)
         self._apply_policy()
         delete_old_code(self._commit_loop.reader.path)
@@ -360,7 +384,7 @@ class Controller:
         self._file_keeper.settings = settings.store
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
-        self._keys.reload(load_authorised(self._home / settings.keys.authorised))
+        self._keys.reload(self._listed_keys(settings))
         self._node_sessions.announce_key(self._next_key())
 
     def _next_key(self) -> str:
@@ -385,7 +409,7 @@ class Controller:
             JournalError: if the journal has failed permanently.
         """
         listen = self._settings.listen
-        failure: JournalError | None = None
+        failure: OnesError | None = None
         server = MetricsServer(self._metrics.registry.page)
         async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(work) for work in self._tasks()]
@@ -399,13 +423,13 @@ class Controller:
         if failure is not None:
             raise failure
 
-    async def _first_commit(self, stop: asyncio.Event) -> JournalError | None:
+    async def _first_commit(self, stop: asyncio.Event) -> OnesError | None:
         """Wait until the start of this term is durable, then report readiness. Return any failure.
 
         A release that cannot commit never reports readiness, so an upgrade does not continue.
         """
         begun = asyncio.create_task(self._commit_loop.begun())
-        failed = asyncio.create_task(self._commit_loop.failure())
+        failed = asyncio.create_task(self._failure())
         tasks = (begun, failed, asyncio.create_task(stop.wait()))
         while not any(task.done() for task in tasks):  # a full disk delays the commit
             notify(f"EXTEND_TIMEOUT_USEC={EXTENSION_US}")
@@ -421,18 +445,32 @@ class Controller:
         notify("READY=1")
         return None
 
-    async def _until(self, stop: asyncio.Event) -> JournalError | None:
+    async def _until(self, stop: asyncio.Event) -> OnesError | None:
         stopped = asyncio.create_task(stop.wait())
-        failed = asyncio.create_task(self._commit_loop.failure())
+        failed = asyncio.create_task(self._failure())
         done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
         return failed.result() if failed in done else None
 
+    async def _failure(self) -> OnesError:
+        """Wait until this process cannot go on, and return the reason."""
+        failures: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._commit_loop.failure())]
+        if self._active is not None:
+            failures.append(self._active.lost)
+        done, _ = await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
+        failure: OnesError = done.pop().result()
+        return failure
+
     def close(self) -> None:
         """Make all handled inputs durable, and close the sockets."""
         self._commit_loop.close()
         self._link.close()
+
+    async def release_lease(self) -> None:
+        """Let a standby claim the lease at once, after `close`."""
+        if self._active is not None:
+            await self._active.release()
 
     # --- parts
 
@@ -464,6 +502,8 @@ class Controller:
             "webhooks": self._webhooks.run,
             "watchdog": watchdog,
         }
+        if self._active is not None:
+            works |= self._active.works
         is_fatal = lambda: self._commit_loop.is_torn  # noqa: E731
         return (
             self._authority.run(),

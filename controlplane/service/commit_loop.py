@@ -75,11 +75,18 @@ class CommitLoop:
     """
 
     def __init__(
-        self, journal: Path, perform: Perform, recorded: Recorded = lambda _: None
+        self,
+        journal: Path,
+        perform: Perform = lambda _: None,
+        recorded: Recorded = lambda _: None,
     ) -> None:
-        self._path = journal
+        self.path = journal
         self._perform = perform
         self._recorded = recorded
+        # Standbys: how many of the durable inputs may be acknowledged, and why not all of them.
+        self.replicated: Callable[[int], int] = lambda durable: durable
+        self.held_up: Callable[[], str] = lambda: ""
+        self.on_durable: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Pending] = deque()
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -99,13 +106,22 @@ class CommitLoop:
             ),
         )
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
-        self._last = found.last  # number of the last handled input
+        self.last = self.durable = found.last  # numbers of the last handled and durable inputs
         self._last_at = found.at
         self._begun = asyncio.Event()
         self._longest_commit_s = 0.0
         self._torn = False  # True while an input is being handled
         self.tail = Tail(found.last - found.snapshot, found.took_s)
         self._clock_offset = max(self._last_at, time.time()) - self._loop.time()
+
+    def use(self, perform: Perform, recorded: Recorded) -> None:
+        """Call these functions with each command, and each record, from now on."""
+        self._perform, self._recorded = perform, recorded
+
+    @property
+    def journal(self) -> str:
+        """Id of the journal."""
+        return self._writer.journal_id
 
     @property
     def records(self) -> JobRecords:
@@ -125,20 +141,25 @@ class CommitLoop:
 
     @property
     def stalled(self) -> str:
-        """Reason why the journal cannot be written at the moment, or "" if it can be written."""
-        return self._writer.stalled
+        """Reason why no input can be acknowledged at the moment, or "" if inputs can."""
+        return self._writer.stalled or self.held_up()
 
     def now(self) -> Seconds:
         """Return the time in seconds since 1970. Changes of the system clock have no effect."""
         return Seconds(self._clock_offset + self._loop.time())
 
-    def begin(self, release: str) -> Term:
+    def set_clock(self, now: Seconds) -> None:
+        """Let the time go on from `now`, the time of the active controller."""
+        self._clock_offset = max(self._last_at, now) - self._loop.time()
+
+    def begin(self, release: str, least: int = 0) -> Term:
         """Start a new term and return it.
 
         The term is higher than that of the last run. It is also higher than terms that the journal
-        does not contain because the journal was restored from a backup.
+        does not contain because the journal was restored from a backup, and at least `least`.
         """
-        next_term, floor = self.reactor.state.term + 1, self.reader.term_floor()
+        next_term = max(self.reactor.state.term + 1, least)
+        floor = self.reader.term_floor()
         term = Term(max(next_term, floor))
         self.handle(
             ControllerStarted(
@@ -180,12 +201,25 @@ class CommitLoop:
             event = _skipped(event, error)
             commands = self.reactor.handle(event, now)
             self._append(event, now, commands)
+        number = self.last + 1
+        self._handled(_Pending(number, now, event, commands, before_effects, after_effects), began)
+
+    def follow(self, event: Input, at: Seconds) -> None:
+        """Handle an input as the active controller did at `at`, and execute none of its commands.
+
+        Raises:
+            CoreError: or another exception, if this controller handles it differently.
+        """
+        began = time.perf_counter()
+        self._torn = True
+        self._append(event, at, self.reactor.handle(event, at))
+        self._handled(_Pending(self.last + 1, at, event, [], None, None), began)
+
+    def _handled(self, pending: _Pending, began: float) -> None:
         self._torn = False
-        self._last, self._last_at = self._last + 1, now
+        self.last, self._last_at = pending.number, pending.at
         self.tail = Tail(self.tail.inputs + 1, self.tail.seconds + time.perf_counter() - began)
-        self._pending.append(
-            _Pending(self._last, now, event, commands, before_effects, after_effects)
-        )
+        self._pending.append(pending)
 
     def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
         feed = tuple(command.event for command in commands if isinstance(command, Announce))
@@ -198,7 +232,7 @@ class CommitLoop:
         if self._pending:
             self.refuse_while_stalled()
             done: asyncio.Future[None] = self._loop.create_future()
-            self._catching_up.append((self._last, done))
+            self._catching_up.append((self.last, done))
             await done
 
     def refuse_while_stalled(self) -> None:
@@ -215,7 +249,7 @@ class CommitLoop:
 
     def snapshot_taken(self, number: int) -> None:
         """Record that the journal has a snapshot after input `number`, where a restart begins."""
-        inputs = max(0, self._last - number)
+        inputs = max(0, self.last - number)
         share = inputs / self.tail.inputs if self.tail.inputs else 0.0
         self.tail = Tail(inputs, self.tail.seconds * share)
 
@@ -231,7 +265,7 @@ class CommitLoop:
         return reactor
 
     def _committed(self, count: int) -> None:
-        self._loop.call_soon_threadsafe(self._release, self._writer.base + count)
+        self._loop.call_soon_threadsafe(self._committed_through, self._writer.base + count)
 
     def _writer_failed(self, error: JournalError) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
@@ -241,9 +275,15 @@ class CommitLoop:
             log.error("journal failed permanently", why=str(error))
             self._failed.set_result(error)
 
-    def _release(self, durable: int) -> None:
-        """Execute the commands of all inputs up to number `durable`, even if some commands fail."""
-        while self._pending and self._pending[0].number <= durable:
+    def _committed_through(self, durable: int) -> None:
+        self.durable = durable
+        self.on_durable()
+        self.release()
+
+    def release(self) -> None:
+        """Execute the commands of all acknowledged inputs, even if some commands fail."""
+        through = self.replicated(self.durable)
+        while self._pending and self._pending[0].number <= through:
             pending = self._pending.popleft()
             self._longest_commit_s = max(self._longest_commit_s, self.now() - pending.at)
             self.committed.handle(pending.event, pending.at)
@@ -255,15 +295,15 @@ class CommitLoop:
                 _run_effect(partial(self._perform, command))
             if pending.after_effects:
                 _run_effect(partial(pending.after_effects, pending.commands))
-        while self._catching_up and self._catching_up[0][0] <= durable:
+        while self._catching_up and self._catching_up[0][0] <= through:
             _, done = self._catching_up.popleft()
             if not done.done():
                 done.set_result(None)
 
     def journal_bytes(self) -> int:
         """Return the size of the journal with its write-ahead log."""
-        log = self._path.with_name(f"{self._path.name}-wal")
-        return sum(path.stat().st_size for path in (self._path, log) if path.exists())
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return sum(path.stat().st_size for path in (self.path, log) if path.exists())
 
     def longest_commit_s(self) -> float:
         """Return the longest wait of an input for its commit since the last call."""
@@ -294,7 +334,7 @@ class CommitLoop:
 
     def _watch_writer(self) -> None:
         """Announce when the journal becomes unwritable, and when it is writable again."""
-        why = self._writer.stalled
+        why = self.stalled
         if why and self._stall is None:
             self._stall = CommitsResumed(reason=why, since=self.now())
             log.warning("journal cannot be written, refusing submissions", why=why)
@@ -309,9 +349,9 @@ class CommitLoop:
         """Make all handled inputs durable, save a snapshot of the state, and stop."""
         self._writer.close()
         self.reader.close()
-        if self.tail.inputs and not self._torn and self._writer.durable == self._last:
+        if self.tail.inputs and not self._torn and self._writer.durable == self.last:
             try:
-                save_state(self._path, self.reactor, self._last, self._last_at)
+                save_state(self.path, self.reactor, self.last, self._last_at)
             except JournalError as error:
                 log.warning("snapshot of the state failed", why=str(error))
 

@@ -110,6 +110,21 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # file with the secret that signs requests, relative to the settings file
 
 
+class StandbySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Several controllers, of which one is active. They share the server's key and this section."""
+
+    EXAMPLES: ClassVar = {
+        "lease": '"postgresql://ones@db.example.org/ones"', "hosts": '["10.0.0.1", "10.0.0.2"]',
+    }  # fmt: skip
+
+    lease: str = ""  # postgresql://..., etcd://HOST:PORT, or a file; "": there is no standby
+    cluster: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")] = "ones"  # its name
+    hosts: tuple[str, ...] = ()  # `listen.host` of each; the first one begins a new cluster
+    port: Port = 7706  # of the active controller, for its standbys
+    lease_s: Annotated[float, msgspec.Meta(ge=1, le=600)] = 3.0  # until a lease can be claimed
+    silence_s: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = 2.0  # commits wait for a standby
+
+
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the controller's TOML file."""
 
@@ -123,6 +138,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     sharing: Sharing = Sharing()
     journal: JournalSettings = JournalSettings()
+    standby: StandbySettings = StandbySettings()
     webhooks: tuple[Webhook, ...] = ()
 
 
@@ -136,4 +152,7 @@ def load(path: Path) -> ControllerSettings:
     for problem in problems(found.sharing):
         field = f"sharing.{problem.field}"
         raise SettingsError(f"{path}: {field}: {problem.what}", problem.remedy, field)
+    if found.standby.lease and found.listen.host not in found.standby.hosts:
+        what = f"{path}: standby.hosts: listen.host, {found.listen.host}, is missing"
+        raise SettingsError(what, "list the hosts of all controllers", "standby.hosts")
     return found

@@ -201,10 +201,12 @@ class Socket:
 
     def reconnect(self, address: str, server_key: bytes) -> None:
         """Connect anew to a peer that has another public key (Z85)."""
-        with contextlib.suppress(zmq.ZMQError):  # not connected at the moment
-            self._socket.disconnect(address)
+        for one in address.split(","):
+            with contextlib.suppress(zmq.ZMQError):  # not connected at the moment
+                self._socket.disconnect(one)
         self._socket.curve_serverkey = server_key
-        self._socket.connect(address)
+        for one in address.split(","):
+            self._socket.connect(one)
 
     def close(self) -> None:
         """Close the socket."""
@@ -223,6 +225,11 @@ class Link:
         self._flood_guard = FloodGuard()
         self._unix_guards: list[UnixFloodGuard] = []
         self._ports = 0  # number of bound sockets
+
+    @property
+    def public(self) -> bytes:
+        """Own public key, Z85; empty without keys."""
+        return self._keys.public if self._keys is not None else b""
 
     async def guard_connections(self, refused: Callable[[str], None]) -> None:
         """Cut off peers that send more than is read, until cancelled. Call `refused` for each."""
@@ -303,12 +310,15 @@ class Link:
     ) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB), which queues nothing while disconnected.
 
-        The peer need not listen yet. `server_key` is the peer's public key in Z85, or None on ipc.
+        The peer need not listen yet. Several addresses, with commas between them, are those of
+        controllers of which one listens. `server_key` is the public key of the peer in Z85, or None
+        on ipc.
         A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
         because a peer that reads late counts as lost and misses messages.
         """
         socket = self._socket(kind)
-        socket.ipv6 = has_only_ipv6(_host(address))
+        addresses = address.split(",")
+        socket.ipv6 = any(has_only_ipv6(_host(one)) for one in addresses)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         if prompt:
             socket.setsockopt(zmq.HEARTBEAT_IVL, PROMPT_MS // 4)
@@ -319,7 +329,8 @@ class Link:
             socket.curve_serverkey = server_key
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
-        socket.connect(address)
+        for one in addresses:
+            socket.connect(one)
         return Socket(socket)
 
     def _socket(self, kind: str) -> zmq.asyncio.Socket:

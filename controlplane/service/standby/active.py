@@ -1,0 +1,324 @@
+"""Side of the active controller: it keeps the lease and serves its standbys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from controlplane.journal.backup import copy_database
+from controlplane.journal.database import JournalError
+from controlplane.journal.mark import read_mark
+from controlplane.journal.releases import own_release
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.standby import files
+from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record
+from controlplane.service.standby.quorum import Quorum
+from schemas.codec import FROM_STANDBY, encode
+from schemas.errors import OnesError
+from schemas.host.logging import Audit, notify
+from schemas.ids import Seconds
+from schemas.transport.sockets import Incoming, Socket
+from schemas.wire import Message
+from schemas.wire import standby as wire
+
+log = structlog.get_logger("standby")
+CONTROLLER: Final = "controller"  # role of the owner of the server's key
+PAGE_BYTES: Final = 1 << 20
+POLL_S: Final = 0.3  # after which a pull without news is answered
+TICK_S: Final = 0.1
+MAX_URGENT: Final = 10_000  # urgent files that are remembered for standbys that lack them
+COPY: Final = "standby-{}.copy"  # file in the state folder
+
+
+class LeaseLostError(OnesError):
+    """Raised when another controller has claimed the lease. This one becomes a standby."""
+
+    code = "lease_lost"
+
+
+@dataclass(slots=True)
+class _Poll:
+    incoming: Incoming
+    pull: wire.PullInputs
+    until: float  # monotonic
+
+
+@dataclass(kw_only=True, eq=False)
+class ActiveSide:
+    """Holder of the lease. Inputs are acknowledged once all required hosts have them."""
+
+    host: str
+    socket: Socket
+    store: LeaseStore
+    held: Held  # record with this controller as its holder
+    lease_s: float
+    silence_s: float
+    commit_loop: CommitLoop
+    folder: Path  # state folder
+    audit: Audit
+    problem: str = ""  # why the lease cannot be changed at the moment
+    _polls: dict[str, _Poll] = field(default_factory=dict)
+    _urgent: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_URGENT))
+    _stored: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _copies: dict[str, asyncio.Task[int]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Make the commit loop wait for the required hosts."""
+        self.quorum = Quorum(self.host, self.silence_s)
+        self.lost: asyncio.Future[LeaseLostError] = asyncio.get_running_loop().create_future()
+        self._files = 0  # number of the last urgent file
+        self._hand_over = asyncio.Event()
+        self._wake = asyncio.Event()
+        self.commit_loop.on_durable = self._answer_polls
+        self.commit_loop.replicated = self.quorum.through
+        self.commit_loop.held_up = self._held_up
+
+    @property
+    def works(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Tasks that run until cancelled, by name."""
+        return {"lease": self.keep_lease, "standbys": self.serve, "pulls": self.watch_polls}
+
+    # --- what the rest of the controller calls
+
+    async def file_stored(self, path: Path) -> None:
+        """Wait until all required hosts have a file that was just written or replaced."""
+        self._files += 1
+        number = self._files
+        self._urgent.append(str(path.relative_to(self.folder)))
+        self._answer_polls()
+        async with self._stored:
+            await self._stored.wait_for(lambda: self._has_files(number))
+
+    def _has_files(self, number: int) -> bool:
+        through = self.quorum.files_through()
+        return through is None or through >= number
+
+    def _held_up(self) -> str:
+        """Return why inputs are not acknowledged at the moment, or ""."""
+        return self.problem if self.quorum.required != {self.host} else ""
+
+    # --- the lease
+
+    async def keep_lease(self) -> None:
+        """Renew the lease, and record the hosts that have everything, until the lease is lost."""
+        loop = asyncio.get_running_loop()
+        renew_at = 0.0
+        while not self.lost.done():
+            wanted = self.quorum.wanted(self.commit_loop.durable, loop.time())
+            if wanted != self.quorum.required or loop.time() >= renew_at:
+                renew_at = loop.time() + self.lease_s / 3
+                try:
+                    await self._record(wanted)
+                except LeaseError as error:
+                    self._note_problem(error.message)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), TICK_S)
+            self._wake.clear()
+
+    async def _record(self, wanted: frozenset[str]) -> None:
+        """Replace the record of the lease by one that lists `wanted`.
+
+        Raises:
+            LeaseError: if the store does not reply. Then the record may have been replaced.
+        """
+        record = Record(
+            holder=self.host, term=self.held.record.term, complete=tuple(sorted(wanted))
+        )
+        before = self.quorum.required
+        self.quorum.required = before | wanted
+        version = await self.store.replace(self.held.version, record, self.lease_s)
+        if version is None:
+            found = await self.store.read()
+            own = found.record
+            if found.version and (own.holder, own.term) != (self.host, record.term):
+                self._lose(f"{own.holder or 'nobody'} holds the lease, term {own.term}")
+                return
+            self.held = Held(record=record, version=found.version, expired=False)
+            self.quorum.required |= frozenset(own.complete)
+            self._wake.set()
+            return
+        self.held = Held(record=record, version=version, expired=False)
+        if wanted != before:
+            log.info("hosts with all inputs", hosts=sorted(wanted))
+            notify(f"STATUS=active, standbys: {', '.join(sorted(wanted - {self.host})) or 'none'}")
+        self.quorum.required = wanted
+        self._note_problem("")
+        await self._advance()
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.done():
+            log.warning("lease lost, becoming a standby", why=why)
+            self.lost.set_result(LeaseLostError(why))
+
+    def _note_problem(self, why: str) -> None:
+        if bool(why) != bool(self.problem):
+            if why:
+                log.warning("lease cannot be renewed", why=why)
+            else:
+                log.info("lease is renewed again")
+        self.problem = why
+
+    async def release(self, *, to: str = "") -> None:
+        """Let another controller claim the lease at once. The caller has stopped all work.
+
+        Args:
+            to: the host that has all inputs and should claim the lease; "" keeps the list.
+        """
+        record = Record(holder=to, term=self.held.record.term, complete=self.held.record.complete)
+        with contextlib.suppress(LeaseError):
+            await self.store.replace(self.held.version, record, 0.0)
+        await self.store.close()
+
+    # --- requests of standbys
+
+    async def serve(self) -> None:
+        """Reply to standbys until cancelled."""
+        async for incoming in self.socket:
+            try:
+                self._receive(incoming)
+            except OnesError as error:
+                self.audit.refused("standby", str(error), peer=str(incoming.identity))
+
+    def _receive(self, incoming: Incoming) -> None:
+        if incoming.identity is None or incoming.identity.role != CONTROLLER:
+            self.audit.refused("standby", "not a controller", peer=str(incoming.identity))
+            return
+        request = FROM_STANDBY.decode(incoming.frames[-1])
+        if isinstance(request, wire.PullInputs):
+            self._pulled(incoming, request)
+            return
+        task = asyncio.create_task(self._answer(incoming, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _pulled(self, incoming: Incoming, pull: wire.PullInputs) -> None:
+        loop = asyncio.get_running_loop()
+        same = pull.term == self.held.record.term and pull.journal == self._journal
+        if self._needs_copy(pull):
+            same = False
+        if same and pull.release == own_release():
+            self.quorum.heard(
+                pull.host,
+                after=pull.after, files=pull.files, mirrored=pull.mirrored, now=loop.time(),
+            )  # fmt: skip
+            task = asyncio.create_task(self._advance())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._polls[pull.host] = _Poll(incoming, pull, loop.time() + POLL_S)
+        self._answer_polls()
+
+    async def _advance(self) -> None:
+        """Acknowledge what all required hosts have."""
+        self.commit_loop.release()
+        async with self._stored:
+            self._stored.notify_all()
+        if self.quorum.wanted(self.commit_loop.durable, asyncio.get_running_loop().time()) != (
+            self.quorum.required
+        ):
+            self._wake.set()
+
+    async def watch_polls(self) -> None:
+        """Answer pulls without news in time, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._answer_polls()
+
+    def _answer_polls(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for host, poll in list(self._polls.items()):
+            reply = self._inputs(poll.pull)
+            if reply.rows or reply.copy or reply.paths or now >= poll.until:
+                del self._polls[host]
+                self._send(poll.incoming, reply)
+
+    @property
+    def _journal(self) -> str:
+        return self.commit_loop.journal
+
+    def _needs_copy(self, pull: wire.PullInputs) -> bool:
+        """True if the standby's journal is not a beginning of this one, or ends too early."""
+        reader = self.commit_loop.reader
+        first, last = reader.first_and_last()
+        if pull.journal != self._journal or pull.after > last:
+            return True
+        if pull.after == 0:
+            return first > 1
+        return reader.checksum_of(pull.after) != pull.crc
+
+    def _inputs(self, pull: wire.PullInputs) -> wire.Inputs:
+        reader, term = self.commit_loop.reader, self.held.record.term
+        seen = pull.seen if pull.term == term else self._files
+        reply = wire.Inputs(
+            term=term, release=own_release(), now=self.commit_loop.now(), after=pull.after,
+            copy=self._needs_copy(pull), files=self._files,
+            paths=tuple(self._urgent)[seen - self._files :] if seen < self._files else (),
+        )  # fmt: skip
+        if reply.copy:
+            return reply
+        rows, size = [], 0
+        try:
+            for _, at, body, crc in reader.input_rows(pull.after):
+                rows.append(wire.InputRow(at=Seconds(at), body=body, crc=crc))
+                size += len(body)
+                if size > PAGE_BYTES:
+                    break
+            last_event = reader.last_event()
+            complete = reader.first_and_last()[1] in {0, pull.after + len(rows)}
+        except JournalError as error:
+            log.error("inputs cannot be sent to a standby", why=str(error))  # noqa: TRY400
+            return reply
+        fields = {"rows": tuple(rows), "last_event": last_event if complete else 0}
+        return wire.Inputs(
+            **{name: getattr(reply, name) for name in reply.__struct_fields__} | fields
+        )
+
+    async def _answer(self, incoming: Incoming, request: wire.FromStandby) -> None:
+        try:
+            match request:
+                case wire.PullCopy():
+                    reply: Message = await self._copy_piece(request)
+                case wire.PullFiles():
+                    reply = await asyncio.to_thread(files.changed, self.folder, request)
+                case wire.PullFile():
+                    reply = await asyncio.to_thread(files.piece, self.folder, request)
+                case _:
+                    return
+        except (OSError, OnesError) as error:
+            log.warning("request of a standby failed", why=str(error))
+            return
+        self._send(incoming, reply)
+
+    async def _copy_piece(self, request: wire.PullCopy) -> wire.CopyPiece:
+        path = self.folder / COPY.format(request.host)
+        running = self._copies.get(request.host)
+        if running is None:
+            running = asyncio.create_task(asyncio.to_thread(self._copy, path))
+            self._copies[request.host] = running
+        try:
+            jobs = await asyncio.shield(running)
+        except OnesError:
+            self._copies.pop(request.host, None)
+            raise
+        data, total = await asyncio.to_thread(files.read_piece, path, request.offset)
+        if request.offset + len(data) >= total:
+            path.unlink(missing_ok=True)
+            self._copies.pop(request.host, None)
+        return wire.CopyPiece(offset=request.offset, total=total, jobs=jobs, data=data)
+
+    def _copy(self, path: Path) -> int:
+        """Copy the journal, and return the number of accepted jobs."""
+        journal = self.commit_loop.path
+        copy_database(journal, path)
+        mark = read_mark(journal)
+        return mark.jobs if mark else 0
+
+    def _send(self, incoming: Incoming, reply: Message) -> None:
+        self.socket.send(*incoming.frames[:-1], encode(reply))

@@ -1,0 +1,131 @@
+"""Two controllers on loopback that share a lease, with agents, as processes of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.client import BlockingClient
+from schemas.errors import OnesError
+from tests.support.cluster import Cluster
+
+HOSTS: Final = ("127.0.0.1", "127.0.0.2")
+LIMIT_S: Final = 60.0
+
+
+class Standbys:
+    """A cluster whose folder has one folder for each controller, and `client` for clients."""
+
+    def __init__(self, folder: Path, lease: str, slots: int = 2, agents: int = 2) -> None:
+        self.folder, self.lease, self.agents = folder, lease, agents
+        self.cluster = Cluster(folder / "client", folder / "jobs", slots=slots, agents=agents)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.cluster.up()
+        self.cluster.down()
+        home = self.cluster.home
+        shutil.rmtree(home / "state")
+        both = ",".join(HOSTS)
+        text = (home / "controller.toml").read_text(encoding="ascii")
+        for host in HOSTS:
+            own = folder / host
+            (own / "run").mkdir(parents=True)
+            shutil.copytree(home / "keys", own / "keys")
+            shared = (
+                f'\n[standby]\nlease = "{lease}"\nhosts = {list(HOSTS)}\nport = {_port(text) + 1}\n'
+            )
+            named = re.sub(r'host = ".*"', f'host = "{host}"', text)
+            (own / "controller.toml").write_text(named + shared.replace("'", '"'), encoding="ascii")
+        (home / "controller.toml").unlink()
+        for path in home.glob("agent-*.toml"):
+            agent = path.read_text(encoding="ascii")
+            path.write_text(re.sub(r'host = ".*"', f'host = "{both}"', agent), encoding="ascii")
+        client = home / "client.toml"
+        port = client.read_text(encoding="ascii").rpartition(":")[2].strip().strip('"')
+        ends = ",".join(f"tcp://{host}:{port}" for host in HOSTS)
+        client.write_text(f'endpoint = "{ends}"\n', encoding="ascii")
+
+    def start(self, host: str) -> None:
+        """Start a controller."""
+        self._start(host, "controlplane.service", self.folder / host / "controller.toml")
+
+    def start_agents(self) -> None:
+        """Start all agents."""
+        for number in range(1, self.agents + 1):
+            self._start(f"agent-{number}", "nodeagent", self.cluster.home / f"agent-{number}.toml")
+
+    def _start(self, name: str, module: str, config: Path) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        command = [sys.executable, "-P", "-m", module, "--config", str(config)]
+        self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        log.close()
+
+    def kill(self, name: str, sign: int = signal.SIGKILL) -> None:
+        """Kill a process and wait for its end, or send it another signal."""
+        self.processes[name].send_signal(sign)
+        if sign in {signal.SIGKILL, signal.SIGTERM}:
+            self.processes.pop(name).wait(LIMIT_S)
+
+    def until_said(self, name: str, text: str, times: int = 1) -> None:
+        """Wait until the log of a process has a text."""
+        path = self.folder / f"{name}.log"
+        self.until(
+            lambda: path.exists() and path.read_text().count(text) >= times, f"{name}: {text}"
+        )
+
+    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
+        """Wait until a condition holds, and return its value."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            try:
+                if found := holds():
+                    return found
+            except OnesError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError(f"{what}\n{self.said()}")
+
+    def client(self) -> BlockingClient:
+        """Return a client that knows both controllers."""
+        return BlockingClient(self.cluster.home)
+
+    def term(self) -> int:
+        """Return the term of the active controller."""
+        with self.client() as client:
+            return client.cluster().term
+
+    def said(self) -> str:
+        """Return the end of all logs."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in logs)
+
+    def end(self) -> None:
+        """End all processes."""
+        for name in list(self.processes):
+            self.kill(name, signal.SIGTERM)
+
+
+def _port(text: str) -> int:
+    return max(int(port) for port in re.findall(r"= (\d{4,5})", text))
+
+
+@contextmanager
+def standbys(folder: Path, lease: str, **how: Any) -> Iterator[Standbys]:
+    """Run a cluster with two controllers; both are up and complete at the start."""
+    made = Standbys(folder, lease, **how)
+    try:
+        made.start(HOSTS[0])
+        made.until_said(HOSTS[0], "controller ready")
+        made.start(HOSTS[1])
+        made.until_said(HOSTS[0], HOSTS[1])
+        made.start_agents()
+        yield made
+    finally:
+        made.end()
