@@ -161,7 +161,8 @@ class Controller:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
         self._link = Link(load_keys(home / settings.keys.server))
-        self._keys = KeyTable(KeyFile(self._folder / keys.FILE), self._listed_keys(settings))
+        self._key_file = KeyFile(self._folder / keys.FILE)
+        self._keys = KeyTable(self._key_file, self._listed_keys(settings))
         self._keys.on_revoked = self._cut_off
         self._authority = self._link.authority(
             self._keys.known, lambda why, address: self._audit.refused("key", why, peer=address)
@@ -217,6 +218,8 @@ class Controller:
             self._active = self._elected.active_side(
                 await self._bind("ROUTER", self._settings.standby.port), self._folder, self._audit
             )
+            self._secrets.on_stored = self._key_file.on_stored = self._active.announce_before
+            self._snapshots.on_stored = self._active.announce
         self.term = self._commit_loop.begin(
             own_release(), self._elected.term if self._elected else 0
         )
@@ -288,6 +291,7 @@ class Controller:
             limits=self._settings.limits,
             keys=self._keys,
             prepare_policy=self._prepare_policy,
+            files_stored=self._files_stored,
         )
 
     # --- the policy
@@ -592,6 +596,11 @@ class Controller:
             projects=() if sees_all(who) else projects_of(who),
             topics=topics_of(who),
         )
+
+    async def _files_stored(self) -> None:
+        """Wait until the standbys have the files that were announced."""
+        if self._active is not None:
+            await self._active.files_stored()
 
     def _figures(self) -> ServiceFigures:
         loop, at = self._commit_loop, self._journal_keeper.snapshot_at

@@ -41,6 +41,7 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.on_stored: Callable[[Path], None] = lambda _: None  # called after each change
 
     def read(self) -> dict[bytes, KeyInfo]:
         """Return the online changes by public key, or an empty dict if there is no file.
@@ -65,6 +66,7 @@ class KeyFile:
         """
         data = msgspec.json.format(msgspec.json.encode(OnlineChanges(tuple(changes.values()))))
         replace_file(self.path, data)
+        self.on_stored(self.path)
 
 
 LOOK_S: Final = 1.0  # delay until an expired key is disconnected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ class SecretStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.on_stored: Callable[[Path], None] = lambda _: None  # called with each new file
 
     def put(self, values: Mapping[str, str]) -> SecretEnv:
         """Store values durably under a new id."""
@@ -35,6 +36,7 @@ class SecretStore:
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._folder)
+        self.on_stored(self._folder / found.id)
         return found
 
     def of(self, spec: JobSpec) -> dict[str, str]:

@@ -148,6 +148,7 @@ class SnapshotStore:
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
+        self.on_stored: Callable[[Path], None] = lambda _: None  # called with each new archive
         self.senders = ArchiveSenders(folder.with_name(SENDERS_FOLDER), folder)
         self.max_bytes = max_bytes
         self.bounds = bounds
@@ -243,6 +244,7 @@ class SnapshotStore:
             )
             finishing.add_done_callback(lambda _: self._finished(who, part))
             await asyncio.shield(finishing)
+            self.on_stored(self.folder / digest)
         return have
 
     def _finished(self, who: str, part: Path) -> None:

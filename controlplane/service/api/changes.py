@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -447,6 +447,7 @@ class ChangeRequests:
     quota: JobQuota
     limits: Callable[[], Limits]
     prepare_policy: PreparePolicy  # raises if it cannot be used, else returns the exchange
+    files_stored: Callable[[], Awaitable[None]]  # waits until standbys have new files
 
     @property
     def _state(self) -> State:
@@ -475,6 +476,8 @@ class ChangeRequests:
         size = await self.snapshots.put(
             who.name, request.digest, request.offset, request.data, request.total
         )
+        if size >= request.total:
+            await self.files_stored()
         return SnapshotStored(digest=request.digest, size=size)
 
     async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:

@@ -112,6 +112,7 @@ class RequestServer:
         limits: Limits,
         keys: KeyTable,
         prepare_policy: PreparePolicy,
+        files_stored: Callable[[], Awaitable[None]],
     ) -> None:
         self.limits = limits
         self._commit_loop = commit_loop
@@ -127,8 +128,26 @@ class RequestServer:
         )
         quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits)
         self._changes = ChangeRequests(
-            commit_loop, self._reads, snapshots, secrets, quota, lambda: self.limits, prepare_policy
+            commit_loop,
+            self._reads,
+            snapshots,
+            secrets,
+            quota,
+            lambda: self.limits,
+            prepare_policy,
+            files_stored,
         )
+
+        async def add_key(request: wire.AddKey, who: Identity) -> wire.Keys:
+            added = keys.add(request, who)
+            await files_stored()
+            return wire.Keys(keys=(added,))
+
+        async def revoke_key(request: wire.RevokeKey, who: Identity) -> wire.Keys:
+            revoked = keys.revoke(request.key, who.name)
+            await files_stored()
+            return wire.Keys(keys=revoked)
+
         reads, changes = self._reads, self._changes
         self.routes: Mapping[type[Message], Route] = {
             # replies are filtered for the reader
@@ -170,15 +189,9 @@ class RequestServer:
             wire.ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             wire.ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
             wire.ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
-            wire.AddKey: Route(
-                WRITERS, lambda new, who: wire.Keys(keys=(keys.add(new, who),)), audited=True
-            ),
+            wire.AddKey: Route(WRITERS, add_key, audited=True),
             wire.ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
-            wire.RevokeKey: Route(
-                ADMINS,
-                lambda old, who: wire.Keys(keys=keys.revoke(old.key, who.name)),
-                audited=True,
-            ),
+            wire.RevokeKey: Route(ADMINS, revoke_key, audited=True),
         }
         self._owners = owners
         self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)

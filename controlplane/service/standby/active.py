@@ -88,18 +88,22 @@ class ActiveSide:
 
     # --- what the rest of the controller calls
 
-    async def file_stored(self, path: Path) -> None:
-        """Wait until all required hosts have a file that was just written or replaced."""
+    def announce(self, path: Path) -> None:
+        """Let standbys copy a file at once that was just written or replaced."""
         self._files += 1
-        number = self._files
         self._urgent.append(str(path.relative_to(self.folder)))
         self._answer_polls()
-        async with self._stored:
-            await self._stored.wait_for(lambda: self._has_files(number))
 
-    def _has_files(self, number: int) -> bool:
-        through = self.quorum.files_through()
-        return through is None or through >= number
+    def announce_before(self, path: Path) -> None:
+        """Announce a small file that all later inputs need, so that they wait for its copies."""
+        self.announce(path)
+        self.quorum.before.append((self.commit_loop.last, self._files))
+
+    async def files_stored(self) -> None:
+        """Wait until all required hosts have the files that were announced so far."""
+        number = self._files
+        async with self._stored:
+            await self._stored.wait_for(lambda: self.quorum.has_files(number))
 
     def _held_up(self) -> str:
         """Return why inputs are not acknowledged at the moment, or ""."""

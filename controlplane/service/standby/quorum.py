@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,7 @@ class Quorum:
         self.host = host
         self.required = frozenset({host})  # hosts that the record may list
         self.standbys: dict[str, Standby] = {}
+        self.before: deque[tuple[int, int]] = deque()  # an input, and a file that later ones need
         self._silence_s = silence_s
 
     def heard(self, host: str, *, after: int, files: int, mirrored: bool, now: float) -> None:
@@ -48,11 +50,15 @@ class Quorum:
 
     def through(self, durable: int) -> int:
         """Return the number of the last input that may be acknowledged."""
-        return min((durable, *(one.after if one else 0 for one in self._others())))
+        while self.before and self.has_files(self.before[0][1]):
+            self.before.popleft()
+        others = [one.after if one else 0 for one in self._others()]
+        gates = [self.before[0][0]] if self.before else []
+        return min((durable, *others, *gates))
 
-    def files_through(self) -> int | None:
-        """Return the number of the last urgent file that all required hosts have; None: all."""
-        return min((one.files if one else -1 for one in self._others()), default=None)
+    def has_files(self, number: int) -> bool:
+        """True if all required hosts have the urgent files up to a number."""
+        return all(one is not None and one.files >= number for one in self._others())
 
     def _others(self) -> list[Standby | None]:
         return [self.standbys.get(host) for host in self.required - {self.host}]
