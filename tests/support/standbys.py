@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.client import BlockingClient
+from controlplane.service.standby.lease import Record
+from controlplane.service.standby.lease_stores import open_store
 from schemas.errors import OnesError
 from tests.support.cluster import Cluster
 
@@ -92,6 +95,22 @@ class Standbys:
             time.sleep(0.05)
         raise TimeoutError(f"{what}\n{self.said()}")
 
+    def record(self) -> Record:
+        """Return the record of the lease."""
+
+        async def read() -> Record:
+            store = open_store(self.lease, "ones", self.folder)
+            try:
+                return (await store.read()).record
+            finally:
+                await store.close()
+
+        return asyncio.run(read())
+
+    def until_complete(self) -> None:
+        """Wait until both controllers have all acknowledged inputs."""
+        self.until(lambda: self.record().complete == HOSTS, "complete")
+
     def client(self) -> BlockingClient:
         """Return a client that knows both controllers."""
         return BlockingClient(self.cluster.home)
@@ -124,7 +143,7 @@ def standbys(folder: Path, lease: str, **how: Any) -> Iterator[Standbys]:
         made.start(HOSTS[0])
         made.until_said(HOSTS[0], "controller ready")
         made.start(HOSTS[1])
-        made.until_said(HOSTS[0], HOSTS[1])
+        made.until_complete()
         made.start_agents()
         yield made
     finally:

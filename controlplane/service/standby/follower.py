@@ -70,7 +70,7 @@ class Follower:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _fetched: set[str] = field(default_factory=set)  # since the last listing began
     _extended: set[str] = field(default_factory=set)  # output that this process has followed
-    _said: str = ""
+    _said: dict[str, str] = field(default_factory=dict)
 
     async def until_elected(self) -> Held:
         """Follow the active controller until this one has claimed the lease.
@@ -112,17 +112,17 @@ class Follower:
                         log.info("lease claimed", term=record.term, last=self.commit_loop.last)
                         return Held(record=record, version=version, expired=False)
                 elif not self._active or held.expired:
-                    self._say(record)
+                    self._say("lease", record)
             except LeaseError as error:
-                self._say(error.message)
+                self._say("lease", error.message)
             await asyncio.sleep(self.settings.lease_s / 6)
 
-    def _say(self, why: str) -> None:
-        """Log and report a reason once."""
-        if why != self._said:
-            self._said = why
-            log.info("standby", why=why)
-            notify(f"STATUS=standby: {why}")
+    def _say(self, about: str, what: str) -> None:
+        """Log and report a state of the lease, the journal or the files once."""
+        if what != self._said.get(about):
+            self._said[about] = what
+            log.info("standby", **{about: what})
+            notify(f"STATUS=standby: {what}")
 
     def _follow_host(self, record: Record) -> None:
         if record.holder in {self._active, "", self.host}:
@@ -157,9 +157,9 @@ class Follower:
                         keeper = asyncio.create_task(self._keep_journal())
                         failure = asyncio.create_task(self.commit_loop.failure())
                 except UnreachableError:
-                    self._say(f"{self._active} does not reply")
+                    self._say("journal", f"{self._active} does not reply")
                 except UnavailableError as error:
-                    self._say(error.message)
+                    self._say("journal", error.message)
                     await asyncio.sleep(PAUSE_S)
             raise failure.result()
         finally:
@@ -218,7 +218,7 @@ class Follower:
         if reply.last_event not in {0, events}:
             log.error("inputs lead to other events", here=events, there=reply.last_event)
             return False
-        self._say(f"follows {self._active}")
+        self._say("journal", f"follows {self._active}")
         return True
 
     async def _use_release(self, release: str) -> None:
@@ -238,8 +238,7 @@ class Follower:
         Raises:
             LostInputsError: if the own journal belongs to another cluster.
         """
-        log.info("copying the journal", host=self._active)
-        self._say(f"copies the journal of {self._active}")
+        self._say("journal", f"copies the journal of {self._active}")
         path, offset, total, jobs = self.folder / INCOMING, 0, 1, 0
         with path.open("wb") as file:
             while offset < total:
@@ -269,7 +268,7 @@ class Follower:
                 try:
                     await self._fetch(path)
                 except (OSError, OnesError) as error:
-                    self._say(f"cannot copy {path}: {error}")
+                    self._say("files", f"cannot copy {path}: {error}")
                     await asyncio.sleep(PAUSE_S)
                     continue
                 if self._urgent and self._urgent[0] == (number, path):
@@ -288,8 +287,9 @@ class Follower:
                 if is_whole:
                     whole_at = loop.time() + WHOLE_S
                     self._mirrored = term == self._term and bool(term)
+                self._say("files", f"follows {self._active}")
             except (OSError, OnesError) as error:
-                self._say(f"cannot copy files: {error}")
+                self._say("files", f"cannot copy files: {error}")
             await asyncio.sleep(MIRROR_S)
 
     async def _mirror_once(self, since: Seconds, *, is_whole: bool) -> Seconds:
