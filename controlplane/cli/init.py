@@ -40,7 +40,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
     batch = facts.batch_size or DEFAULT_BATCH
     where = "the script's" if facts.batch_size else "not found in the script: set it"
     lines = [
-        "# Made by `ones init`; every key is described in docs/jobs.md.",
+        "# Made by `ones init`; every key is described in docs/reference/job-file.md.",
         f"name = {json.dumps(job_name(script))}",
         f"script = {json.dumps(relative)}  # run in a snapshot of this folder",
         *_arguments(facts),

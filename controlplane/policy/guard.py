@@ -30,7 +30,7 @@ from schemas.ids import JobId, Seconds, SlotId
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-REMEDY: Final = "correct the policy; docs/policies.md says what a plan may contain"
+REMEDY: Final = "correct the policy; docs/policies/own.md says what a plan may contain"
 VIEW: Final = msgspec.msgpack.Decoder(ClusterView)
 PLAN: Final = msgspec.msgpack.Decoder(Plan)
 STATS: Final = msgspec.msgpack.Decoder(SearchStats)

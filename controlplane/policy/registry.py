@@ -98,7 +98,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
 PACKAGE: Final = "controlplane.policy."
 ENTRY_POINTS: Final = "ones.policies"
 METHODS: Final = ("observe", "improve", "plan", "batches", "stats")
-PAGE: Final = "docs/policies.md has an example under `Write your own`"
+PAGE: Final = "docs/policies/own.md has an example"
 NOT_FOUND: Final = (
     "`ones sim` imports from the current folder and its environment, a controller only from its "
     "environment: install the module there, or name its folder in PYTHONPATH"

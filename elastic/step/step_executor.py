@@ -34,7 +34,7 @@ from schemas.jobs import StopRule
 
 UNCLEAR_SUM: Final = (
     "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "
-    "divide it by the number of its terms: a group takes it as a mean (docs/exactness.md)"
+    "divide it by the number of its terms: a group takes it as a mean (docs/exactness/loops.md)"
 )
 SEVERAL_PASSES: Final = "call backward() equally often for each batch of the loader"
 

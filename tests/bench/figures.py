@@ -309,13 +309,15 @@ class Place(NamedTuple):
 
 
 PLACES: Final = {
-    "measured": Place("simulator.md", "0", measured),
-    "table2": Place("simulator.md", "30-33", four_hundred),
-    "policies": Place("policies.md", "110-113", every_policy),
+    "measured": Place("simulator/fidelity.md", "0", measured),
+    "table2": Place("simulator/table2.md", "30-33", four_hundred),
+    "policies": Place("policies/comparison.md", "110-113", every_policy),
     "terms": Place("evolution.md", "40-43", terms),
-    "shared": Place("sharing.md", "30-33", shared),
+    "shared": Place("sharing/costs.md", "30-33", shared),
     "robustness": Place(
-        "simulator.md", "36-38", of_bench("robustness", "--jobs", "60", "--gpus", "64,16")
+        "simulator/robustness.md",
+        "36-38",
+        of_bench("robustness", "--jobs", "60", "--gpus", "64,16"),
     ),
 }
 

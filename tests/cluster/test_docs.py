@@ -129,19 +129,18 @@ def test_the_pages_show_commands_in_blocks_and_in_sentences() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_about_jobs_works_in_its_order(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_pages_about_jobs_work_in_their_order(cluster: Cluster, tmp_path: Path) -> None:
     desk = tmp_path / "digits"
     desk.mkdir()
     shutil.copy(PLAIN, desk / "train.py")
     with (desk / "train.py").open("a") as script:
         script.write('\nopen("curve.png", "w").write("a picture")\n')
-    page = "docs/jobs.md"
     lines = [
         line
         for start in ("ones init", "ones submit a.toml b.toml --wait")
-        for line in commands_of_block(page, start)
+        for line in commands_of_block("docs/jobs/submit.md", start)
     ]
-    fetching = commands_of_block(page, "ones fetch digits-1")
+    fetching = commands_of_block("docs/jobs/results.md", "ones fetch digits-1")
     said: dict[str, str] = {}
 
     for line in lines:

@@ -1,4 +1,4 @@
-"""The policy of docs/policies.md under `Write your own`, exactly as printed."""
+"""The policy of docs/policies/own.md, exactly as printed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from tests.support.commands import ones
 from tests.support.documented import ROOT
 from tests.support.simulations import NodeGroup
 
-PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## Write your own")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "policies" / "own.md").read_text(encoding="utf-8")
 SMALL = ("--gpus", "4", "--jobs", "5")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the file."""
-    (printed,) = re.findall(r"^```python\n(\"\"\"las.py.*?)^```", SECTION, re.DOTALL | re.MULTILINE)
+    (printed,) = re.findall(r"^```python\n(\"\"\"las.py.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert printed.count("\n") <= 40
     (tmp_path / "las.py").write_text(printed)
     return tmp_path

@@ -71,12 +71,13 @@ def folder(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_the_page_of_the_client_runs_and_has_every_method(folder: Path) -> None:
-    code = "\n".join(blocks("client.md", "python"))
+def test_the_pages_of_the_client_run_and_have_every_method(folder: Path) -> None:
+    pages = ("client.md", "client/operate.md")
+    code = "\n".join(block for page in pages for block in blocks(page, "python"))
     (folder / "toy" / "train.py").write_text(SLOW)
     exec(compile(code, "client.md", "exec"), {"__name__": "client.md"})  # noqa: S102
 
-    text = (DOCS / "client.md").read_text()
+    text = "".join((DOCS / page).read_text() for page in pages)
     methods = {
         name
         for kind in (BlockingClient, Client)

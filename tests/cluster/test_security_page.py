@@ -1,4 +1,4 @@
-"""docs/security.md says what the code says: its tests are there, its bounds are those in force."""
+"""docs/security/ says what the code says: its tests are there, its bounds are those in force."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Final
 
 from tests.support.documented import ROOT
 
-PAGE: Final = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-TESTS: Final = re.findall(r"\| `(tests/\S+?\.py)(?:::(\w+))?` \|", PAGE)
-BOUNDS: Final = re.findall(r"\| (\d+) \| `([\w.]+)` \|", PAGE)
+MODEL: Final = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGES: Final = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "security").glob("*.md"))
+}
+LIMITS: Final = PAGES.pop("bounds")
+TESTS: Final = re.findall(r"\| `(tests/\S+?\.py)(?:::(\w+))?` \|", "".join(PAGES.values()))
+BOUNDS: Final = re.findall(r"\| (\d+) \| `([\w.]+)` \|", LIMITS)
 
 
 def cells(line: str) -> list[str]:
@@ -22,7 +27,7 @@ def cells(line: str) -> list[str]:
 def threats() -> list[tuple[str, list[str]]]:
     """Each threat's interface, which is the section that it stands in, and its row."""
     found = []
-    for section in PAGE.split("## Threats")[1].split("\n## ")[0].split("\n### ")[1:]:
+    for section in "".join(PAGES.values()).split("\n## ")[1:]:
         interface, *lines = section.splitlines()
         rows = [cells(line) for line in lines if line.startswith("| ")]
         found += [(interface, row) for row in rows[1:]]
@@ -55,7 +60,7 @@ def test_each_threat_cites_an_existing_test() -> None:
 
 
 def test_the_threat_model_is_the_summary_of_the_threats() -> None:
-    lines = PAGE.split("## Threat model")[1].split("## Threats")[0].splitlines()
+    lines = MODEL.split("## Threat model")[1].splitlines()
     heads, *rows = [cells(line) for line in lines if line.startswith("| ")]
     model = {
         (row[0], actor, asset)
@@ -76,4 +81,4 @@ def test_each_documented_bound_equals_its_constant() -> None:
     assert [(name, int(most)) for most, name in BOUNDS] == [
         (name, bound(name)) for _, name in BOUNDS
     ]
-    assert len(BOUNDS) == PAGE.split("## Bounds")[1].count("\n| ") - 1
+    assert len(BOUNDS) == LIMITS.split("\n## ")[0].count("\n| ") - 1

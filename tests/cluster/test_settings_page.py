@@ -21,7 +21,7 @@ CONTROLLER: Final = pytest.param(
     FILES[0], controller, controller.ControllerSettings(), id="controller.toml"
 )
 AGENT: Final = pytest.param(FILES[1], agent, agent.AgentSettings(node="node-1"), id="agent.toml")
-ELSEWHERE: Final = {"sharing.users", "sharing.revision"}  # docs/sharing.md; not for a file
+ELSEWHERE: Final = {"sharing.users", "sharing.revision"}  # docs/sharing/limits.md; not for a file
 EXAMPLES: Final = {  # whose values on the page are no defaults
     "state", "pid_file", "listen.host", "policy.options", "policy.outside", "sharing.projects",
     "sharing.classes", "webhooks", "address", "cores", "run", "work", "key", "checkpoints",

@@ -5,13 +5,20 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from controlplane.cli.main import build
 from controlplane.policy.registry import POLICIES
 from tests.support import reference_pages
 from tests.support.docs_site import place, problems, rewritten
-from tests.support.documented import PAGES, ROOT
+from tests.support.documented import PAGES, ROOT, sentences
+
+LINES: Final = 150  # at most, of a page
+WORDS: Final = 30  # at most, of a sentence
+NOT_YET: Final = {"docs/evolution.md"}  # has longer sentences
+GENERATED: Final = "<!-- Made by "  # at the beginning of a page that a tool writes
 
 
 def pages_in(nav: Any) -> Iterator[str]:
@@ -29,6 +36,44 @@ def test_every_page_is_in_the_navigation_once() -> None:
     named = sorted(pages_in(settings["project"]["nav"]))
 
     assert named == sorted(str(place(Path(page))) for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.startswith("docs/") and page not in NOT_YET]
+)
+def test_a_page_and_its_sentences_are_short(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+
+    long = [one for one in sentences(text) if len(one.split()) > WORDS]
+    if not text.startswith(GENERATED):
+        assert text.count("\n") <= LINES, page
+        assert not long, f"{page}: {' / '.join(long)}"
+
+
+def test_only_prose_has_sentences() -> None:
+    text = """# A long heading
+
+One sentence
+of two lines. A [link](to/a/page.md) and `some code` here: two more!
+
+| a table | of two columns |
+|---|---|
+
+- an item
+- another (in brackets.) End
+
+```
+code. More code.
+```
+"""
+
+    assert list(sentences(text)) == [
+        "One sentence of two lines.",
+        "A link and code here: two more!",
+        "an item",
+        "another (in brackets.)",
+        "End",
+    ]
 
 
 def test_the_reference_is_what_the_code_says() -> None:

@@ -16,7 +16,8 @@ from controlplane.client import BlockingClient
 from tests.support.cluster import Cluster, Finished, looked
 from tests.support.documented import ROOT, commands_of_block
 
-PAGE = "docs/sweeps.md"
+PAGE = "docs/sweeps/first.md"
+COMMANDS = "docs/sweeps/commands.md"
 
 
 def listing(language: str, holds: str) -> str:
@@ -80,9 +81,9 @@ def test_the_page_in_python_runs_as_it_stands(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ONES_HOME", str(cluster.home))
-    found: dict[str, Any] = {"__name__": "sweeps.md"}
+    found: dict[str, Any] = {"__name__": "first.md"}
 
-    exec(compile(listing("python", "submit_sweep"), "sweeps.md", "exec"), found)  # noqa: S102
+    exec(compile(listing("python", "submit_sweep"), "first.md", "exec"), found)  # noqa: S102
 
     assert found["rows"][0]["best"] == found["best"].score > 0.8
     assert (folder / "best.pt").exists()
@@ -96,7 +97,7 @@ def test_single_configurations_are_changed_by_hand(cluster: Cluster, folder: Pat
     with BlockingClient(cluster.home) as client:
         run = client.sweep_run(job)
         looked(lambda: sum(bool(one.epochs) for one in run.detail().trials) >= 12)
-        for line in commands_of_block(PAGE, "ones sweep stop spirals-1 3 4"):
+        for line in commands_of_block(COMMANDS, "ones sweep stop spirals-1 3 4"):
             said += typed(cluster, folder, line, {"spirals-1": job}).out.splitlines()
         detail = run.detail()
         client.cancel(job)

@@ -1,4 +1,4 @@
-"""The bounds that docs/wire.md tells a writer of a client are those in force."""
+"""The bounds that docs/wire/ tells a writer of a client are those in force."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from schemas import codec
 from schemas.host import archives
 from schemas.host.archives import DEFAULT_BOUNDS
 from schemas.transport import connection_limits, flood_guard, sockets, state_transfer
-from tests.support.wire_page import PAGE
+from tests.support.wire_page import FOLDER
 
-TEXT: Final = PAGE.read_text(encoding="utf-8")
+PAGES: Final = {path.stem: path.read_text("utf-8") for path in FOLDER.parent.glob("*.md")}
 ROW: Final = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ def kib(size: int) -> str:
 
 
 def test_each_row_of_the_table_states_its_constants() -> None:
-    section = TEXT.split("\n## Bounds\n")[1].split("\n[Security]")[0]
+    section = PAGES["bounds"]
     shares, cuts, piece = fair_queue, connection_limits, files_on_nodes.PIECE
     assert piece == uploads.PIECE_BYTES
     stated: dict[str, list[str]] = {
@@ -83,10 +83,11 @@ def test_bounds_in_sentences_equal_their_constants() -> None:
         f"with the same `key` (at most {changes.MAX_KEY} characters)",
         (
             f"(by default {size} GiB, {DEFAULT_BOUNDS.files:,} and {depth}; the archive itself "
-            f"{mib(archive.MAX_BYTES)}); headers of more than "
-            f"{kib(archives.MAX_HEADERS)} before one file"
+            f"{mib(archive.MAX_BYTES)})"
         ),
+        f"headers of more than {kib(archives.MAX_HEADERS)} before one file",
         f"raw bytes in further frames, at most {mib(state_transfer.PIECE)}",
     ]
 
-    assert [sentence for sentence in said if sentence not in " ".join(TEXT.split())] == []
+    text = " ".join(" ".join(PAGES.values()).split())
+    assert [sentence for sentence in said if sentence not in text] == []

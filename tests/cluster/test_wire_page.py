@@ -1,4 +1,4 @@
-"""`docs/wire.md`: what it says is what is spoken, and is enough to write a client from."""
+"""`docs/wire/`: what it says is what is spoken, and is enough to write a client from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from schemas.codec import LOG_REPLY, READ_LOG, REPLY, REQUEST, TO_STREAM_CLIENT
 from schemas.errors import BY_CODE
 from schemas.wire.feed import FeedEvent
 from tests.support.recorded_history import GOLDEN
-from tests.support.wire_page import PAGE, Row, name_of, rows_of, structs, tables_on_page
+from tests.support.wire_page import (
+    FOLDER,
+    Row,
+    name_of,
+    pages,
+    rows_of,
+    structs,
+    tables_on_pages,
+    written,
+)
 
 CORE: Final = Path(__file__).parents[2] / "controlplane" / "core"
 EVENT: Final = re.compile(r"(job|node|worker|sweep|policy|controller|key)\.[a-z_]+")
@@ -26,21 +35,22 @@ OWN_SIDE: Final = {"unreachable", "timeout"}  # codes that a client of ours give
 QUOTED: Final = re.compile(r"`([^`]+)`")
 
 
-def text() -> str:
-    return PAGE.read_text("utf-8")
+REQUESTS: Final = (FOLDER.parent / "requests.md").read_text("utf-8")
+FEED: Final = (FOLDER.parent / "feed.md").read_text("utf-8")
 
 
 # --- fields
 
 
-def test_the_page_has_exactly_the_messages_and_fields() -> None:
+def test_the_pages_have_exactly_the_messages_and_fields() -> None:
     spoken = {name_of(kind): rows_of(kind) for kind in structs()}
 
-    assert tables_on_page() == spoken, "python -m tests.support.wire_page writes them again"
+    assert written() == pages(), "python -m tests.support.wire_page writes them again"
+    assert tables_on_pages() == spoken, "`PAGES` of tests/support/wire_page.py has a place for each"
 
 
 def test_messages_built_from_the_tables_decode() -> None:
-    page = tables_on_page()
+    page = tables_on_pages()
     for kind in structs():
         name = name_of(kind)
         least = built(page, name, least=True)
@@ -55,7 +65,8 @@ def built(page: dict[str, list[Row]], name: str, *, least: bool, depth: int = 6)
     """A message of that name, with all its fields or with those that it must have."""
     rows = [row for row in page[name] if row.default == "required" or not least]
     fields = {row.name: value(page, row.kind, least=least, depth=depth) for row in rows}
-    tag = re.search(rf"^\*\*{name}\*\*:.* Its `type` is `(\w+)`\.$", text(), re.MULTILINE)
+    text = "".join(written().values())
+    tag = re.search(rf"^\*\*{name}\*\*:.* Its `type` is `(\w+)`\.$", text, re.MULTILINE)
     return ({"type": name} if "." in name else {"type": tag[1]} if tag else {}) | fields
 
 
@@ -84,7 +95,7 @@ def value(page: dict[str, list[Row]], kind: str, *, least: bool, depth: int) -> 
 
 
 def test_every_request_and_every_reply_is_in_the_table_of_requests() -> None:
-    _, _, table = text().partition("| request | reply |")
+    _, _, table = REQUESTS.partition("| request | reply |")
     named = set(QUOTED.findall(table.partition("\n\n")[0]))
     spoken = {*REQUEST.tags, *READ_LOG.tags, *REPLY.tags, *LOG_REPLY.tags, *TO_STREAM_CLIENT.tags}
 
@@ -93,7 +104,7 @@ def test_every_request_and_every_reply_is_in_the_table_of_requests() -> None:
 
 
 def test_every_code_of_an_error_is_on_the_page() -> None:
-    _, _, table = text().partition("| code | when |")
+    _, _, table = REQUESTS.partition("| code | when |")
     named = set(QUOTED.findall("".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)[:12])))
 
     assert set(BY_CODE) - OWN_SIDE | {"unknown_job"} <= named
@@ -101,7 +112,7 @@ def test_every_code_of_an_error_is_on_the_page() -> None:
 
 def events_on_page() -> dict[str, set[str]]:
     """Each event with the names in its detail."""
-    _, _, table = text().partition("| event | about | detail | says |")
+    _, _, table = FEED.partition("| event | about | detail | says |")
     found = {}
     for line in table.partition("\n\n")[0].splitlines()[2:]:
         _, names, _, detail, *_ = line.split("|")
@@ -141,6 +152,3 @@ def test_details_of_recorded_events_are_on_the_page() -> None:
 
 
 METRICS: Final = frozenset({"job.epoch", "sweep.trial_scored", "job.succeeded", "job.rejected"})
-
-
-# --- a client that knows nothing but the page

@@ -19,6 +19,14 @@ PAGES: Final = tuple(
 OURS: Final = re.compile(r"(bin/[\w-]+|ones(-agent|-controller)?)(\s|$)")
 FENCE: Final = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 INLINE: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+NOT_PROSE: Final = (  # with what stands for it
+    (re.compile(r"<!--.*?-->|^ *```.*?^ *```$", re.DOTALL | re.MULTILINE), ""),
+    (re.compile(r"^(#+ | *\|).*$", re.MULTILINE), "\n"),
+    (re.compile(r"`[^`]+`"), "code"),
+    (re.compile(r"!\[[^]]*\]\([^)]*\)"), ""),
+    (re.compile(r"\[([^]]*)\]\([^)]*\)"), r"\1"),
+)
+SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][*_)\"'])\s+")
 STANDS_FOR: Final = {"N": "2", "S": "2", "SEQ": "2", "SLOT": "node-1/0"}  # in examples of usage
 
 
@@ -63,3 +71,12 @@ def _in_block(block: str) -> Iterator[Shown]:
 
 def _words(line: str) -> list[str]:
     return [STANDS_FOR.get(word, word) for word in shlex.split(line)]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page's prose; code, tables, headings and targets of links are not prose."""
+    for pattern, instead in NOT_PROSE:
+        text = pattern.sub(instead, text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        line = re.sub(r"^([-*]|\d+\.) ", "", " ".join(block.split()))
+        yield from filter(None, SENTENCE_END.split(line))

@@ -19,6 +19,7 @@ import msgspec
 from cyclopts import App
 
 from controlplane.cli.main import build
+from controlplane.client.sweeps.sweep import JOB_FIELDS, Searcher, Sweep
 from controlplane.policy.options import Within
 from controlplane.policy.placement.placers import PlacerName
 from controlplane.policy.registry import check_options
@@ -26,7 +27,7 @@ from controlplane.service.settings import ControllerSettings
 from nodeagent.settings import AgentSettings
 from schemas.jobs import ELASTIC_FIELDS, EndWarning, JobSpec, StopRule, Utility
 from schemas.sharing import Sharing
-from schemas.sweeps import Parameter, Searcher, SearchSpec, SweepSpec
+from schemas.sweeps import Parameter
 from tests.support.schemas_examples import structs_in
 from tests.support.wire_page import notes_of
 
@@ -53,6 +54,9 @@ COMMANDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # title and comm
     )),
     "commands-admin": ("Commands: keys, journal and settings", ("key", "admin", "config")),
     "commands-simulator": ("Commands: simulator", ("sim",)),
+}  # fmt: skip
+EXPLAINED: Final = {  # page of a policy, if it is not that of its options
+    "slaq": "slaq", "harmony": "harmony", "harmony-drl": "harmony",
 }  # fmt: skip
 POLICIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # likewise
     "policies-ones": ("Policy options: ones", ("ones", "ones-paper")),
@@ -97,7 +101,7 @@ NO_BOUND: Final = 2**31 - 1  # an upper bound from here on is not mentioned
 SECONDS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"))
 SHARED_OPTIONS: Final = {
-    "placer": "how a job's slots are chosen: [placers](../policies.md#placers)",
+    "placer": "how a job's slots are chosen: [placers](../policies/placers.md#placers)",
     "moves": "how a job changes its size: while it trains, or by a restart",
     "starts": "when a job that arrives between rounds starts",
 }
@@ -209,16 +213,16 @@ def _job_file() -> str:
 
 def _sweep_file() -> str:
     searchers = [
-        f"### `{kind.__struct_config__.tag}`\n\n{_said(kind)}\n\n"
-        + (table(kind) if kind.__struct_fields__ else "No keys but `type`.\n\n")
+        f"### `{kind.__struct_config__.tag}`\n\n{_said(kind)}\n\n{table(kind)}"
         for kind in get_args(Searcher)
     ]
+    inside = [name for name in Sweep.__struct_fields__ if name not in JOB_FIELDS]
     return (
-        "Keys of the table `[sweep]` of a job file. [Sweeps](../sweeps.md) explains them.\n\n"
-        f"## `[sweep]`\n\n{_said(SweepSpec)}\n\n{table(SweepSpec)}"
-        f"## `[sweep.search]`\n\n{_said(SearchSpec)}\n\n{table(SearchSpec)}"
-        f"## `[sweep.search.space.NAME]`\n\n{_said(Parameter)}\n\n{table(Parameter)}"
-        "## `[sweep.search.searcher]`\n\nThe key `type` names one of the searchers below.\n\n"
+        "Keys of a job file with a table `[sweep]`. [Sweeps](../sweeps.md) explains them.\n\n"
+        f"{table(Sweep, without=inside)}"
+        f"## `[sweep]`\n\n{table(Sweep, without=JOB_FIELDS)}"
+        f"## `[sweep.space.NAME]`\n\n{_said(Parameter)}\n\n{table(Parameter)}"
+        "## `[sweep.searcher]`\n\nThe key `type` names one of the searchers below.\n\n"
         + "".join(searchers)
     )
 
@@ -244,12 +248,14 @@ def _sections(
             yield from _sections(part, f"{path}.{name}{mark}".removeprefix("."), seen=seen)
 
 
-def _policies(names: Sequence[str]) -> str:
+def _policies(page: str, names: Sequence[str]) -> str:
     parts = []
     for name in names:
         options = check_options(name, {})
         said = table(type(options), "option") if options.__struct_fields__ else "No options.\n\n"
-        parts.append(f"## `{name}`\n\n[What it does](../policies.md#{name})\n\n{said}")
+        explained = EXPLAINED.get(name, page.removeprefix("policies-"))
+        link = f"[What it does](../policies/{explained}.md#{name})"
+        parts.append(f"## `{name}`\n\n{link}\n\n{said}")
     return (
         "Options of scheduling policies: the table `[policy.options]` of the controller's settings, "
         "`ones policy set`, and `--option` of `ones sim`.\n\n" + "".join(parts)
@@ -355,11 +361,11 @@ def pages() -> dict[str, str]:
         "agent-settings": ("Settings of the agent", AGENT + "".join(_sections(AgentSettings))),
     }
     for name, (title, names) in POLICIES.items():
-        bodies[name] = (title, _policies(names))
+        bodies[name] = (title, _policies(name, names))
     for name, (title, names) in COMMANDS.items():
         bodies[name] = (title, _commands(names))
     return {
-        name: f"# {title}\n\n{NOTICE}\n\n{body.rstrip()}\n"
+        name: f"{NOTICE}\n\n# {title}\n\n{body.rstrip()}\n"
         for name, (title, body) in bodies.items()
     }
 

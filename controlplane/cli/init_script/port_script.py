@@ -148,7 +148,8 @@ def _missing(facts: Facts) -> list[str]:
         one, other = facts.optimizers[:2]
         second = f"line {other.statement.lineno}: a second optimizer, `{other.name}`"
         remedy = "let build_model return one nn.ModuleDict and build_optimizer a tuple"
-        found = [f"{second} beside `{one.name}`: {remedy}; docs/exactness.md shows such a loop"]
+        page = "docs/exactness/optimizers.md"
+        found = [f"{second} beside `{one.name}`: {remedy}; {page} shows such a loop"]
     found += _wrapped_elsewhere(facts)
     if not found and (script := whole(facts)) is not None:
         found += [*_apart(script), *_unusual_loader(script)]

@@ -93,45 +93,45 @@ class Grid(_Searcher, frozen=True, tag="grid"):
 class RandomSearch(_Searcher, frozen=True, tag="random"):
     """Randomly drawn configurations, each trained to the last epoch."""
 
-    configurations: int
+    configurations: int  # number of configurations
 
 
 class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
     """Synchronous rungs where the best 1 / eta continue (Jamieson and Talwalkar, AISTATS '16)."""
 
     configurations: int | None = None  # default: `eta` of them reach the last epoch; at most 64
-    min_epochs: int = 1
-    eta: int = 3
+    min_epochs: int = 1  # of the first rung
+    eta: int = 3  # one of so many trials continues at a rung
 
 
 class Hyperband(_Searcher, frozen=True, tag="hyperband"):
     """Brackets of successive halving, from many short to few long trials (Li et al., JMLR '18)."""
 
-    eta: int = 3
+    eta: int = 3  # one of so many trials continues at a rung
 
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
     """Asynchronous rungs: a trial is promoted when it is among the best (Li et al., MLSys '20)."""
 
     configurations: int | None = None  # default: `eta` of them reach the last epoch; at most 64
-    min_epochs: int = 1
-    eta: int = 3
+    min_epochs: int = 1  # of the first rung
+    eta: int = 3  # one of so many trials continues at a rung
     promotes: spec.Promotes = "in_order"  # in_order: slots do not change the winner
 
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):
     """Searcher that stops trials worse than the median of the others (Golovin et al., KDD '17)."""
 
-    configurations: int
-    grace_epochs: int = 1
+    configurations: int  # number of configurations
+    grace_epochs: int = 1  # epochs before a trial can be stopped
     min_others: int = 3  # least number of other trials that have as many epochs
 
 
 class PBT(_Searcher, frozen=True, tag="pbt"):
     """Searcher that replaces the worst quarter by changed best trials (Jaderberg et al., 2017)."""
 
-    population: int
-    interval_epochs: int = 1
+    population: int  # number of trials that train at a time
+    interval_epochs: int = 1  # between two replacements
     resample: float = 0.25  # probability of drawing a new value instead of perturbing it
 
 
@@ -199,7 +199,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     train_fn: str  # trains one pass over a partition
     eval_fn: str | None = None  # returns metrics of a model, at the end of each epoch
     space: Mapping[str, Any]  # `Parameter` by name; a list is a choice, another value is fixed
-    searcher: Searcher
+    searcher: Searcher  # search algorithm
     metric: str  # name in the result of eval_fn, or of train_fn if there is no eval_fn
     mode: Literal["max", "min"] = "max"  # goal for the metric
     partitions: int  # number of partitions of the data
@@ -208,20 +208,20 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     order: spec.VisitOrder = "fixed"  # order in which configurations visit partitions
     revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked
     graduate_batch: int | None = None  # batch of the elastic jobs that the last trials become
-    seed: int = 0
-    # Fields of the job.
-    name: str = "sweep"
-    workdir: str = "."
+    seed: int = 0  # seed of configurations, models and units
+    # --- fields of the job
+    name: str = "sweep"  # letters, digits, - and _; the sweep is called NAME-N
+    workdir: str = "."  # folder that is uploaded, relative to the file
     slots: tuple[int, int] | int | None = None  # minimum, maximum; default: 1 to `partitions`
     slots_wanted: int | None = None  # for policies that assign a fixed number of slots
     python: str | None = None  # interpreter with torch; default: the agent's
-    family: str | None = None
-    priority: float = 1.0
+    family: str | None = None  # equal for jobs of one model
+    priority: float = 1.0  # weight relative to other jobs of the user
     retries: int = 0  # number of retries of failed worker starts
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)  # environment variables
     after: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # jobs that end before
     not_before: str | msgspec.UnsetType = msgspec.UNSET  # earliest start
-    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # by which jobs are selected
     secret_env: str | msgspec.UnsetType = msgspec.UNSET  # file of secret variables
     requirements: str | msgspec.UnsetType = msgspec.UNSET  # file in `workdir`, installed by uv
     image: str | msgspec.UnsetType = msgspec.UNSET  # of the containers in which units run

@@ -260,7 +260,7 @@ DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 class DrlOptions(Options, frozen=True):
     """Options of policy `drl`, from table `[policy.options]` of the controller's settings."""
 
-    # Path of a model file. None: trained as in the papers; "shortest-first": docs/policies.md
+    # Path of a model file. None: trained as in the papers; "shortest-first": imitates a heuristic
     model: str | None = None
     interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # least duration of a round
     one_job: bool = True  # True: one job changes per round (paper); False: any number

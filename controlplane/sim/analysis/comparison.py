@@ -230,7 +230,7 @@ LAST_ROWS: Final = {
 }  # fmt: skip
 EXTRAPOLATED: Final = (
     "{share} of the training time was spent in groups of a kind that was never measured:\n"
-    "their speeds are extrapolated (docs/simulator.md)."
+    "their speeds are extrapolated (docs/simulator/recorded.md)."
 )
 
 

@@ -1,7 +1,7 @@
 """Layouts of foreign traces: the columns with a job's name, submission, GPUs, run time and user.
 
-`docs/simulator.md` lists the layouts. Run times of Gavel's jobs are computed from the speeds of
-single, consolidated jobs on V100 in `simulation_throughputs.json` of
+`docs/simulator/traces.md` lists the layouts. Run times of Gavel's jobs are computed from the speeds
+of single, consolidated jobs on V100 in `simulation_throughputs.json` of
 https://github.com/stanford-futuredata/gavel (MIT), with four significant digits; Narayanan et al.,
 *Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads*, OSDI '20.
 """

@@ -168,7 +168,7 @@ def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
             "line 33: `for epoch in range(max_epochs):` trains in other functions: pass them what agent.load() returns, and loop over agent.epochs(N) there",
             "line 16: `DDP(...)` away from the optimizer: leave it out: the agent's group reduces gradients"]),
         ("gan", [
-            "line 14: a second optimizer, `optimizerG` beside `optimizerD`: let build_model return one nn.ModuleDict and build_optimizer a tuple; docs/exactness.md shows such a loop"]),
+            "line 14: a second optimizer, `optimizerG` beside `optimizerD`: let build_model return one nn.ModuleDict and build_optimizer a tuple; docs/exactness/optimizers.md shows such a loop"]),
     ],
 )  # fmt: skip
 def test_obstacles_to_a_port_are_named_with_their_lines(name: str, lines: list[str]) -> None:
