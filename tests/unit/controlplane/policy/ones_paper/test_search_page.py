@@ -82,6 +82,21 @@ def costs(counts: Sequence[int]) -> list[str]:
     ]
 
 
+def test_the_page_has_the_jobs_and_the_costs_of_a_further_slot() -> None:
+    ran = [f"{PROBLEM.served_s[0]:.0f} s", f"{PROBLEM.served_s[1]:.0f} s", "new"]
+    most = ["1 to 3", "1 to 2", "1"]
+    jobs = [
+        (letter, f"{left:,.0f}", ", ".join(f"{rate:.0f}" for rate in rates), slots, time)
+        for letter, left, rates, slots, time in zip("ABC", LEFT, RATES, most, ran, strict=True)
+    ]
+    text = PAGE.read_text(encoding="utf-8")
+
+    assert on_page(jobs), markdown(jobs)
+    assert f"(3 / 270 - 2 / 190) x 19,000 = {(3 / 270 - 2 / 190) * 19_000:.1f}" in text
+    assert f"(2 / 90 - 1 / 50) x 4,500 = {(2 / 90 - 1 / 50) * 4_500:.0f}" in text
+    assert f"1 / 50 x 4,500 = {4_500 / 50:.0f} and C 1 / 80 x 8,000 = {8_000 / 80:.0f}" in text
+
+
 def test_the_operators_make_the_candidates_of_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     straight = np.array([[False, True, True, False]])
