@@ -505,7 +505,7 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     following = "bin/quickstart --keep leaves the cluster and its page up, to look again"
     if chosen.keep:
         following = f"export ONES_HOME={home}; bin/ones ps --all; bin/ones local down --dir {home}"
-    for name, text in summary(found, file, f"{following}; then README.md, to train your own"):
+    for name, text in summary(found, file, f"docs/tutorial.md, to train your own; {following}"):
         say(console, hanging(f"{name:<10}", text, console.width))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(found.figures()) + "\n", encoding="utf-8")

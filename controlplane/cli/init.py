@@ -52,7 +52,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         f"slots = [1, {MAX_SLOTS}]  # least, most",
         "",
         *_stop(facts),
-        "retries = 1  # after a failure, from the last finished epoch",
+        "# retries = 1  # default 0: a script that fails is not run again; lost nodes do not count",
         '# on_loss = "fail"  # default: restart from there when a node is lost',
         '# python = ".venv/bin/python"  # interpreter with torch; default: the agent\'s',
         "# [env]",
@@ -77,14 +77,24 @@ def _rate(facts: Facts) -> list[str]:
 
 
 def _stop(facts: Facts) -> list[str]:
+    """Return the line of `stop`, below a hint if the script would report no metric for it.
+
+    The library reports the training loss of each epoch by itself, so no line of the script has to.
+    """
     metric = facts.metric or "accuracy"
+    lines = []
+    if not facts.metric and facts.framework is None:
+        name = facts.agent
+        lines.append(
+            f"# the training loss is reported; `{name}.report(accuracy=...)` adds a metric"
+        )
     other = f'{{ metric = "{metric}", plateau = 5 }}'
-    if facts.epochs is None and facts.steps and facts.batch_size:
+    if facts.epochs is not None:
+        return [*lines, f"stop = {{ epochs = {facts.epochs} }}  # the script's; or {other}"]
+    if facts.steps and facts.batch_size:
         samples = facts.steps * facts.batch_size
-        return [f"stop = {{ samples = {samples} }}  # {facts.steps} steps; or {other}"]
-    if facts.epochs is None:
-        return [f"# stop = {{ epochs = 10 }}  # default: the script's own epochs; or {other}"]
-    return [f"stop = {{ epochs = {facts.epochs} }}  # the script's; or {other}"]
+        return [*lines, f"stop = {{ samples = {samples} }}  # {facts.steps} steps; or {other}"]
+    return [*lines, f"# stop = {{ epochs = 10 }}  # default: the script's own epochs; or {other}"]
 
 
 NAMED = ("batch_size", "lr", "epochs")

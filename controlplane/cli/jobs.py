@@ -16,7 +16,7 @@ from controlplane.client import BlockingClient
 from controlplane.client.formats import moment, second, span
 from controlplane.client.sbatch import command_line
 from schemas.errors import BadFieldError, UnreachableError
-from schemas.jobs import JobSpec
+from schemas.jobs import ENDED, JobSpec
 from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 
@@ -54,10 +54,13 @@ def print_job(detail: JobDetail) -> None:
             out(f"epoch {last.epoch}: {problem}; see `ones logs {job.job}`\n")
 
 
-def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bool) -> None:
+def print_decisions(
+    explanation: Explanation, search: SearchInfo, *, numbers: bool, end: str = ""
+) -> None:
     """Print every decision about a job with its reason, and the accuracy of the scheduler.
 
-    If `numbers` is True, the numbers that led to each decision are printed, too.
+    If `numbers` is True, the numbers that led to each decision are printed, too. `end` is the
+    reason why the job ended.
     """
     rows = [
         [
@@ -71,7 +74,7 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
         ]
         for d in explanation.decisions
     ]
-    sys.stdout.write(f"{explanation.job}  {explanation.state}\n")
+    sys.stdout.write(f"{explanation.job}  {explanation.state}{f': {end}' if end else ''}\n")
     for note in explanation.notes:
         sys.stdout.write(f"  {'note':10s} {note}\n")
     sys.stdout.write("\n")
@@ -254,11 +257,13 @@ def explain(
     with BlockingClient(common.home) as client:
         explanation = client.explain(job)
         search = client.search()
+        ended = explanation.state in ENDED and not common.in_json
+        end = client.job(job).summary.reason if ended else ""
     if common.in_json:
         document = {**plain(explanation), "search": search}
         say(common, document, rows=explanation.decisions)
     else:
-        print_decisions(explanation, search, numbers=numbers)
+        print_decisions(explanation, search, numbers=numbers, end=end)
 
 
 def resize(

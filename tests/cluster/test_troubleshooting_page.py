@@ -1,4 +1,4 @@
-"""Every text that `docs/troubleshooting.md` quotes is one that the product writes."""
+"""Every text that the pages about troubleshooting quote is one that the product writes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.documented import ROOT
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+FILES = [ROOT / "docs" / name for name in ("troubleshooting.md", "troubleshooting-cluster.md")]
 PACKAGES = ("controlplane", "elastic", "nodeagent", "schemas")
 
 
@@ -57,19 +59,20 @@ def unwritten(page: str) -> list[str]:
     return [one for one in quotes(page) if not any(is_written_by(path, one) for path in sources())]
 
 
-def test_the_product_writes_each_text_that_the_page_quotes() -> None:
-    assert unwritten(PAGE.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_product_writes_each_text_that_a_page_quotes(file: Path) -> None:
+    assert unwritten(file.read_text(encoding="utf-8")) == []
 
 
 def test_every_quote_says_more_than_a_word_between_its_placeholders() -> None:
-    found = quotes(PAGE.read_text(encoding="utf-8"))
+    found = [quote for file in FILES for quote in quotes(file.read_text(encoding="utf-8"))]
 
     assert [one for one in found if max(len(part.split()) for part in parts(one)) < 2] == []
     assert len(found) == len(set(found)) > 100
 
 
 def test_a_text_that_no_module_writes_would_be_found() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = FILES[1].read_text(encoding="utf-8")
     changed = page.replace("this key is no longer authorised", "this key is not authorised now")
 
     assert unwritten(changed) == ["this key is not authorised now"]

@@ -488,8 +488,32 @@ def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
 
     assert load_job(tmp_path / "job.toml") == JobSpec(
         name="arguments", script="arguments.py", workdir=str(tmp_path), batch_size=32, lr=1.0,
-        slots=(1, 4), stop=StopRule(epochs=4), retries=1,
+        slots=(1, 4), stop=StopRule(epochs=4),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hints"),
+    [
+        ("", "", []),  # it has a metric
+        ("val_loss", "result", ["# the training loss is reported; `agent.report(accuracy=...)` adds a metric"]),
+    ],
+)  # fmt: skip
+def test_the_job_file_says_how_a_metric_is_reported_if_the_script_has_none(
+    before: str, after: str, hints: list[str]
+) -> None:
+    text = job_file(facts_of(SMALL.replace(before, after)), Path("/a/train.py"), "train.py")
+
+    assert [line for line in text.splitlines() if "training loss" in line] == hints
+
+
+def test_a_script_whose_loss_is_a_variable_reports_no_loss_of_its_own() -> None:
+    named = SMALL.replace(
+        "loss(model(batch)).backward()",
+        "train_loss = loss(model(batch))\n        train_loss.backward()",
+    )
+
+    assert "report" not in ported(named.replace("val_loss", "result")).text
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,21 @@ def test_decisions_end_with_the_accuracy_of_the_scheduler(
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "head"), [("", "a-1  failed"), ("ValueError (train.py:3)", "a-1  failed: ValueError (train.py:3)")]
+)  # fmt: skip
+def test_decisions_begin_with_the_reason_of_the_end(
+    end: str, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explanation = Explanation(job=JobId("a-1"), state="failed", decisions=())
+    idle = SearchInfo(policy="fifo", running=False, generations=0, best_fitness=0.0, mean_fitness=0.0,
+                      diversity=0.0, decision_ms=0.0, rescales=0, batch_changes=0)  # fmt: skip
+
+    print_decisions(explanation, idle, numbers=False, end=end)
+
+    assert capsys.readouterr().out.splitlines()[0] == head
+
+
 @pytest.mark.parametrize(("first", "gap"), [(1, "1 to 7"), (0, "1 to 7"), (7, "7 to 7"), (8, "")])
 def test_the_gap_before_the_first_kept_event_is_reported(
     first: int, gap: str, capsys: pytest.CaptureFixture[str]
