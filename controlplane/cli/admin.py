@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from cyclopts import App, Parameter
@@ -21,14 +22,17 @@ from controlplane.journal.retention import Retention
 from controlplane.service import settings_check as of_controller
 from controlplane.service.full_backup import back_up_all, is_full_backup, restore_all
 from controlplane.service.settings import ControllerSettings, JournalSettings, load
+from controlplane.service.standby.lease import LeaseStore, Record
+from controlplane.service.standby.lease_stores import open_store
 from nodeagent import settings_check as of_agent
 from nodeagent.settings import AgentSettings
-from schemas.errors import SettingsError
+from schemas.errors import SettingsError, UnavailableError
 from schemas.host.settings import read_toml
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 from schemas.transport.keys import load_keys, load_public, next_key_path, write_keys
 
+T = TypeVar("T")
 JOURNAL: Final = "journal.sqlite"
 WHERE: Final = "controller.toml, state folder or journal (default: of the cluster in --home)"
 Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
@@ -122,6 +126,79 @@ def rotate_key(
                 one.replace(path.with_name(f"{path.stem}-old{suffix}"))
             fresh.replace(one)
     _say(common, {"key": str(path), "then": "restart the controller"})
+
+
+standby = App(name="standby", help="Show who holds the lease of several controllers, and move it.")
+admin.command(standby)
+
+
+@standby.command(name="status")
+def standby_status(*, of: Where = None, common: Common = COMMON) -> int:
+    """Show the lease: its holder, its term, and the controllers that have all inputs."""
+    settings, store = _lease(of, common)
+    held = asyncio.run(_with(store, store.read()))
+    record = held.record
+    said = {
+        "cluster": settings.standby.cluster,
+        "active": record.holder if not held.expired else "",
+        "holder": record.holder,
+        "term": record.term,
+        "complete": list(record.complete),
+        "incomplete": [host for host in settings.standby.hosts if host not in record.complete],
+    }
+    _say(common, said)
+    return Exit.OK
+
+
+@standby.command(name="promote")
+def standby_promote(
+    *,
+    of: Where = None,
+    accept_loss: Annotated[
+        bool, Parameter(help="even without inputs that only a lost controller has")
+    ] = False,
+    common: Common = COMMON,
+) -> int:
+    """Let the controller of this host become the active one; run it on the standby's host."""
+    settings, store = _lease(of, common)
+    host = settings.listen.host
+
+    async def promote() -> Record:
+        held = await store.read()
+        record = msgspec.structs.replace(held.record, successor=host)
+        if record.holder == host and not held.expired:
+            raise SettingsError(f"{host} is the active controller", "run this on a standby")
+        if host not in record.complete:
+            if not accept_loss:
+                what = f"{host} lacks inputs that {' and '.join(record.complete)} acknowledged"
+                hint = "wait until it has followed, or use --accept-loss if they are lost for good"
+                raise SettingsError(what, hint)
+            if not held.expired:
+                raise SettingsError(f"{record.holder} is active", "stop it first")
+            record = msgspec.structs.replace(record, complete=(host,))
+        if await store.replace(held.version, record, settings.standby.lease_s) is None:
+            raise UnavailableError("the lease changed meanwhile", "try again")
+        return record
+
+    record = asyncio.run(_with(store, promote()))
+    _say(common, {"successor": host, "former": record.holder, "complete": list(record.complete)})
+    return Exit.OK
+
+
+def _lease(of: Path | None, common: Common) -> tuple[ControllerSettings, LeaseStore]:
+    """Return the settings of a controller, and the store of its lease."""
+    path = _config(of, common)
+    settings = load(path)
+    if not settings.standby.lease:
+        raise SettingsError(f"{path} has no standby.lease", "there is one controller only")
+    return settings, open_store(settings.standby.lease, settings.standby.cluster, path.parent)
+
+
+async def _with(store: LeaseStore, work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    finally:
+        await store.close()
 
 
 @admin.command(name="accept-loss")

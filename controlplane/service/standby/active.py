@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from controlplane.journal.backup import copy_database
@@ -72,10 +73,9 @@ class ActiveSide:
 
     def __post_init__(self) -> None:
         """Make the commit loop wait for the required hosts."""
-        self.quorum = Quorum(self.host, self.silence_s)
+        self.quorum = Quorum(self.host, self.silence_s, self.commit_loop.last)
         self.lost: asyncio.Future[LeaseLostError] = asyncio.get_running_loop().create_future()
         self._files = 0  # number of the last urgent file
-        self._hand_over = asyncio.Event()
         self._wake = asyncio.Event()
         self.commit_loop.on_durable = self._answer_polls
         self.commit_loop.replicated = self.quorum.through
@@ -107,7 +107,7 @@ class ActiveSide:
 
     def _held_up(self) -> str:
         """Return why inputs are not acknowledged at the moment, or ""."""
-        return self.problem if self.quorum.required != {self.host} else ""
+        return self.problem if self.quorum.listed != {self.host} else ""
 
     # --- the lease
 
@@ -117,7 +117,7 @@ class ActiveSide:
         renew_at = 0.0
         while not self.lost.done():
             wanted = self.quorum.wanted(self.commit_loop.durable, loop.time())
-            if wanted != self.quorum.required or loop.time() >= renew_at:
+            if wanted != self.quorum.listed or loop.time() >= renew_at:
                 renew_at = loop.time() + self.lease_s / 3
                 try:
                     await self._record(wanted)
@@ -136,8 +136,8 @@ class ActiveSide:
         record = Record(
             holder=self.host, term=self.held.record.term, complete=tuple(sorted(wanted))
         )
-        before = self.quorum.required
-        self.quorum.required = before | wanted
+        before = self.quorum.listed
+        self.quorum.listed = before | wanted
         version = await self.store.replace(self.held.version, record, self.lease_s)
         if version is None:
             found = await self.store.read()
@@ -145,15 +145,19 @@ class ActiveSide:
             if found.version and (own.holder, own.term) != (self.host, record.term):
                 self._lose(f"{own.holder or 'nobody'} holds the lease, term {own.term}")
                 return
+            if own.successor not in {"", self.host}:
+                self.held = found
+                self._lose(f"{own.successor} is to take over")
+                return
             self.held = Held(record=record, version=found.version, expired=False)
-            self.quorum.required |= frozenset(own.complete)
+            self.quorum.listed |= frozenset(own.complete)
             self._wake.set()
             return
         self.held = Held(record=record, version=version, expired=False)
         if wanted != before:
             log.info("hosts with all inputs", hosts=sorted(wanted))
             notify(f"STATUS=active, standbys: {', '.join(sorted(wanted - {self.host})) or 'none'}")
-        self.quorum.required = wanted
+        self.quorum.listed = wanted
         self._note_problem("")
         await self._advance()
 
@@ -170,15 +174,11 @@ class ActiveSide:
                 log.info("lease is renewed again")
         self.problem = why
 
-    async def release(self, *, to: str = "") -> None:
-        """Let another controller claim the lease at once. The caller has stopped all work.
-
-        Args:
-            to: the host that has all inputs and should claim the lease; "" keeps the list.
-        """
-        record = Record(holder=to, term=self.held.record.term, complete=self.held.record.complete)
+    async def release(self) -> None:
+        """Let a standby claim the lease at once. The caller has stopped all work."""
+        record = msgspec.structs.replace(self.held.record, holder="")
         with contextlib.suppress(LeaseError):
-            await self.store.replace(self.held.version, record, 0.0)
+            await self.store.replace(self.held.version, record, self.lease_s)
         await self.store.close()
 
     # --- requests of standbys
@@ -225,7 +225,7 @@ class ActiveSide:
         async with self._stored:
             self._stored.notify_all()
         if self.quorum.wanted(self.commit_loop.durable, asyncio.get_running_loop().time()) != (
-            self.quorum.required
+            self.quorum.listed
         ):
             self._wake.set()
 

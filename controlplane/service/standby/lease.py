@@ -21,6 +21,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""  # host of the active controller; "": none
     term: Term = Term(0)  # of the holder; every claim raises it
     complete: tuple[str, ...] = ()  # hosts that have every acknowledged input; (): a new cluster
+    successor: str = ""  # host that should claim the lease once the holder has stopped
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,8 @@ def claim(held: Held, host: str, *, has_inputs: bool, is_first: bool) -> Record 
     record = held.record
     if not held.expired and record.holder not in {"", host}:
         return f"{record.holder} holds the lease"
+    if not held.expired and record.successor not in {"", host}:
+        return f"{record.successor} takes over"
     if record.complete and host not in record.complete:
         return f"only {' and '.join(record.complete)} has all acknowledged inputs"
     if not record.complete and not has_inputs and not is_first:

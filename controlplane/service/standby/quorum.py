@@ -22,17 +22,21 @@ class Standby:
 class Quorum:
     """Hosts that must have an input before the active controller acknowledges it.
 
-    The record of the lease lists the hosts that have everything. Only they may claim the lease. So
-    a host that was removed from the record durably needs no longer be waited for, and a host that
-    might have entered it must be. After a request to the store that failed, both versions of the
-    record are possible, and the hosts of both are required.
+    The record of the lease lists the hosts that have everything, and only they may claim the lease.
+    A standby is listed once it has all acknowledged inputs, and commits wait for it before that,
+    so that it can catch up. A standby that falls silent is waited for until the record no longer
+    lists it. After a request to the store that failed, the former and the new record are possible,
+    and the hosts of both are waited for.
     """
 
-    def __init__(self, host: str, silence_s: float) -> None:
+    def __init__(self, host: str, silence_s: float, last: int) -> None:
+        """Begin with `last`, the number of the own last input: all may have been acknowledged."""
         self.host = host
-        self.required = frozenset({host})  # hosts that the record may list
+        self.listed = frozenset({host})  # hosts that the record may list
+        self.joining: frozenset[str] = frozenset()  # hosts that are to be listed
         self.standbys: dict[str, Standby] = {}
         self.before: deque[tuple[int, int]] = deque()  # an input, and a file that later ones need
+        self._acknowledged = last  # number of the last acknowledged input
         self._silence_s = silence_s
 
     def heard(self, host: str, *, after: int, files: int, mirrored: bool, now: float) -> None:
@@ -40,13 +44,20 @@ class Quorum:
         self.standbys[host] = Standby(now, after, files, mirrored)
 
     def wanted(self, durable: int, now: float) -> frozenset[str]:
-        """Return the hosts that the record should list, given the own last durable input."""
-        return frozenset({self.host}) | {
-            host
+        """Return the hosts that the record should list, given the own last durable input.
+
+        Commits begin to wait for hosts that lack little.
+        """
+        heard = {
+            host: one
             for host, one in self.standbys.items()
-            if now - one.heard_at < self._silence_s
-            and (host in self.required or (one.mirrored and durable - one.after <= JOIN_LAG))
+            if now - one.heard_at < self._silence_s and (one.mirrored or host in self.listed)
         }
+        self.joining = frozenset(
+            host for host, one in heard.items() if durable - one.after <= JOIN_LAG
+        )
+        complete = (host for host, one in heard.items() if one.after >= self._acknowledged)
+        return frozenset({self.host, *complete, *(self.listed & heard.keys())})
 
     def through(self, durable: int) -> int:
         """Return the number of the last input that may be acknowledged."""
@@ -54,11 +65,14 @@ class Quorum:
             self.before.popleft()
         others = [one.after if one else 0 for one in self._others()]
         gates = [self.before[0][0]] if self.before else []
-        return min((durable, *others, *gates))
+        through = min((durable, *others, *gates))
+        self._acknowledged = max(self._acknowledged, through)
+        return through
 
     def has_files(self, number: int) -> bool:
         """True if all required hosts have the urgent files up to a number."""
         return all(one is not None and one.files >= number for one in self._others())
 
     def _others(self) -> list[Standby | None]:
-        return [self.standbys.get(host) for host in self.required - {self.host}]
+        others = (self.listed | self.joining) - {self.host}
+        return [self.standbys.get(host) for host in others]
