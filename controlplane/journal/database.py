@@ -69,6 +69,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     feed: tuple[FeedEvent, ...] = ()
     records: tuple[Record, ...] = ()  # for the history of jobs
     jobs: int = 0  # number of jobs accepted so far
+    body: bytes = b""  # the encoded input if it is known: encoding a set again changes its order
 
 
 class JournalError(OnesError):

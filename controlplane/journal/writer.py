@@ -123,7 +123,9 @@ class Writer:
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
-        self._queue.put(_Row(entry.at, encode(entry.input), feed, records, entry.jobs))
+        self._queue.put(
+            _Row(entry.at, entry.body or encode(entry.input), feed, records, entry.jobs)
+        )
 
     def between_commits(self, work: Task) -> None:
         """Let the writer's thread run a short task on the database between two commits.

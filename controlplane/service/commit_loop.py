@@ -204,15 +204,17 @@ class CommitLoop:
         number = self.last + 1
         self._handled(_Pending(number, now, event, commands, before_effects, after_effects), began)
 
-    def follow(self, event: Input, at: Seconds) -> None:
+    def follow(self, event: Input, at: Seconds, body: bytes) -> None:
         """Handle an input as the active controller did at `at`, and execute none of its commands.
+
+        The journal gets `body`, the input as the active controller encoded it.
 
         Raises:
             CoreError: or another exception, if this controller handles it differently.
         """
         began = time.perf_counter()
         self._torn = True
-        self._append(event, at, self.reactor.handle(event, at))
+        self._append(event, at, self.reactor.handle(event, at), body)
         self._handled(_Pending(self.last + 1, at, event, [], None, None), began)
 
     def _handled(self, pending: _Pending, began: float) -> None:
@@ -221,11 +223,15 @@ class CommitLoop:
         self.tail = Tail(self.tail.inputs + 1, self.tail.seconds + time.perf_counter() - began)
         self._pending.append(pending)
 
-    def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
+    def _append(
+        self, event: Input, now: Seconds, commands: list[Command], body: bytes = b""
+    ) -> None:
         feed = tuple(command.event for command in commands if isinstance(command, Announce))
         records = tuple(self.reactor.records)
         jobs = self.reactor.state.jobs_accepted
-        self._writer.append(Entry(at=now, input=event, feed=feed, records=records, jobs=jobs))
+        self._writer.append(
+            Entry(at=now, input=event, feed=feed, records=records, jobs=jobs, body=body)
+        )
 
     async def caught_up(self) -> None:
         """Wait until all inputs handled so far are durable and their commands executed."""
@@ -237,6 +243,8 @@ class CommitLoop:
 
     def refuse_while_stalled(self) -> None:
         """Refuse a change while the journal cannot be written."""
+        if why := self.held_up():
+            raise UnavailableError(why, "try again later; running jobs continue")
         if self.stalled:
             raise UnavailableError(
                 f"the controller cannot write its journal ({self.stalled})",

@@ -19,15 +19,18 @@ from controlplane.service.standby.lease import Record
 from controlplane.service.standby.lease_stores import open_store
 from schemas.errors import OnesError
 from tests.support.cluster import Cluster
+from tests.support.commands import Finished, ones
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 LIMIT_S: Final = 60.0
+AGENT: Final = (sys.executable, "-P", "-m", "nodeagent")
 
 
 class Standbys:
     """A cluster whose folder has one folder for each controller, and `client` for clients."""
 
     def __init__(self, folder: Path, lease: str, slots: int = 2, agents: int = 2) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder, self.lease, self.agents = folder, lease, agents
         self.cluster = Cluster(folder / "client", folder / "jobs", slots=slots, agents=agents)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -115,6 +118,10 @@ class Standbys:
         """Return a client that knows both controllers."""
         return BlockingClient(self.cluster.home)
 
+    def ones_on(self, host: str, *arguments: str) -> Finished:
+        """Run `ones` with the settings of a controller."""
+        return ones(*arguments, "--of", str(self.folder / host), limit_s=LIMIT_S)
+
     def term(self) -> int:
         """Return the term of the active controller."""
         with self.client() as client:
@@ -126,9 +133,13 @@ class Standbys:
         return "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in logs)
 
     def end(self) -> None:
-        """End all processes."""
+        """End all processes, and those of jobs."""
         for name in list(self.processes):
+            self.kill(name, signal.SIGCONT)
             self.kill(name, signal.SIGTERM)
+        for config in self.cluster.home.glob("agent-*.toml"):
+            command = [*AGENT, "--config", str(config), "--end-workers"]
+            subprocess.run(command, check=True, capture_output=True)
 
 
 def _port(text: str) -> int:

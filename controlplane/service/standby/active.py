@@ -107,7 +107,12 @@ class ActiveSide:
 
     def _held_up(self) -> str:
         """Return why inputs are not acknowledged at the moment, or ""."""
-        return self.problem if self.quorum.listed != {self.host} else ""
+        silent = self.quorum.silent(asyncio.get_running_loop().time()) if self.problem else []
+        if not silent:
+            return ""
+        return (
+            f"standby {silent[0]} does not reply, and the lease cannot be changed: {self.problem}"
+        )
 
     # --- the lease
 

@@ -20,7 +20,7 @@ from controlplane.service.file_keeper import JournalKeeper
 from controlplane.service.settings import JournalSettings, StandbySettings
 from controlplane.service.standby import files
 from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record, claim
-from schemas.codec import TO_STANDBY, encode
+from schemas.codec import TO_STANDBY
 from schemas.errors import OnesError, UnavailableError, UnreachableError
 from schemas.host.logging import notify
 from schemas.ids import Seconds, Term
@@ -208,11 +208,7 @@ class Follower:
         for number, row in enumerate(reply.rows, reply.after + 1):
             if checksum(number, row.at, row.body) != row.crc:
                 raise UnavailableError(f"input {number} was damaged on the way")
-            event = input_from(row.body)
-            if encode(event) != row.body:
-                log.error("input would be stored otherwise", number=number)
-                return False
-            loop.follow(event, row.at)
+            loop.follow(input_from(row.body), row.at, row.body)
         await loop.caught_up()
         events = loop.reactor.state.feed_seq
         if reply.last_event not in {0, events}:

@@ -69,6 +69,14 @@ class Quorum:
         self._acknowledged = max(self._acknowledged, through)
         return through
 
+    def silent(self, now: float) -> list[str]:
+        """Return the hosts that commits wait for although they have fallen silent."""
+        return sorted(
+            host
+            for host in (self.listed | self.joining) - {self.host}
+            if (one := self.standbys.get(host)) is None or now - one.heard_at >= self._silence_s
+        )
+
     def has_files(self, number: int) -> bool:
         """True if all required hosts have the urgent files up to a number."""
         return all(one is not None and one.files >= number for one in self._others())
