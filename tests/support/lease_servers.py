@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+Place = Callable[[], contextlib.AbstractContextManager[None]]  # where a server is started
 START_S: Final = 30.0
 POSTGRES: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
@@ -22,21 +23,22 @@ POSTGRES: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 class LeaseServer:
     """Server of leases that can be killed and started again."""
 
-    def __init__(self, url: str, command: list[str], is_ready: list[str]) -> None:
-        self.url, self._command, self._is_ready = url, command, is_ready
+    def __init__(self, url: str, command: list[str], is_ready: list[str], at: Place) -> None:
+        self.url, self._command, self._is_ready, self._at = url, command, is_ready, at
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the server, and wait until it replies."""
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        until = time.monotonic() + START_S
-        while time.monotonic() < until:
-            if subprocess.run(self._is_ready, check=False, capture_output=True).returncode == 0:
-                return
-            time.sleep(0.05)
+        with self._at():
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+            until = time.monotonic() + START_S
+            while time.monotonic() < until:
+                if subprocess.run(self._is_ready, check=False, capture_output=True).returncode == 0:
+                    return
+                time.sleep(0.05)
         raise TimeoutError(self._command)
 
     def kill(self, sign: int = signal.SIGKILL) -> None:
@@ -49,11 +51,13 @@ class LeaseServer:
 
 
 @contextlib.contextmanager
-def postgresql(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
+def postgresql(
+    folder: Path, host: str = "127.0.0.1", at: Place = contextlib.nullcontext
+) -> Iterator[LeaseServer]:
     """Serve a new database. Root serves it as `nobody`, because PostgreSQL refuses root."""
     if not POSTGRES:
         pytest.skip("needs Debian's postgresql")
-    programs, data, port = POSTGRES[-1], folder / "postgresql", _free_port(host)
+    programs, data, port = POSTGRES[-1], folder / "postgresql", _free_port(host, at)
     data.mkdir()
     as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     become = as_nobody if os.geteuid() == 0 else []
@@ -71,16 +75,18 @@ def postgresql(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
     (data / "pg_hba.conf").write_text("host all all all trust\nlocal all all trust\n")
     is_ready = [f"{programs}/pg_isready", "-q", "-h", host, "-p", str(port)]
     url = f"postgresql://ones@{host}:{port}/postgres"
-    with _served(LeaseServer(url, command, is_ready)) as server:
+    with _served(LeaseServer(url, command, is_ready, at)) as server:
         yield server
 
 
 @contextlib.contextmanager
-def etcd(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
+def etcd(
+    folder: Path, host: str = "127.0.0.1", at: Place = contextlib.nullcontext
+) -> Iterator[LeaseServer]:
     """Serve a new etcd of one member."""
     if shutil.which("etcd") is None:
         pytest.skip("needs Debian's etcd-server")
-    port, peer = _free_port(host), _free_port(host)
+    port, peer = _free_port(host, at), _free_port(host, at)
     client, member = f"http://{host}:{port}", f"http://{host}:{peer}"
     command = [
         "etcd", "--data-dir", str(folder / "etcd"), "--name", "one",
@@ -89,7 +95,7 @@ def etcd(folder: Path, host: str = "127.0.0.1") -> Iterator[LeaseServer]:
         "--initial-cluster", f"one={member}",
     ]  # fmt: skip
     is_ready = ["curl", "-sf", "--noproxy", "*", f"{client}/health"]
-    with _served(LeaseServer(f"etcd://{host}:{port}", command, is_ready)) as server:
+    with _served(LeaseServer(f"etcd://{host}:{port}", command, is_ready, at)) as server:
         yield server
 
 
@@ -102,7 +108,7 @@ def _served(server: LeaseServer) -> Iterator[LeaseServer]:
         server.kill()
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
+def _free_port(host: str, at: Place) -> int:
+    with at(), socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,39 +23,53 @@ from tests.support.commands import Finished, ones
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 LIMIT_S: Final = 60.0
+NODE: Final = "node"  # host of the agents, for `at`
+USER: Final = "user"  # host of clients
 AGENT: Final = (sys.executable, "-P", "-m", "nodeagent")
 
 
 class Standbys:
     """A cluster whose folder has one folder for each controller, and `client` for clients."""
 
-    def __init__(self, folder: Path, lease: str, slots: int = 2, agents: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lease: str,
+        *,
+        slots: int = 2,
+        agents: int = 2,
+        hosts: tuple[str, ...] = HOSTS,
+        at: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        """Make the folders. `at` is a context in which the processes of a host are started."""
         folder.mkdir(exist_ok=True)
         self.folder, self.lease, self.agents = folder, lease, agents
+        self.hosts, self._at = hosts, at
         self.cluster = Cluster(folder / "client", folder / "jobs", slots=slots, agents=agents)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cluster.up()
         self.cluster.down()
         home = self.cluster.home
         shutil.rmtree(home / "state")
-        both = ",".join(HOSTS)
+        both = ",".join(hosts)
         text = (home / "controller.toml").read_text(encoding="ascii")
-        for host in HOSTS:
+        for host in hosts:
             own = folder / host
             (own / "run").mkdir(parents=True)
             shutil.copytree(home / "keys", own / "keys")
             shared = (
-                f'\n[standby]\nlease = "{lease}"\nhosts = {list(HOSTS)}\nport = {_port(text) + 1}\n'
+                f'\n[standby]\nlease = "{lease}"\nhosts = {list(hosts)}\nport = {_port(text) + 1}\n'
             )
             named = re.sub(r'host = ".*"', f'host = "{host}"', text)
             (own / "controller.toml").write_text(named + shared.replace("'", '"'), encoding="ascii")
         (home / "controller.toml").unlink()
         for path in home.glob("agent-*.toml"):
             agent = path.read_text(encoding="ascii")
-            path.write_text(re.sub(r'host = ".*"', f'host = "{both}"', agent), encoding="ascii")
+            text = re.sub(r'host = ".*"', f'host = "{both}"', agent)
+            path.write_text(f'{text}\n[jobs]\nrun_as = "agent"\ntrust_each_other = true\n', encoding="ascii")
         client = home / "client.toml"
         port = client.read_text(encoding="ascii").rpartition(":")[2].strip().strip('"')
-        ends = ",".join(f"tcp://{host}:{port}" for host in HOSTS)
+        ends = ",".join(f"tcp://{host}:{port}" for host in hosts)
         client.write_text(f'endpoint = "{ends}"\n', encoding="ascii")
 
     def start(self, host: str) -> None:
@@ -70,7 +84,8 @@ class Standbys:
     def _start(self, name: str, module: str, config: Path) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         command = [sys.executable, "-P", "-m", module, "--config", str(config)]
-        self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        with self._at(name if name in self.hosts else NODE):
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
         log.close()
 
     def kill(self, name: str, sign: int = signal.SIGKILL) -> None:
@@ -108,15 +123,17 @@ class Standbys:
             finally:
                 await store.close()
 
-        return asyncio.run(read())
+        with self._at(USER):
+            return asyncio.run(read())
 
     def until_complete(self) -> None:
         """Wait until both controllers have all acknowledged inputs."""
-        self.until(lambda: self.record().complete == HOSTS, "complete")
+        self.until(lambda: self.record().complete == self.hosts, "complete")
 
     def client(self) -> BlockingClient:
         """Return a client that knows both controllers."""
-        return BlockingClient(self.cluster.home)
+        with self._at(USER):
+            return BlockingClient(self.cluster.home)
 
     def ones_on(self, host: str, *arguments: str) -> Finished:
         """Run `ones` with the settings of a controller."""
@@ -151,9 +168,9 @@ def standbys(folder: Path, lease: str, **how: Any) -> Iterator[Standbys]:
     """Run a cluster with two controllers; both are up and complete at the start."""
     made = Standbys(folder, lease, **how)
     try:
-        made.start(HOSTS[0])
-        made.until_said(HOSTS[0], "controller ready")
-        made.start(HOSTS[1])
+        made.start(made.hosts[0])
+        made.until_said(made.hosts[0], "controller ready")
+        made.start(made.hosts[1])
         made.until_complete()
         made.start_agents()
         yield made

@@ -62,6 +62,7 @@ class Follower:
     commit_loop: CommitLoop
     _channel: RequestChannel | None = None
     _active: str = ""  # host of the active controller
+    _heard_at: float = -1e9  # its last reply, monotonic
     _term: Term = Term(0)  # of the active controller
     _seen: int = 0
     _stored: int = 0
@@ -106,7 +107,9 @@ class Follower:
                     held, self.host, has_inputs=self.commit_loop.last > 0,
                     is_first=self.host == self.settings.hosts[0],
                 )  # fmt: skip
-                if isinstance(record, Record):
+                if self._heard_from(held.record.holder):
+                    pass  # it is alive, and will renew its lease
+                elif isinstance(record, Record):
                     version = await self.store.replace(held.version, record, self.settings.lease_s)
                     if version is not None:
                         log.info("lease claimed", term=record.term, last=self.commit_loop.last)
@@ -116,6 +119,11 @@ class Follower:
             except LeaseError as error:
                 self._say("lease", error.message)
             await asyncio.sleep(self.settings.lease_s / 6)
+
+    def _heard_from(self, holder: str) -> bool:
+        """True if the holder of the lease has just replied, as after a restart of the store."""
+        age_s = asyncio.get_running_loop().time() - self._heard_at
+        return holder == self._active and age_s < self.settings.silence_s
 
     def _say(self, about: str, what: str) -> None:
         """Log and report a state of the lease, the journal or the files once."""
@@ -182,6 +190,7 @@ class Follower:
         reply = await self._call(request, wire.Inputs)
         if reply.term < self._term:
             raise UnavailableError(f"{self._active} has the outdated term {reply.term}")
+        self._heard_at = asyncio.get_running_loop().time()
         if reply.term > self._term:
             self._term, self._seen, self._stored = reply.term, reply.files, reply.files
             self._mirrored = False
