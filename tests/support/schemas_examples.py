@@ -221,12 +221,12 @@ _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
         **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810,
-        store_port=29_400, data_digest="1437-9f86d081884c7d65",
+        store_port=29_400, data_digest="1437-9f86d081884c7d65", imports_s=1.5,
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
     agent.GroupFormed(
-        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0,
+        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0, connect_ms=2.5,
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),

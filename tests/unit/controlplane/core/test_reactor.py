@@ -208,6 +208,15 @@ STARTS: Final[dict[str, Story]] = {
         starting, started(A), ready(A),
         {"commands": [news("worker.ready", A, rank=0, slot=S0, version=1), send(N1, switch(A))]},
     ],
+    "a ready worker says how long its imports took": [
+        starting, ready(A, imports_s=1.5),
+        {
+            "commands": [
+                news("worker.ready", A, rank=0, slot=S0, version=1, imports_s=1.5),
+                send(N1, switch(A)),
+            ]
+        },
+    ],
     "a ready worker needs no word of its start": [starting, ready(A), {"orders": to(switch(A), N1)}],
     "a formed group is running and settled": [
         starting, started(A), ready(A), formed(A),
