@@ -125,7 +125,7 @@ def wait(
         def end_of(name: str) -> tuple[Row, str]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                found = client.wait_state(name, left)
+                found = client.wait_state(name, left, _say_failure(name, common))
             except TimedOutError:
                 problem = f"{name} had not ended after {timeout:g} s"
                 raise TimedOutError(problem, WAIT_HINT) from None
@@ -137,6 +137,16 @@ def wait(
             refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
+
+
+def _say_failure(job: str, common: Common) -> Callable[[str], None] | None:
+    """Return a function that prints why a try of a job failed; None if nobody reads it."""
+
+    def say_failure(failure: str) -> None:
+        sys.stderr.write(f"ones: {job}: {failure}\n")
+        sys.stderr.flush()
+
+    return say_failure if common.output == "table" else None
 
 
 @contextlib.contextmanager
@@ -396,7 +406,7 @@ def _wait_for_all(
     code: int = Exit.OK
     for one in accepted:
         with jobs_continue_notice([job.job for job in accepted[accepted.index(one) :]]):
-            detail = client.wait(one.job)
+            detail = client.wait(one.job, on_failure=_say_failure(one.job, common))
         if detail.summary.state == "succeeded":
             if common.output == "table":
                 sys.stderr.write(f"{one.job} succeeded: {detail.summary.reason}\n")

@@ -338,7 +338,7 @@ _OF_CLIENTS: Final = (
     ),
     client.GetUsage(since=Seconds(1.5e9), until=Seconds(1.6e9), cursor="jobs.9"),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),
-    client.WaitJob(job=JOB, wait_s=10.5),
+    client.WaitJob(job=JOB, wait_s=10.5, failures=1),
     client.ExplainJob(job=JOB, cursor="decisions.9"),
     client.GetSearch(),
     client.ListNodes(cursor="nodes.9"),
@@ -386,7 +386,10 @@ _OF_CLIENTS: Final = (
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),
-    client.JobState(job=JOB, state="failed", reason="exit code 1", exit_code=1),
+    client.JobState(
+        job=JOB, state="failed", reason="exit code 1", exit_code=1, failures=1,
+        failure="try 1 of 1 failed: exit code 1",
+    ),
     _WORKER_INFO,
     _CHANGE,
     _SIZE,
@@ -397,7 +400,7 @@ _OF_CLIENTS: Final = (
     client.JobDetail(
         summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
         epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,
-        samples_done=17_244, version=VERSION, batch_limit=256, promises=(_PROMISE,), notes=(NOTE,),
+        samples_done=17_244, version=VERSION, batch_limit=256, epochs_total=28, promises=(_PROMISE,), notes=(NOTE,),
         next="versions.9",
     ),
     client.Explanation(

@@ -396,7 +396,7 @@ DECIDED: Final[dict[str, Story]] = {
         ("it cannot join", (place({A: S0}), join_failed(A, index=3, group=2, error="no")), [(2, "policy", "planned", "abandoned")]),
         ("a member is lost", (LOSE_ONE,), [(2, "cluster", "lost", "")]),
         ("a member is lost in a change", (WIDER, LOSE_ONE), [(2, "policy", "planned", "broken"), (3, "cluster", "lost", "")]),
-        ("all are lost", (LOSE_ONE, exited(A, signal=SIGKILL)), [(2, "cluster", "lost", "lost")]),
+        ("all are lost", (LOSE_ONE, exited(A, signal=SIGKILL)), [(2, "cluster", "lost", "lost"), (0, "cluster", "lost", "lost")]),
         ("it is paused", (paused(A), suspended(A, index=3, group=2)), [(2, "operator", "operator", "suspended")]),
     )
 }  # fmt: skip
