@@ -17,7 +17,6 @@ from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
-    SHOWN_FROM,
     Common,
     Exit,
     JobName,
@@ -26,9 +25,9 @@ from controlplane.cli.output import (
     print_error,
     print_json,
     print_line,
-    progress,
     say,
 )
+from controlplane.cli.progress import progress
 from controlplane.cli.submission import (
     Submission,
     fit_terminal,
@@ -325,9 +324,10 @@ def submit(
     if key is not None and len(files) > 1:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
-    ready = [prepare(path, set_ or (), options) for path in files]
-    if wrap:
-        ready = [prepare_wrapped(wrap, set_ or (), options)]
+    with progress(common.output, "listing the files to upload"):
+        ready = [prepare(path, set_ or (), options) for path in files]
+        if wrap:
+            ready = [prepare_wrapped(wrap, set_ or (), options)]
     ready = [one._replace(project=project) for one in ready]
     ready = [ready[place] for place in submission_order([one.spec for one in ready])]
     if dry_run:
@@ -386,8 +386,8 @@ def _submit_one(
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
-        bar = progress(f"packing {one.spec.name}", f"sending {one.spec.name}")
-        with bar if one.size >= SHOWN_FROM else contextlib.nullcontext() as on_sent:
+        name = one.spec.name
+        with progress(common.output, f"packing {name}", f"sending {name}") as on_sent:
             accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, JobName, say
+from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient
 from controlplane.client.allocations import job_histories
 from controlplane.client.files import replacement
@@ -196,7 +197,7 @@ def trace(
     It shows states, changes of the group with their phases, decisions with their numbers, epochs,
     workers and plans over time.
     """
-    with BlockingClient(common.home) as client:
+    with progress(common.output, "reading events"), BlockingClient(common.home) as client:
         detail, told = client.job(job), client.explain(job)
         events = tuple(client.events())
     until = max((event.time for event in events), default=detail.summary.submitted_at)

@@ -36,7 +36,9 @@ def test_rows_look_like_dataclasses_and_stay_what_they_are() -> None:
     (row,) = rows = Rows((summary(A, slots=2, metrics={"accuracy": 0.5}),))
 
     assert asdict(row) == rows.records[0]  # type: ignore[call-overload]
-    assert msgspec.msgpack.decode(encode(row), type=JobSummary) == summary(A, slots=2, metrics={"accuracy": 0.5})
+    assert msgspec.msgpack.decode(encode(row), type=JobSummary) == summary(
+        A, slots=2, metrics={"accuracy": 0.5}
+    )
 
 
 def test_a_notebook_shows_columns_with_values_and_executes_nothing() -> None:
