@@ -203,6 +203,7 @@ class WaitJob(Request, tag="client.wait_job.1"):
 
     job: JobId
     wait_s: float = 0.0
+    failures: int | None = None  # reply also once more tries than this have failed; None: do not
 
 
 class ExplainJob(Request, tag="client.explain_job.1"):
@@ -482,6 +483,8 @@ class JobState(Reply, tag="client.job_state.1"):
     state: str
     reason: str  # reason for the state, for people
     exit_code: int | None = None  # exit code of the worker that decided the job's state
+    failures: int = 0  # number of script failures so far
+    failure: str = ""  # which try failed last, and why; empty: none
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
@@ -588,6 +591,7 @@ class JobDetail(Reply, tag="client.job_detail.3"):
     promises: tuple[PromiseInfo, ...] = ()  # oldest first; the first one is the promise
     notes: tuple[str, ...] = ()  # as in JobAccepted, for the current state
     next: str = ""  # cursor of the next page; empty: last page
+    epochs_total: int | None = None  # most epochs of the job; None: not known, or not limited
 
 
 class Explanation(Reply, tag="client.explanation.1"):

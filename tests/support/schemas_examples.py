@@ -221,12 +221,12 @@ _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
         **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810,
-        store_port=29_400, data_digest="1437-9f86d081884c7d65",
+        store_port=29_400, data_digest="1437-9f86d081884c7d65", imports_s=1.5,
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
     agent.GroupFormed(
-        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0,
+        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0, connect_ms=2.5,
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
@@ -338,7 +338,7 @@ _OF_CLIENTS: Final = (
     ),
     client.GetUsage(since=Seconds(1.5e9), until=Seconds(1.6e9), cursor="jobs.9"),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),
-    client.WaitJob(job=JOB, wait_s=10.5),
+    client.WaitJob(job=JOB, wait_s=10.5, failures=1),
     client.ExplainJob(job=JOB, cursor="decisions.9"),
     client.GetSearch(),
     client.ListNodes(cursor="nodes.9"),
@@ -386,7 +386,10 @@ _OF_CLIENTS: Final = (
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),
-    client.JobState(job=JOB, state="failed", reason="exit code 1", exit_code=1),
+    client.JobState(
+        job=JOB, state="failed", reason="exit code 1", exit_code=1, failures=1,
+        failure="try 1 of 1 failed: exit code 1",
+    ),
     _WORKER_INFO,
     _CHANGE,
     _SIZE,
@@ -397,7 +400,7 @@ _OF_CLIENTS: Final = (
     client.JobDetail(
         summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
         epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,
-        samples_done=17_244, version=VERSION, batch_limit=256, promises=(_PROMISE,), notes=(NOTE,),
+        samples_done=17_244, version=VERSION, batch_limit=256, epochs_total=28, promises=(_PROMISE,), notes=(NOTE,),
         next="versions.9",
     ),
     client.Explanation(

@@ -303,7 +303,10 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
                 "best_fitness": stats.best_fitness,
                 "mean_fitness": stats.mean_fitness,
                 "diversity": stats.diversity,
+                "view_ms": stats.view_ms,
+                "improve_ms": stats.improve_ms,
                 "decision_ms": stats.decision_ms,
+                "check_ms": stats.check_ms,
             },
         )
     if verdict.refused or len(begun) < len(verdict.swaps):

@@ -208,9 +208,16 @@ def job_detail(
         samples_done=_samples_done(job, live),
         version=job.version,
         batch_limit=batch_limit(job),
+        epochs_total=_epochs_total(job),
         next=following,
         **lists,
     )
+
+
+def _epochs_total(job: Job) -> int | None:
+    """Return the epochs of the job's stop rule, or else of its script once it has stated them."""
+    stop = job.spec.stop
+    return job.progress.stated_epochs if stop is None else stop.epochs
 
 
 def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
@@ -245,6 +252,8 @@ def job_explanation(
 ) -> Explanation:
     """Return a page of the decisions about a job. If it waits, the last entry says why.
 
+    Its time is the time since which the job waits, and `took_s` is the length of the wait.
+
     Raises:
         BadFieldError: if the cursor does not belong to this job.
     """
@@ -258,9 +267,11 @@ def job_explanation(
     if job.override is not None:  # the policy's reason is older than the order
         reason = Reason("operator", job.override_wait_reason or job.reason)
     if reason is not None and job.group is None and not job.ended and not following:
+        since = job.accounting.since
         waits = Decision(
-            time=now, before=job.size, to=job.size, reason=reason.text, code=reason.code,
-            numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
+            time=since, before=job.size, to=job.size, reason=reason.text, code=reason.code,
+            numbers=reason.numbers, outcome="waits", took_s=max(0.0, now - since),
+            by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
     return Explanation(job=job.job, state=shown_state(job), decisions=decisions, next=following)

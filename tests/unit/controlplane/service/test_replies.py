@@ -94,8 +94,8 @@ def test_the_reason_shows_the_wait_before_a_retry() -> None:
         for s in (0.0, 1.0)
     ]
 
-    failed = "the script exited with code 3"
-    assert told == [f"{failed}; retrying in 1 s, 1 retry left", f"{failed}; retrying, 1 retry left"]
+    failed = "try 1 of 2 failed: the script exited with code 3"
+    assert told == [f"{failed}; retrying in 1 s", f"{failed}; retrying"]
 
 
 UNTIL = "slaq shares slots by training losses: it has at least a fair share until it reports some"
