@@ -345,6 +345,7 @@ class Cluster(Reply, tag="client.cluster.1"):
     topics: tuple[str, ...] = ()  # prefixes of the feed topics that you may subscribe to
     agents_port: int = 0  # port for agents; 0: unknown, because the controller is older
     next_key: str = ""  # public key that the controller will have after its rotation; empty: none
+    now: Seconds = Seconds(0.0)  # by the controller's clock; 0: unknown, because it is older
 
 
 class SnapshotStored(Reply, tag="client.snapshot_stored.1"):
@@ -416,6 +417,9 @@ class JobSummary(Message, tag="client.job_summary.1"):
     gpu_share: float | None = None  # time in which its GPUs work, 0 to 1, mean; None: no GPU
     gpu_memory_bytes: int | None = None  # sum of its GPUs
     kind: str = "elastic"  # elastic, torchrun, command, interactive or sweep
+    start_at: Seconds | None = None  # expected start of a waiting job; None: unknown
+    start_earliest: Seconds | None = None  # 80% of the starts should be between this time
+    start_latest: Seconds | None = None  # and this one
 
 
 class AccountShare(Message, tag="client.account_share.1"):

@@ -20,7 +20,15 @@ function apply(changes) {
 
 function tell(inside) {
   const now = Date.now() / 1000;
-  for (const time of inside.querySelectorAll("time[data-at]")) time.textContent = ago(now - Number(time.dataset.at));
+  for (const time of inside.querySelectorAll("time[data-at]")) {
+    const {at, from, to} = time.dataset;
+    time.textContent = to ? starts(at - now, from - now, to - now) : ago(now - at);
+  }
+}
+function starts(at, from, to) {
+  if (to <= 0) return "at any moment";
+  const [a, b] = [length(Math.max(from, 0)), length(to)], [number, unit] = a.split(" ");
+  return `in ${length(Math.max(at, 0))}, ${b.endsWith(" " + unit) ? number : a} to ${b}`;
 }
 function ago(s) {
   if (s < 0) return "in " + length(-s);
