@@ -38,7 +38,7 @@ from controlplane.client.connection import Home
 from controlplane.web import charts
 from controlplane.web.mirror import ClusterMirror, State
 from controlplane.web.sessions import SESSION_S, Session, Sessions
-from controlplane.web.views import FOLDER, Parts, Views, differences, environment, plain
+from controlplane.web.views import FOLDER, NOTHING, News, Parts, Views, environment, plain
 from schemas.errors import (
     BadFieldError,
     DeniedError,
@@ -138,6 +138,7 @@ class WebPage:
         self._secure = secure  # cookies over HTTPS only
         self._templates = environment()
         self._views = Views(self._templates, self._base)
+        self._news = News()
         self._streams = 0
 
     def app(self, hosts: frozenset[str] = frozenset()) -> Starlette:
@@ -303,7 +304,7 @@ class WebPage:
         """Return slot hours by project and user."""
         shown = request.query_params.get("span", "7 d")
         shown = shown if shown in USAGE_SPANS else "7 d"
-        since = time.time() - USAGE_SPANS[shown]
+        since = self.mirror.state.now() - USAGE_SPANS[shown]
         used = await self.mirror.ask(lambda client: client.usage(since))
         return await self._page(
             request, "usage.html", title="Usage", here="usage",
@@ -323,7 +324,8 @@ class WebPage:
 
         context: dict[str, Any] = {
             "base": self._base, "pages": PAGES, "here": None, "stream": "", "inside": inside,
-            "history": state.history, "csrf": session.csrf if session else "",
+            "history": state.history, "now": state.now(), "silence": 3 * HEARTBEAT_S,
+            "csrf": session.csrf if session else "",
             "who": f"{session.user} ({session.role})" if session else "",
         }  # fmt: skip
         html = self._templates.get_template(template).render(context | values)
@@ -342,7 +344,7 @@ class WebPage:
         }.get(view)  # fmt: skip
         if make is None:
             return PlainTextResponse("no such view\n", HTTPStatus.NOT_FOUND)
-        return self._stream(self._changes(make))
+        return self._stream(self._changes((view, job), make))
 
     def _job_parts(self, job: JobId) -> Callable[[State], Awaitable[Parts]]:
         async def parts(state: State) -> Parts:
@@ -362,28 +364,26 @@ class WebPage:
 
         return parts
 
-    async def _changes(self, make: Callable[[State], Awaitable[Parts]]) -> AsyncIterator[str]:
-        sent: Parts = {}
-        state = self.mirror.state
+    async def _changes(
+        self, view: object, make: Callable[[State], Awaitable[Parts]]
+    ) -> AsyncIterator[bytes]:
+        sent, state, said = NOTHING, self.mirror.state, 0.0
         async with self.mirror.watching():
             while True:
-                parts = await make(state)
+                parts = await self._news.parts(view, state, make)
                 if "status" in parts and len(parts) == 1 and len(sent) > 1:
                     parts = {**sent, **parts}  # the rest is not known while nobody replies
-                said = {"history": state.history, "parts": differences(sent, parts)}
-                if said["parts"]:
-                    yield f"data: {json.dumps(said)}\n\n"
-                sent = parts
-                known = state.version
-                while (state := await self.mirror.next(known, HEARTBEAT_S)).version == known:
-                    yield ": no news\n\n"
+                if parts is not sent or time.monotonic() >= said + HEARTBEAT_S:
+                    yield self._news.message(view, state, sent, parts)
+                    sent, said = parts, time.monotonic()
+                state = await self.mirror.next(state.version, HEARTBEAT_S)
 
-    def _stream(self, source: AsyncIterator[str]) -> Response:
+    def _stream(self, source: AsyncIterator[str | bytes]) -> Response:
         if self._streams >= MAX_STREAMS:
             headers = {"retry-after": "30"}
             return PlainTextResponse("too many open pages\n", 503, headers)
 
-        async def counted() -> AsyncIterator[str]:
+        async def counted() -> AsyncIterator[str | bytes]:
             self._streams += 1
             try:
                 async for message in source:
@@ -449,7 +449,7 @@ class WebPage:
             )
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
-            drawn = await asyncio.to_thread(charts.job_chart, found.detail, time.time())
+            drawn = await asyncio.to_thread(charts.job_chart, found.detail, self.mirror.state.now())
         elif name == "sweep" and job:
             drawn = charts.trials(await self.mirror.sweep(JobId(job)))
         elif name in charts.OF_PLANS:
@@ -470,7 +470,7 @@ class WebPage:
         shown = shown if shown in SPANS else "1 h"
         stated = request.query_params.get("until", "")
         until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
-        now = time.time()
+        now = self.mirror.state.now()
         end = min(until or now, now)
         first = self.mirror.events[0].time if self.mirror.events and not until else 0.0
         return Window(max(end - SPANS[shown], min(first, end - 1.0)), end), shown, until

@@ -21,7 +21,7 @@ import structlog
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
 from schemas.errors import DeniedError, OnesError, UnreachableError, root_cause
-from schemas.ids import JobId
+from schemas.ids import JobId, Seconds
 from schemas.wire.client import (
     Cluster,
     Explanation,
@@ -51,13 +51,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 0  # counts the refreshes
     history: int = 0  # changes when the feed begins anew, as after a restored backup
-    at: float = 0.0  # seconds since the epoch
+    at: float = 0.0  # monotonic
+    clock: float = msgspec.field(default_factory=lambda: time.time() - time.monotonic())
     problem: str = "This page has not reached the controller yet."  # empty: none
     cluster: Cluster | None = None
     jobs: tuple[JobSummary, ...] = ()  # live ones, then the latest ended ones
     nodes: tuple[NodeInfo, ...] = ()
     search: SearchInfo | None = None
     sharing: SharingInfo | None = None
+
+    def now(self) -> Seconds:
+        """Return the time by the controller's clock, whatever happens to this host's clock."""
+        return Seconds(time.monotonic() + self.clock)
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,9 +144,11 @@ class ClusterMirror:
     async def _refresh(self, client: Client) -> None:
         while True:
             begin = time.monotonic()
+            cluster = await client.cluster()
             await self._publish(
                 problem="",
-                cluster=await client.cluster(),
+                cluster=cluster,
+                clock=(cluster.now or time.time()) - time.monotonic(),
                 jobs=(*await client.jobs(), *(await client.history(most=ENDED_SHOWN))),
                 nodes=await client.nodes(),
                 search=await client.search(),
@@ -160,7 +167,9 @@ class ClusterMirror:
 
     async def _publish(self, **changes: Any) -> None:
         version = self.state.version + 1
-        self.state = msgspec.structs.replace(self.state, version=version, at=time.time(), **changes)
+        self.state = msgspec.structs.replace(
+            self.state, version=version, at=time.monotonic(), **changes
+        )
         async with self.changed:
             self.changed.notify_all()
 
@@ -178,7 +187,7 @@ class ClusterMirror:
     async def fresh(self) -> State:
         """Return the state, which is at most a refresh old, if the controller replies."""
         async with self.watching():
-            if self.state.at < time.time() - MAX_AGE_S and not self.state.problem:
+            if self.state.at < time.monotonic() - MAX_AGE_S and not self.state.problem:
                 await self.next(self.state.version, MIN_INTERVAL_S)
         return self.state
 

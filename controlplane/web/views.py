@@ -6,8 +6,8 @@ from those it shows.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from schemas.jobs import ENDED
 from schemas.wire.client import JobUsage, SweepDetail
 
 FOLDER: Final = Path(__file__).parent
+MAX_VIEWS: Final = 100  # whose messages are kept
 MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
 LONGEST: Final = 400  # characters of a text of a user
 
@@ -32,6 +33,7 @@ class Part(NamedTuple):
 
 
 Parts = Mapping[str, Part]
+NOTHING: Final[Parts] = {}
 
 
 def environment() -> Environment:
@@ -89,7 +91,7 @@ class Views:
         """Return the parts of the page of a job."""
         parts = self.common(state)
         parts["head"] = Part("job-head", self._parts.job_head(job.detail))
-        parts["facts"] = Part("job-facts", self._parts.job_facts(job.detail, time.time()))
+        parts["facts"] = Part("job-facts", self._parts.job_facts(job.detail))
         for worker in job.detail.workers:
             name = f"worker-{worker.worker or worker.rank}"
             parts[name] = Part("workers", self._parts.worker_row(worker))
@@ -154,6 +156,39 @@ class Views:
             self._parts.usage_row(*account, len(each), sum(each) / HOUR_S, sum(each) / whole)
             for account, each in rows
         )
+
+
+class News:
+    """Messages with the parts that changed, which all open pages of a view share."""
+
+    def __init__(self) -> None:
+        self._parts: dict[object, tuple[int, Parts]] = {}
+        self._messages: dict[object, tuple[Parts, Parts, bytes]] = {}
+
+    async def parts(
+        self, view: object, state: State, make: Callable[[State], Awaitable[Parts]]
+    ) -> Parts:
+        """Return the parts of a view, made once for each state."""
+        version, parts = self._parts.get(view, (None, NOTHING))
+        if version != state.version:
+            made = await make(state)
+            parts = parts if made == parts else made
+            if len(self._parts) >= MAX_VIEWS:
+                self._parts.clear()
+                self._messages.clear()
+            self._parts[view] = state.version, parts
+        return parts
+
+    def message(self, view: object, state: State, old: Parts, new: Parts) -> bytes:
+        """Return an event of a stream: the time, and what differs. `whole`: other rows are gone."""
+        whole = old is NOTHING
+        known = self._messages.get((view, whole))
+        if known is None or known[0] is not old or known[1] is not new:
+            said = {"whole": whole, "parts": differences(old, new)}
+            known = self._messages[view, whole] = old, new, json.dumps(said)[1:].encode()
+        return b'data: {"history": %d, "now": %.3f, %b\n\n' % (
+            state.history, state.now(), known[2],
+        )  # fmt: skip
 
 
 def _counts(state: State) -> dict[str, int]:

@@ -1,12 +1,17 @@
 "use strict";
 // Applies changed parts of the page, draws charts, and adds keys, filters and sorting to tables.
 const body = document.body, base = document.querySelector("header .name").getAttribute("href");
+let clock = Number(body.dataset.now) - performance.now() / 1000;  // of the controller; this host's may be wrong
 const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 
 function made(html) { const t = document.createElement("template"); t.innerHTML = html.trim(); return t.content.firstElementChild; }
 
-function apply(changes) {
+function apply(changes, whole = false) {
   const began = performance.now();
+  if (whole) {
+    const there = new Set(changes.map(([id]) => id));
+    for (const row of document.querySelectorAll("tbody > tr[id]")) if (!there.has(row.id)) row.remove();
+  }
   for (const [id, parent, html] of changes) {
     const old = document.getElementById(id);
     if (html === null) { if (old) old.remove(); continue; }
@@ -19,7 +24,7 @@ function apply(changes) {
 }
 
 function tell(inside) {
-  const now = Date.now() / 1000;
+  const now = performance.now() / 1000 + clock;
   for (const time of inside.querySelectorAll("time[data-at]")) {
     const {at, from, to} = time.dataset;
     time.textContent = to ? starts(at - now, from - now, to - now) : ago(now - at);
@@ -44,26 +49,45 @@ setInterval(() => { if (!document.hidden) tell(document); }, 5000);
 tell(document);
 
 // --- live changes
-let source = null, missed = 0;
+const streams = [];  // of this page; a hidden page has none, because browsers open only six for each host
+let source = null, missed = 0, heard = 0;
 function listen() {
-  if (!body.dataset.stream) return;
+  if (source || !body.dataset.stream) return;
   source = new EventSource(body.dataset.stream);
+  heard = performance.now();
   source.onopen = () => { missed = 0; };
   source.onmessage = event => {
     const said = JSON.parse(event.data);
-    if (said.history !== undefined && String(said.history) !== body.dataset.history) { location.reload(); return; }
-    apply(said.parts); redraw();
+    heard = performance.now();
+    clock = said.now - heard / 1000;
+    if (String(said.history) !== body.dataset.history) { location.reload(); return; }
+    apply(said.parts, said.whole); redraw();
   };
   source.onerror = () => {
-    if (++missed > 1) apply([["status", "banner", '<p id="status" class="problem">This page has lost its server, and reconnects.</p>']]);
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+    const closed = source.readyState === EventSource.CLOSED;
+    if (++missed > 1 || closed) lost();
+    if (closed) { stop(); setTimeout(() => { if (!document.hidden) listen(); }, 5000); }
   };
 }
-listen();
+function stop() { source?.close(); source = null; }
+function lost() { apply([["status", "banner", '<p id="status" class="problem">This page has lost its server, and reconnects.</p>']]); }
+function check() {  // a connection can end unnoticed, as in a host that sleeps
+  if (source && performance.now() - heard > 1000 * Number(body.dataset.silence)) { lost(); stop(); listen(); }
+}
+streams.push([listen, stop]);
+setInterval(check, 5000);
+document.addEventListener("resume", check);
+let leaving = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(leaving);
+  if (document.hidden) leaving = setTimeout(() => { for (const [, end] of streams) end(); }, 10000);
+  else for (const [begin] of streams) begin();
+});
+if (!document.hidden) listen();
 
 // --- charts
 const charts = [...document.querySelectorAll("[data-chart]")];
-let drawn = 0, drawing = false;
+let drawn = -2000, drawing = false;
 const address = (chart, more) => { const url = new URL(chart.dataset.chart, location.href); for (const k in more) url.searchParams.set(k, more[k]); return url; };
 async function draw(chart) {
   const reply = await fetch(address(chart, {dark: dark ? 1 : 0}));
@@ -73,7 +97,7 @@ async function draw(chart) {
   performance.mark("drawn");
 }
 async function redraw() {
-  if (drawing || document.hidden || Date.now() - drawn < 2000) return;
+  if (drawing || document.hidden || performance.now() - drawn < 2000) return;
   drawing = true;
   try {
     for (const chart of charts) {
@@ -88,7 +112,7 @@ async function redraw() {
         else if (chart.moved !== true) { model.start = columns[name].start; model.end = columns[name].end; }
       }
     }
-    drawn = Date.now();
+    drawn = performance.now();
   } catch { /* the next message draws again */ } finally { drawing = false; }
 }
 for (const chart of document.querySelectorAll("[data-inline]"))
@@ -144,12 +168,14 @@ if (section) {
   const log = document.getElementById("log"), form = document.getElementById("log-form");
   const most = 2000;
   let lines = null;
+  const end = () => { if (lines?.readyState !== EventSource.CLOSED) { lines?.close(); lines = null; } };
   const follow = () => {
-    lines?.close(); log.replaceChildren();
+    lines?.close();
     const url = new URL(section.dataset.log, location.href);
     for (const [name, value] of new FormData(form)) if (value) url.searchParams.set(name, value);
     const ranks = new Set();
     lines = new EventSource(url);
+    lines.onopen = () => log.replaceChildren();  // also after a break: the server begins anew
     lines.onmessage = event => {
       const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
       for (const [rank, text, end] of JSON.parse(event.data)) {
@@ -167,5 +193,6 @@ if (section) {
     lines.addEventListener("refused", event => { lines.close(); log.textContent = event.data; });
   };
   form.addEventListener("submit", event => { event.preventDefault(); follow(); });
-  follow();
+  streams.push([() => { if (!lines) follow(); }, end]);
+  if (!document.hidden) follow();
 }

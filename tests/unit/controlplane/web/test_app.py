@@ -68,7 +68,7 @@ class Browser:
         self.controller = Controller(role)
         self.page.mirror._client = self.controller  # type: ignore[assignment]
         self.page.mirror.state = State(
-            version=1, at=time.time(), problem="", jobs=(summary(),),
+            version=1, at=time.monotonic(), problem="", jobs=(summary(),),
             cluster=example(Cluster, role=role),
         )  # fmt: skip
         self.http = TestClient(self.page.app(NAMES), follow_redirects=False)
