@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controlplane.client.allocations import Window
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
+from controlplane.client.formats import second
 from controlplane.web import charts
 from controlplane.web.mirror import ClusterMirror, State
 from controlplane.web.sessions import SESSION_S, Session, Sessions
@@ -47,7 +48,7 @@ from schemas.errors import (
     UnknownJobError,
     UnreachableError,
 )
-from schemas.ids import JobId
+from schemas.ids import LAST, JobId
 
 COOKIE: Final = "ones-session"
 PAGES: Final = (
@@ -442,29 +443,33 @@ class WebPage:
 
     async def chart(self, request: Request) -> Response:
         """Return a chart, or only its data."""
-        name, job = request.path_params["chart"], request.path_params.get("job")
+        name, job, note = request.path_params["chart"], request.path_params.get("job"), ""
         if name == "gantt":
-            drawn = await asyncio.to_thread(
-                charts.gantt, tuple(self.mirror.events), self._window(request)[0]
-            )
+            window = self._window(request)[0]
+            past = await self.mirror.events_of(window)
+            until = min(past.end, self.mirror.state.now())
+            drawn = await asyncio.to_thread(charts.gantt, past.events, window, until)
+            if past.end < window.end:
+                note = f"Too many events: the chart ends at {second(past.end)}. Zoom in."
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
             drawn = await asyncio.to_thread(charts.job_chart, found.detail, self.mirror.state.now())
         elif name == "sweep" and job:
             drawn = charts.trials(await self.mirror.sweep(JobId(job)))
         elif name in charts.OF_PLANS:
-            drawn = await asyncio.to_thread(charts.plans, tuple(self.mirror.events), name)
+            drawn = await asyncio.to_thread(charts.plans, self.mirror.latest_events(), name)
         else:
             return PlainTextResponse("no such chart\n", HTTPStatus.NOT_FOUND)
         if request.query_params.get("data"):
-            return JSONResponse(charts.columns(drawn))
+            return JSONResponse(charts.columns(drawn) | {"note": note})
         dark = request.query_params.get("dark") == "1"
         return JSONResponse(charts.document(drawn, dark=dark))
 
     def _window(self, request: Request) -> tuple[Window, str, float]:
         """Return the range of time of a request, the name of its length, and its end or 0.
 
-        A range that ends now begins with the first known event, if that is later.
+        A range that ends now begins with the first event, if that is later. `from` and `to` are the
+        ends of a chart that was moved.
         """
         shown = request.query_params.get("span", "1 h")
         shown = shown if shown in SPANS else "1 h"
@@ -472,7 +477,10 @@ class WebPage:
         until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
         now = self.mirror.state.now()
         end = min(until or now, now)
-        first = self.mirror.events[0].time if self.mirror.events and not until else 0.0
+        moved = [_seconds(request.query_params.get(name, "")) for name in ("from", "to")]
+        if moved[0] is not None and moved[1] is not None and moved[0] < moved[1]:
+            return Window(moved[0], moved[1]), shown, until
+        first = 0.0 if until else self.mirror.begin
         return Window(max(end - SPANS[shown], min(first, end - 1.0)), end), shown, until
 
     # --- logins and actions
@@ -567,6 +575,15 @@ def results_in(data: bytes, file: str) -> dict[str, list[float]]:
     for result in results:
         times.setdefault(f"{file}: {result.policy}", []).extend(result.jct_s.values())
     return {name: values for name, values in times.items() if values}
+
+
+def _seconds(text: str) -> float | None:
+    """Return a time in a query, or None if it is none."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if 0.0 <= found <= LAST else None
 
 
 def _later(view: Callable[[State], Parts]) -> Callable[[State], Awaitable[Parts]]:

@@ -7,7 +7,7 @@ and keeps its zoom.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from bokeh.embed import json_item
 from bokeh.layouts import column
@@ -46,6 +46,10 @@ OF_GROUPS: Final = frozenset({"slots", "batch size"})  # curves with steps
 DASHES: Final = ("solid", "dashed", "dotted")
 MAX_CURVES: Final = 200  # trials that are drawn
 MARK: Final = "#e15759"
+TICKS: Final[Mapping[str, Any]] = {  # formats by the distance of ticks
+    "milliseconds": "%H:%M:%S.%3N", "seconds": "%H:%M:%S", "minsec": "%H:%M:%S",
+    "minutes": "%H:%M", "hourmin": "%H:%M", "hours": "%d %b %H:%M", "days": "%d %b",
+}  # fmt: skip
 TOOLS: Final = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
 
@@ -69,16 +73,21 @@ def columns(chart: LayoutDOM) -> dict[str, Any]:
 # --- slots over time
 
 
-def gantt(events: Iterable[FeedEvent], window: Window) -> Any:
-    """Draw which job had which slot; re-scales are marked. Times are in UTC."""
+def gantt(events: Iterable[FeedEvent], window: Window, until: float | None = None) -> Any:
+    """Draw which job had which slot; re-scales are marked. Times are in UTC.
+
+    `until` is the end of what the events tell, if it is before the end of the window.
+    """
     seen = list(events)
-    whole = allocations_from(seen, window.end)
+    whole = allocations_from(seen, window.end if until is None else until)
     colours = {job: job_colour(index) for job, index in colour_indices(whole).items()}
     shown = clipped(whole, window)[-MAX_BARS:]
     slots = all_slots(seen)
     rows = {slot: len(slots) - 1 - index for index, slot in enumerate(slots)}
     height = min(max(ROW_HEIGHT * len(slots) + 60, MIN_HEIGHT), MAX_HEIGHT)
     plot = _timed(height, window, tools="pan,wheel_zoom,box_zoom,reset,save")
+    plot.xaxis.formatter.context = DatetimeTickFormatter(**cast("Any", dict.fromkeys(TICKS, "%d %b %Y")))
+    plot.xaxis.formatter.context_which, plot.xaxis.formatter.hide_repeats = "start", True
     plot.y_range = Range1d(start=-0.5, end=max(len(slots), 1) - 0.5)
     ticks = _node_ticks(slots, rows)
     plot.yaxis.ticker = list(ticks)
@@ -307,13 +316,10 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
 def _timed(height: int, window: Window, share: Any = None, tools: str = TOOLS) -> Any:
     plot: Any = figure(
         height=height, sizing_mode="stretch_width", tools=tools, active_scroll=None,
-        output_backend="canvas",
+        output_backend="canvas", x_axis_type="datetime",
         x_range=share or Range1d(start=window.begin * 1000, end=window.end * 1000, name="time"),
     )  # fmt: skip
-    plot.xaxis.formatter = DatetimeTickFormatter(
-        milliseconds="%H:%M:%S", seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M",
-        hourmin="%H:%M", hours="%d %b %H:%M", days="%d %b",
-    )  # fmt: skip
+    plot.xaxis.formatter = DatetimeTickFormatter(**TICKS)
     plot.toolbar.logo = None
     plot.xaxis.ticker.desired_num_ticks = 4
     plot.grid.grid_line_alpha = 0.3

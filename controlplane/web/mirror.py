@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import structlog
 
+from controlplane.client.allocations import Window
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
-from schemas.errors import DeniedError, OnesError, UnreachableError, root_cause
+from controlplane.web.past import Holder, Past, carried, charted, holders, joined, opened, read_past
+from schemas.errors import DeniedError, OnesError, UnavailableError, UnreachableError, root_cause
 from schemas.ids import JobId, Seconds
 from schemas.wire.client import (
     Cluster,
@@ -36,7 +37,9 @@ from schemas.wire.feed import FeedEvent
 
 log = structlog.get_logger("web")
 T = TypeVar("T")
-MAX_EVENTS: Final = 100_000  # latest events of the feed that are kept
+MAX_EVENTS: Final = 100_000  # latest events that are read at first, and of charts that are kept
+BURST_S: Final = 60.0  # time whose share of work may be taken at once
+MAX_WAITING: Final = 8  # ranges of older events
 ENDED_SHOWN: Final = 100  # ended jobs on the first page
 MIN_INTERVAL_S: Final = 1.0  # between two refreshes
 LOAD: Final = 0.02  # largest share of time that the controller works for the pages
@@ -93,13 +96,19 @@ class ClusterMirror:
 
     def __init__(self, home: Home) -> None:
         self.state = State()
-        self.events: deque[FeedEvent] = deque(maxlen=MAX_EVENTS)
+        self._events: list[FeedEvent] = []  # that charts are made from
+        self._last_seq = 0
+        self._held: list[Holder] = []  # slots of jobs at the time of the first event
+        self._held_from = Seconds(0.0)  # begin of the events; 0: that of the journal
+        self._reading = asyncio.Lock()  # one range at a time
+        self._read_at = 0.0  # monotonic; time until which the controller has been asked enough
         self.changed = asyncio.Condition()  # notified after each refresh
         self._home = home
         self._client: Client | None = None
         self._watchers = 0
         self._news = asyncio.Event()
-        self._details: dict[tuple[str, JobId], _Shared] = {}
+        self._waiting = 0  # ranges that are asked for
+        self._details: dict[tuple[str, str], _Shared] = {}
         self._last_events: dict[JobId, float] = {}  # monotonic
 
     async def run(self) -> None:
@@ -118,13 +127,14 @@ class ClusterMirror:
 
     async def _follow(self, client: Client) -> None:
         cluster = await client.cluster()
-        known = self.events[-1].seq if self.events else 0
-        if cluster.last_seq < known:
-            self.events.clear()
+        if cluster.last_seq < self._last_seq:
             self._details.clear()
             await self._publish(history=self.state.history + 1)
-            known = 0
-        first = max(known + 1, cluster.last_seq - MAX_EVENTS, 1)
+            self._last_seq = 0
+        first = max(self._last_seq + 1, cluster.last_seq - MAX_EVENTS, 1)
+        if first > self._last_seq + 1 or first == 1:
+            self._events, self._held, self._held_from = [], [], Seconds(0.0)
+            self._last_seq = 0
         self._client = client
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -135,11 +145,64 @@ class ClusterMirror:
 
     async def _read_events(self, client: Client, first: int) -> None:
         async for page in client.event_pages(first, follow=True):
-            self.events.extend(page)
+            if first > 1 and not self._last_seq:
+                self._held_from = page[0].time
+                self._held = await holders(client, page[0].time)
+            self._last_seq = page[-1].seq
+            self._events += charted(page)
+            if len(self._events) > MAX_EVENTS:
+                self._forget_oldest()
             now = time.monotonic()
             old = {job: at for job, at in self._last_events.items() if now - at < 2 * IDLE_S}
             self._last_events = old | {one.job: now for one in page if one.job is not None}
             self._news.set()
+
+    def _forget_oldest(self) -> None:
+        older, later = self._events[: MAX_EVENTS // 2], self._events[MAX_EVENTS // 2 :]
+        self._events = [*carried([*opened(self._held, self._events, self._held_from), *older])]
+        self._events += later
+        self._held, self._held_from = [], later[0].time
+
+    @property
+    def begin(self) -> Seconds:
+        """Time of the first event of the journal, or 0 if it is not held."""
+        return Seconds(0.0) if self._held_from or not self._events else self._events[0].time
+
+    def latest_events(self) -> tuple[FeedEvent, ...]:
+        """Return the events that charts are made from, without those of the far past."""
+        return (
+            *joined(self.state.nodes, self._held_from),
+            *opened(self._held, self._events, self._held_from),
+            *self._events,
+        )
+
+    async def events_of(self, window: Window) -> Past:
+        """Return the events of a range of time, read from the controller if it is long ago.
+
+        Raises:
+            OnesError: if the controller does not reply, or too many ranges are asked for.
+        """
+        if window.begin >= self._held_from:
+            return Past(self.latest_events(), window.end)
+        if self._waiting >= MAX_WAITING:
+            raise UnavailableError("too many pages read older events", "try again in a minute")
+
+        async def read(client: Client) -> Past:
+            self._waiting += 1
+            try:
+                async with self._reading:
+                    await asyncio.sleep(self._read_at - time.monotonic())
+                    begun = time.monotonic()
+                    past = await read_past(client, window, self._last_seq)
+                    took = time.monotonic() - begun
+                    self._read_at = max(self._read_at, begun - BURST_S) + took / LOAD
+                    return past._replace(
+                        events=(*joined(self.state.nodes, Seconds(window.begin)), *past.events)
+                    )
+            finally:
+                self._waiting -= 1
+
+        return await self._shared(("past", f"{window.begin:.3f} {window.end:.3f}"), read)
 
     async def _refresh(self, client: Client) -> None:
         while True:
@@ -221,12 +284,12 @@ class ClusterMirror:
         """
         return await self._shared(("sweep", job), lambda client: client.sweep(job))
 
-    async def _shared(self, key: tuple[str, JobId], read: Callable[[Client], Awaitable[T]]) -> T:
+    async def _shared(self, key: tuple[str, str], read: Callable[[Client], Awaitable[T]]) -> T:
         """Return what `read` returns; all pages share it while it is recent."""
         now = time.monotonic()
         self._details = {k: one for k, one in self._details.items() if now - one.begun < IDLE_S}
         known = self._details.get(key)
-        news = self._last_events.get(key[1], 0.0)
+        news = self._last_events.get(JobId(key[1]), 0.0)
         if known is None or now > known.begun + (
             known.pause_s if news > known.begun else MAX_AGE_S
         ):

@@ -92,26 +92,37 @@ const address = (chart, more) => { const url = new URL(chart.dataset.chart, loca
 async function draw(chart) {
   const reply = await fetch(address(chart, {dark: dark ? 1 : 0}));
   if (!reply.ok) { chart.textContent = "This chart is not available now."; return; }
-  await Bokeh.embed.embed_item(await reply.json(), chart.id);
+  const item = await reply.json();
+  await Bokeh.embed.embed_item(item, chart.id);
+  chart.doc = Bokeh.documents.find(doc => doc.roots().some(root => root.id === item.root_id));
+  const {start, end} = chart.doc.get_model_by_name("time") ?? {};
+  chart.range = {start, end};
   chart.done = true;
   performance.mark("drawn");
 }
-async function redraw() {
-  if (drawing || document.hidden || performance.now() - drawn < 2000) return;
+async function fill(chart) {
+  const time = chart.doc.get_model_by_name("time"), {start, end} = time ?? {};
+  const moved = time && (start !== chart.range.start || end !== chart.range.end);
+  const same = chart.shown?.start === start && chart.shown?.end === end;
+  if (moved && same && end / 1000 < performance.now() / 1000 + clock) return;  // the past does not change
+  chart.shown = {start, end};
+  const wait = setTimeout(() => note(chart, "Older events are being read."), 500);
+  const reply = await fetch(address(chart, {data: 1, ...(moved && {from: start / 1000, to: end / 1000})}));
+  clearTimeout(wait);
+  const columns = reply.ok ? await reply.json() : {note: "This range is not available now."};
+  note(chart, columns.note);
+  for (const name in columns) {
+    const model = chart.doc.get_model_by_name(name);
+    if (model?.data) model.data = columns[name];
+    else if (model && !moved && !chart.held) { const {start, end} = chart.range = columns[name]; model.setv({start, end, reset_start: start, reset_end: end}); }
+  }
+}
+function note(chart, text) { const line = chart.parentElement.querySelector(".note"); if (line) line.textContent = text; }
+async function redraw(soon = false) {
+  if (drawing || document.hidden || (!soon && performance.now() - drawn < 2000)) return;
   drawing = true;
   try {
-    for (const chart of charts) {
-      if (!chart.done) continue;
-      const reply = await fetch(address(chart, {data: 1}));
-      if (!reply.ok) continue;
-      const columns = await reply.json();
-      for (const doc of Bokeh.documents) for (const name in columns) {
-        const model = doc.get_model_by_name(name);
-        if (!model) continue;
-        if (model.data) model.data = columns[name];
-        else if (chart.moved !== true) { model.start = columns[name].start; model.end = columns[name].end; }
-      }
-    }
+    for (const chart of charts) if (chart.done) await fill(chart);
     drawn = performance.now();
   } catch { /* the next message draws again */ } finally { drawing = false; }
 }
@@ -119,7 +130,12 @@ for (const chart of document.querySelectorAll("[data-inline]"))
   Bokeh.embed.embed_item(JSON.parse(document.getElementById(chart.dataset.inline).textContent), chart.id);
 for (const chart of charts) {
   draw(chart);
-  for (const kind of ["wheel", "pointerdown"]) chart.addEventListener(kind, () => { chart.moved = true; });
+  let still = 0;
+  const moved = () => { clearTimeout(still); still = setTimeout(() => { chart.held = false; redraw(true); }, 300); };
+  const first = {capture: true};  // Bokeh keeps these events to itself
+  chart.addEventListener("wheel", moved, first);
+  chart.addEventListener("pointerdown", () => { chart.held = true; }, first);
+  addEventListener("pointerup", () => { if (chart.held) moved(); }, first);
 }
 
 // --- tables
