@@ -39,7 +39,16 @@ from controlplane.client.formats import second
 from controlplane.web import charts
 from controlplane.web.mirror import ClusterMirror, State
 from controlplane.web.sessions import SESSION_S, Session, Sessions
-from controlplane.web.views import FOLDER, NOTHING, News, Parts, Views, environment, plain
+from controlplane.web.views import (
+    FOLDER,
+    NOTHING,
+    News,
+    Parts,
+    Views,
+    environment,
+    has_rungs,
+    plain,
+)
 from schemas.errors import (
     BadFieldError,
     DeniedError,
@@ -261,6 +270,7 @@ class WebPage:
         detail = await self.mirror.sweep(JobId(name))
         return await self._page(
             request, "sweep.html", title=name, job=name,
+            rungs=has_rungs(detail),
             parts=self._views.sweep(self.mirror.state, detail),
             stream=f"{self._base}live/sweep/{quote(name)}",
         )  # fmt: skip

@@ -86,7 +86,8 @@ def gantt(events: Iterable[FeedEvent], window: Window, until: float | None = Non
     rows = {slot: len(slots) - 1 - index for index, slot in enumerate(slots)}
     height = min(max(ROW_HEIGHT * len(slots) + 60, MIN_HEIGHT), MAX_HEIGHT)
     plot = _timed(height, window, tools="pan,wheel_zoom,box_zoom,reset,save")
-    plot.xaxis.formatter.context = DatetimeTickFormatter(**cast("Any", dict.fromkeys(TICKS, "%d %b %Y")))
+    dates = dict.fromkeys(TICKS, "%d %b %Y")
+    plot.xaxis.formatter.context = DatetimeTickFormatter(**cast("Any", dates))
     plot.xaxis.formatter.context_which, plot.xaxis.formatter.hide_repeats = "start", True
     plot.y_range = Range1d(start=-0.5, end=max(len(slots), 1) - 0.5)
     ticks = _node_ticks(slots, rows)
@@ -298,7 +299,12 @@ def trials(detail: SweepDetail) -> Any:
 
 
 OF_PLANS: Final = {  # curves of the scheduler's charts, from the events of plans
-    "fitness": {"best": "best_fitness", "mean": "mean_fitness"},
+    "fitness": {
+        "best": "best_fitness",
+        "mean": "mean_fitness",
+        "upper quarter": "upper_fitness",
+        "lower quarter": "lower_fitness",
+    },
     "decision": {"decision time, ms": "decision_ms"},
 }
 
@@ -307,7 +313,11 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
     """Draw a chart in `OF_PLANS`."""
     seen = [event for event in events if event.event == "policy.plan"]
     curves = {
-        said: [(event.time, float(event.detail.get(field) or 0.0)) for event in seen]
+        said: [
+            (event.time, float(value))
+            for event in seen
+            if (value := event.detail.get(field)) is not None
+        ]
         for said, field in OF_PLANS[chart].items()
     }
     return lines(chart, curves)

@@ -7,6 +7,7 @@ from those it shows.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ from schemas.wire.client import JobUsage, SweepDetail
 FOLDER: Final = Path(__file__).parent
 MAX_VIEWS: Final = 100  # whose messages are kept
 MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
+MAX_STOPPED: Final = 20  # trials that a rung names
 LONGEST: Final = 400  # characters of a text of a user
 
 
@@ -131,6 +133,8 @@ class Views:
         """Return the parts of the page of a sweep."""
         parts = self.common(state)
         parts["head"] = Part("sweep-head", self._parts.sweep_head(detail))
+        for level, *row in rungs_of(detail):
+            parts[f"rung-{level}"] = Part("rungs", self._parts.rung_row(level, *row))
         for trial in detail.trials:
             row = self._parts.trial_row(trial, detail.best == trial.number)
             parts[f"trial-{trial.number}"] = Part("trials", row)
@@ -200,6 +204,45 @@ def _counts(state: State) -> dict[str, int]:
         "slots": slots, "used": slots - free, "running": running, "waiting": len(live) - running,
         "users": len({job.user for job in live}), "nodes": len(there),
     }  # fmt: skip
+
+
+class Rung(NamedTuple):
+    """Number of epochs after which the search compares trials."""
+
+    epochs: int
+    trials: int  # that may reach it
+    done: int
+    stopped: str  # numbers of the trials that ended here
+    best: int | str  # number of the trial with the best value so far
+    score: float | None
+
+
+def has_rungs(detail: SweepDetail) -> bool:
+    """Return whether the search compares trials at rungs."""
+    return hasattr(detail.spec.search.searcher, "eta")
+
+
+def rungs_of(detail: SweepDetail) -> list[Rung]:
+    """Return the rungs that trials were granted, lowest first."""
+    if not has_rungs(detail):
+        return []
+    search, found = detail.spec.search, []
+    pick = max if search.mode == "max" else min
+    for level in sorted({trial.granted for trial in detail.trials if trial.granted}):
+        there = [trial for trial in detail.trials if trial.granted >= level]
+        stopped = [t.number for t in there if t.granted == level and t.state == "stopped"]
+        scores = [
+            (values[search.metric], trial.number)
+            for trial in there
+            for values in trial.metrics[: max(0, level - trial.first_epoch + 1)]
+            if math.isfinite(values.get(search.metric, math.nan))
+        ]
+        score, best = pick(scores, key=lambda one: one[0], default=(None, ""))
+        done = sum(trial.epochs >= level for trial in there)
+        named = ", ".join(map(str, stopped[:MAX_STOPPED]))
+        more = f" and {len(stopped) - MAX_STOPPED} more" if len(stopped) > MAX_STOPPED else ""
+        found.append(Rung(level, len(there), done, named + more, best, score))
+    return found
 
 
 def _gain(numbers: Mapping[str, float]) -> tuple[float | None, float | None]:

@@ -637,6 +637,7 @@ class SearchInfo(Reply, tag="client.search_info.1"):
     length_coverage_90: float | None = None  # share of job lengths within their 90% interval
     planned: tuple[PlannedJob, ...] = ()  # of the latest plan, at most 200 that the reader may see
     planned_at: Seconds | None = None  # time of the latest plan
+    spread: tuple[float, ...] = ()  # fitness at 0, 25, 50, 75 and 100% of the population
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -412,6 +412,7 @@ _OF_CLIENTS: Final = (
         mean_fitness=0.5, incumbent_fitness=0.625, decision_ms=12.5, rescales=4, batch_changes=2,
         predicted_gain=1.5, realised_gain=1.25, diversity=0.25, gain_error=1.2, length_error=0.15,
         length_coverage_80=0.75, length_coverage_90=0.875, planned_at=Seconds(1_760_000_000.5),
+        spread=(0.25, 0.375, 0.5, 0.625, 0.75),
         planned=(client.PlannedJob(job=JOB, slots=2, batch=64, reason="grows", expected_gain=1.5),),
     ),
     client.SweepDetail(
