@@ -70,7 +70,6 @@ HEARTBEAT_S: Final = 15.0  # a stream without news says so
 MAX_STREAMS: Final = 2000  # open pages
 MAX_RESULTS_BYTES: Final = 32 << 20  # of the results to compare
 MAX_RESULTS: Final = 24
-MAX_REAL_JOBS: Final = 1000
 MAX_FORM_BYTES: Final = 1 << 16
 LAST_LINES: Final = 500  # of the output, at first
 LONGEST_LINE: Final = 4000  # characters
@@ -278,21 +277,21 @@ class WebPage:
     async def compare(self, request: Request) -> Response:
         """Draw uploaded results of simulations, and the jobs that ended here."""
         series: dict[str, list[float]] = {}
-        problem = ""
+        problem, dark = "", False
         if request.method == "POST":
             try:
-                series = await self._compared(request)
+                series, dark = await self._compared(request)
             except BadFieldError as error:
                 problem = plain(error)
         drawn = charts.shares(series, "completion time, s") if series else None
-        html = json.dumps(charts.document(drawn, dark=False)) if drawn else ""
+        html = json.dumps(charts.document(drawn, dark=dark)) if drawn else ""
         return await self._page(
             request, "compare.html", title="Compare", here="compare", problem=problem,
             drawn=Markup(html.replace("<", "\\u003c")),  # noqa: S704 - JSON in a data block
             rows=self._views.compared_rows(series),
         )  # fmt: skip
 
-    async def _compared(self, request: Request) -> dict[str, list[float]]:
+    async def _compared(self, request: Request) -> tuple[dict[str, list[float]], bool]:
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MAX_RESULTS_BYTES:
             what = f"results: more than {MAX_RESULTS_BYTES >> 20} MiB"
@@ -302,21 +301,20 @@ class WebPage:
             for file in form.getlist("results"):
                 if not isinstance(file, str) and file.filename:
                     series |= results_in(await file.read(), plain(file.filename))
-            real = form.get("real") == "1"
+            real, dark = form.get("real") == "1", form.get("dark") == "1"
         if real:
-            ended = await self.mirror.ask(lambda client: client.history(most=MAX_REAL_JOBS))
+            ended = await self.mirror.ended_jobs()
             times = [job.ended_at - job.submitted_at for job in ended if job.ended_at]
             series |= {"this cluster": times} if times else {}
         if not series:
             raise BadFieldError("results: none was chosen", "choose a file", "results")
-        return series
+        return series, dark
 
     async def usage(self, request: Request) -> Response:
         """Return slot hours by project and user."""
         shown = request.query_params.get("span", "7 d")
         shown = shown if shown in USAGE_SPANS else "7 d"
-        since = self.mirror.state.now() - USAGE_SPANS[shown]
-        used = await self.mirror.ask(lambda client: client.usage(since))
+        used = await self.mirror.usage(USAGE_SPANS[shown])
         return await self._page(
             request, "usage.html", title="Usage", here="usage",
             rows=self._views.usage_rows(used.jobs), span_shown=shown,

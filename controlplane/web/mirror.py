@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -32,6 +32,7 @@ from schemas.wire.client import (
     SearchInfo,
     SharingInfo,
     SweepDetail,
+    Usage,
 )
 from schemas.wire.feed import FeedEvent
 
@@ -41,6 +42,7 @@ MAX_EVENTS: Final = 100_000  # latest events that are read at first, and of char
 BURST_S: Final = 60.0  # time whose share of work may be taken at once
 MAX_WAITING: Final = 8  # ranges of older events
 ENDED_SHOWN: Final = 100  # ended jobs on the first page
+MAX_ENDED: Final = 1000  # ended jobs that are compared
 MIN_INTERVAL_S: Final = 1.0  # between two refreshes
 LOAD: Final = 0.02  # largest share of time that the controller works for the pages
 MAX_AGE_S: Final = 10.0  # age after which the state is refreshed without news
@@ -284,14 +286,33 @@ class ClusterMirror:
         """
         return await self._shared(("sweep", job), lambda client: client.sweep(job))
 
+    async def usage(self, span_s: float) -> Usage:
+        """Return the slot time that jobs used in the latest `span_s` seconds.
+
+        Raises:
+            OnesError: if the controller does not reply.
+        """
+        since = self.state.now() - span_s
+        return await self._shared(("usage", f"{span_s:.0f}"), lambda client: client.usage(since))
+
+    async def ended_jobs(self) -> Sequence[JobSummary]:
+        """Return the latest jobs that ended.
+
+        Raises:
+            OnesError: if the controller does not reply.
+        """
+        return await self._shared(("ended", ""), lambda client: client.history(most=MAX_ENDED))
+
     async def _shared(self, key: tuple[str, str], read: Callable[[Client], Awaitable[T]]) -> T:
         """Return what `read` returns; all pages share it while it is recent."""
         now = time.monotonic()
-        self._details = {k: one for k, one in self._details.items() if now - one.begun < IDLE_S}
+        self._details = {
+            k: one for k, one in self._details.items() if now - one.begun < max(IDLE_S, one.pause_s)
+        }
         known = self._details.get(key)
         news = self._last_events.get(JobId(key[1]), 0.0)
         if known is None or now > known.begun + (
-            known.pause_s if news > known.begun else MAX_AGE_S
+            known.pause_s if news > known.begun else max(MAX_AGE_S, known.pause_s)
         ):
             known = self._details[key] = _Shared(now, asyncio.ensure_future(self.ask(read)))
             known.answer.add_done_callback(known.measure)

@@ -176,6 +176,7 @@ document.addEventListener("keydown", event => {
   else return;
   event.preventDefault();
 });
+for (const field of document.querySelectorAll("[data-dark]")) field.value = dark ? 1 : 0;
 for (const button of document.querySelectorAll("[data-confirm]")) button.addEventListener("click", event => { if (!confirm(button.dataset.confirm)) event.preventDefault(); });
 
 // --- output of a job

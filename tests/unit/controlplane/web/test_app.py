@@ -19,8 +19,8 @@ from controlplane.web.app import WebPage
 from controlplane.web.mirror import State
 from controlplane.web.sessions import Session
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.ids import JobId
-from schemas.wire.client import Cluster, Explanation, JobDetail
+from schemas.ids import JobId, Seconds
+from schemas.wire.client import Cluster, Explanation, JobDetail, JobSummary, Usage
 from tests.unit.controlplane.web.test_views import example, summary
 
 NAMES: Final = frozenset({"testserver"})
@@ -44,6 +44,14 @@ class Controller:
 
     async def explain(self, job: str) -> Explanation:
         return Explanation(job=JobId(job), state="running", decisions=())
+
+    async def usage(self, since: float) -> Usage:
+        self.done.append(("usage",))
+        return Usage(since=Seconds(since), until=Seconds(since), jobs=())
+
+    async def history(self, most: int) -> list[JobSummary]:
+        self.done.append(("history", most))
+        return [summary(submitted_at=Seconds(10.0), ended_at=Seconds(40.0))]
 
     async def pause(self, job: str) -> None:
         self.done.append(("pause", job))
@@ -284,6 +292,25 @@ def test_open_pages_are_limited(browser: Browser, monkeypatch: pytest.MonkeyPatc
 
 
 # --- comparison
+
+
+def test_visits_share_what_the_controller_replied(browser: Browser) -> None:
+    with browser.http:
+        for _ in range(2):
+            assert browser.http.get("/usage").status_code == 200
+            assert "this cluster" in browser.http.post("/compare", files={"real": (None, "1")}).text
+
+    assert browser.controller.done == [("usage",), ("history", 1000)]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_comparison_has_the_colours_of_its_browser(browser: Browser, *, dark: bool) -> None:
+    form = {
+        "results": ("a.json", b'{"policy": "fifo", "jct_s": {"a-1": 9.0}}'),
+        "dark": (None, str(int(dark))),
+    }
+
+    assert ("#20262B" in browser.http.post("/compare", files=form).text) is dark
 
 
 @pytest.mark.parametrize(
