@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from tests.support.cluster import TOY, Cluster, training_job
@@ -63,11 +69,33 @@ class Desk:
     def __init__(self, cluster: Cluster, browser: Any, url: str, pid: int) -> None:
         self.cluster, self.browser, self.url, self.pid = cluster, browser, url, pid
 
-    def page(self, **how: Any) -> Page:
-        return Page(self.browser, self.url, **how)
+    def page(self, url: str = "", **how: Any) -> Page:
+        return Page(self.browser, url or self.url, **how)
 
-    def log_in(self, page: Page) -> None:
-        page.tab.goto(self.cluster.ones("web", "login", "-o", "quiet").out.strip())
+    def log_in(self, page: Page, home: Path | None = None) -> None:
+        where = ("--home", str(home)) if home else ()
+        page.tab.goto(
+            self.cluster.ones("web", "login", self.url, *where, "-o", "quiet").out.strip()
+        )
+
+    def key(self, name: str, role: str) -> Path:
+        """The folder of a new key."""
+        folder = self.cluster.base / name
+        done = self.cluster.ones("key", "add", name, "--role", role, "--out", str(folder))
+        assert done.code == 0, done.err
+        return folder
+
+
+@contextmanager
+def serving(home: Path, *options: str, changed: str = "", **env: str) -> Iterator[tuple[str, int]]:
+    """Address and pid of a page of its own; `changed` is Python that changes its limits."""
+    code = f"from controlplane.cli.main import main\nfrom controlplane.web import app\n{changed}\nmain()"
+    line = [sys.executable, "-c", code, "web", "--home", str(home), *options, "-o", "jsonl"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, env={**os.environ, **env}) as served:
+        try:
+            yield json.loads(served.stdout.readline())["url"], served.pid  # type: ignore[union-attr]
+        finally:
+            served.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +104,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     cluster = Cluster(folder / "home", folder / "jobs")
     cluster.up()
     with ExitStack() as stack:
-        served = subprocess.Popen(
-            [
-                Path(sys.executable).with_name("ones"),
-                "web",
-                "--home",
-                cluster.home,
-                "--port",
-                "0",
-                "-o",
-                "jsonl",
-            ],
-            stdout=subprocess.PIPE,
-        )
-        stack.callback(served.wait)
-        stack.enter_context(served.stdout)  # type: ignore[arg-type]
+        url, pid = stack.enter_context(serving(cluster.home, "--port", "0"))
         stack.callback(cluster.down)  # ends the page, too
-        url = json.loads(served.stdout.readline())["url"]  # type: ignore[union-attr]
         driver = stack.enter_context(playwright.sync_playwright())
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         stack.callback(browser.close)
-        yield Desk(cluster, browser, url, served.pid)
+        yield Desk(cluster, browser, url, pid)
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +228,129 @@ def test_a_browser_that_leaves_does_not_end_the_page(desk: Desk) -> None:
     (ignored,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
 
     assert int(ignored, 16) & 1 << (signal.SIGPIPE - 1)
+
+
+# --- hostile cases
+
+
+class Wire:
+    """A way between a browser and a page that can be cut without a word, as by a host that sleeps."""
+
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rsplit(":", 1)[1].strip("/"))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/"
+        self._cut: set[socket.socket] = set()
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [near, far]
+                for pair in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._copy, args=pair))
+                    self._threads[-1].start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(1 << 16):
+                if source not in self._cut:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Let nothing through on the connections of now."""
+        self._cut.update(self._ends)
+
+    def close(self) -> None:
+        for end in (self._listening, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listening.close()
+
+
+def test_a_page_whose_connection_died_unnoticed_catches_up(desk: Desk, job: str) -> None:
+    viewer = desk.key("sleeper", "viewer")
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(
+            serving(viewer, "--port", "0", changed="app.HEARTBEAT_S = 1.0")
+        )
+        wire = Wire(url)
+        stack.callback(wire.close)
+        page = desk.page(wire.url)
+        page.open("")
+        page.until(f"document.getElementById('running-{job}')")
+        wire.cut()
+        other = desk.cluster.submit(SAYING, slots=[1, 4], stop={"epochs": 100_000})
+        desk.cluster.until(other, lambda shown: shown["state"] == "running")
+        page.until("document.querySelector('#status.problem')?.innerText.includes('reconnects')")
+        page.until(f"document.getElementById('running-{other}')")
+        desk.cluster.ones("cancel", other)
+        page.until(f"!document.getElementById('running-{other}')")
+        page.until("!document.querySelector('#status.problem')")
+        assert page.problems == []
+
+
+def test_a_frozen_tab_catches_up_when_it_is_shown_again(desk: Desk, job: str) -> None:
+    page = desk.page()
+    page.open("")
+    page.until(f"document.getElementById('running-{job}')")
+    other = desk.cluster.submit(SAYING, slots=[1, 4], stop={"epochs": 100_000})
+    page.until(f"document.getElementById('running-{other}')")
+    renderers = [
+        one for one in psutil.Process().children(recursive=True)
+        if "--type=renderer" in one.cmdline()
+    ]  # fmt: skip
+    for one in renderers:
+        one.suspend()
+    try:
+        desk.cluster.ones("cancel", other)
+        desk.cluster.until(other, lambda shown: shown["state"] == "cancelled")
+    finally:
+        for one in renderers:
+            one.resume()
+
+    page.until(f"document.getElementById('ended-{other}')")
+    page.until(f"!document.getElementById('running-{other}')")
+    assert page.problems == []
+
+
+STREAMS: Final = 1000
+
+
+def test_a_thousand_streams_are_bounded_and_leave_the_page_usable(desk: Desk) -> None:
+    viewer = desk.key("crowd", "viewer")
+    with ExitStack() as stack:
+        url, pid = stack.enter_context(
+            serving(viewer, "--port", "0", changed=f"app.MAX_STREAMS = {STREAMS}")
+        )
+        page = desk.page(url)
+        page.open("nodes")
+        page.until("document.querySelectorAll('#nodes tr').length")
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1].strip("/")))
+        before = psutil.Process(pid).memory_info().rss
+        streams = []
+        for _ in range(STREAMS):
+            one = stack.enter_context(socket.create_connection(address))
+            one.sendall(b"GET /live/now HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            streams.append(one)
+        heads = [one.recv(1 << 16).split(b"\r\n")[0] for one in streams]
+        refused = page.context.request.get(f"{url}live/now")
+
+        assert Counter(heads) == {
+            b"HTTP/1.1 200 OK": STREAMS - 1,
+            b"HTTP/1.1 503 Service Unavailable": 1,
+        }
+        assert (refused.status, refused.text()) == (503, "too many open pages\n")
+        begun = time.monotonic()
+        page.open("scheduler")
+        took, grown = time.monotonic() - begun, psutil.Process(pid).memory_info().rss - before
+        said = f"{grown / STREAMS / 1000:.0f} kB for each stream, another page in {took:.2f} s"
+        assert (took < 5.0, grown < 200 << 20) == (True, True), said
+        logging.getLogger("web").info(said)
