@@ -62,8 +62,10 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     url = public_url or f"http://{shown}:{at}/"
     address = _parts_of(url)
-    secure, proxied = address.scheme == "https", public_url is not None
-    page = WebPage(home, prefix=address.path or "/", secure=secure, proxied=proxied)
+    page = WebPage(
+        home, prefix=address.path or "/", secure=address.scheme == "https",
+        public=address.netloc if public_url else "",
+    )  # fmt: skip
     named = {address.hostname or "", host, "localhost"}
     names = frozenset() if host in {"0.0.0.0", "::"} and public_url is None else frozenset(named)  # noqa: S104
     with suppress(OSError):

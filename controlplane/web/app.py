@@ -138,12 +138,12 @@ class WebPage:
     """The page of one cluster."""
 
     def __init__(
-        self, home: Home, *, prefix: str = "/", secure: bool = False, proxied: bool = False
+        self, home: Home, *, prefix: str = "/", secure: bool = False, public: str = ""
     ) -> None:
         self.mirror = ClusterMirror(home)
         self.sessions = Sessions(home)
         self._base = f"/{prefix.strip('/')}/".replace("//", "/")
-        self._proxied = proxied  # all peers are the proxy
+        self._public = public  # host and port of a reverse proxy; then all peers are the proxy
         self._secure = secure  # cookies over HTTPS only
         self._templates = environment()
         self._views = Views(self._templates, self._base)
@@ -425,7 +425,7 @@ class WebPage:
         cluster = self.mirror.state.cluster
         if cluster is not None and cluster.role == "viewer":
             return True
-        if self._proxied or request.client is None:
+        if self._public or request.client is None:
             return False
         with suppress(psutil.Error, OSError):
             for found in psutil.net_connections("tcp"):
@@ -538,7 +538,8 @@ class WebPage:
             raise BadFieldError("the form is too large", "", "content-length")
         fields = {name: str(value) for name, value in (await request.form()).items()}
         origin = request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        ours = {request.headers.get("host"), self._public}
+        foreign = origin is not None and urlsplit(origin).netloc not in ours - {""}
         if foreign or fields.get("csrf") != session.csrf:
             raise DeniedError("this form is not from this page, or from an earlier login", "reload")
         return session, fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,7 +22,8 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from tests.support.cluster import TOY, Cluster, training_job
+from tests.chaos.site import FAKETIME
+from tests.support.cluster import TOY, Cluster, looked, training_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 playwright = pytest.importorskip("playwright.sync_api", reason="`bin/test --all` installs it")
@@ -354,3 +356,167 @@ def test_a_thousand_streams_are_bounded_and_leave_the_page_usable(desk: Desk) ->
         said = f"{grown / STREAMS / 1000:.0f} kB for each stream, another page in {took:.2f} s"
         assert (took < 5.0, grown < 200 << 20) == (True, True), said
         logging.getLogger("web").info(said)
+
+
+def test_two_users_of_one_browser_never_act_as_each_other(desk: Desk, job: str) -> None:
+    bob = desk.key("bob", "user")
+    mine, his = desk.page(), desk.page()
+    desk.log_in(mine)
+    desk.log_in(his, bob)
+    for page in (mine, his):
+        page.open(f"jobs/{job}")
+
+    assert [page.text(".who").split(" (")[0] for page in (mine, his)] == ["root", "bob"]
+    his.tab.get_by_role("button", name="Pause").click()
+    his.tab.locator("main .problem").wait_for()
+    assert his.text("main .problem") == f"no job {job!r}"  # the page may see it, he may not
+
+    desk.log_in(mine, bob)  # the other tab still shows root's form
+    old = mine.context.new_page()
+    mine.open(f"jobs/{job}")
+    old.goto(f"{desk.url}jobs/{job}")
+    desk.log_in(mine)
+    old.get_by_role("button", name="Pause").click()
+    old.locator("main .problem").wait_for()
+    assert "earlier login" in old.locator("main .problem").inner_text()
+    assert desk.cluster.show(job)["state"] == "running"
+
+
+DAY_S: Final = 86_400
+
+
+def ended(desk: Desk, folder: Path, *line: str) -> str:
+    """The job of a program that has ended."""
+    job = desk.cluster.run(folder, *line, options=("--detach", "-o", "quiet")).out.strip()
+    desk.cluster.wait(job)
+    return job
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_browser_with_a_wrong_clock_shows_the_controllers_ages(
+    desk: Desk, tmp_path: Path, days: int
+) -> None:
+    done = ended(desk, tmp_path, "true")
+    page = desk.page()
+    page.context.clock.install(time=time.time() + days * DAY_S)
+    page.open("")
+    page.until(f"document.getElementById('ended-{done}')")
+
+    said = page.text(f"#ended-{done} time")
+    assert re.fullmatch(r"\d+ (s|min) ago", said), said
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+@pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime")
+def test_a_page_whose_host_has_a_wrong_clock_shows_the_controllers_times(
+    desk: Desk, tmp_path: Path, days: int
+) -> None:
+    done = ended(desk, tmp_path, "true")
+    viewer = desk.key(f"clock{days + 1}", "viewer")
+    wrong = {
+        "LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{days:+d}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }  # fmt: skip
+    with serving(viewer, "--port", "0", **wrong) as (url, _):
+        page = desk.page(url)
+        page.open("")
+        page.until(f"document.getElementById('ended-{done}')")
+
+        said = page.text(f"#ended-{done} time")
+        assert re.fullmatch(r"\d+ (s|min) ago", said), said
+        shown = page.context.request.get(f"{url}charts/gantt?data=1&span=1+h").json()
+        assert abs(shown["time"]["end"] / 1000 - time.time()) < 60.0
+
+
+HOSTILE: Final = """
+import os
+os.write(1, b"<script>hacked = 1</script><img src=x onerror=hacked=1>\\n")
+os.write(1, "\\u202etxt.exe\\u2066 \\x1b[2J\\x00\\x07\\n".encode())
+os.write(1, b"x" * 10_000_000 + b"\\nlast\\n")
+"""
+HACKED: Final = "typeof hacked"
+
+
+def test_output_names_and_metrics_of_a_hostile_job_are_only_text(
+    desk: Desk, tmp_path: Path
+) -> None:
+    bad = "<script>hacked=1</script>"
+    reporting = SAYING.replace("agent.report(mse=loss.item())", f"agent.report(**{{{bad!r}: 1.0}})")
+    (tmp_path / "loud.py").write_text(HOSTILE)
+    loud = ended(desk, tmp_path, "python", "loud.py")
+    trains = training_job(desk.cluster, script=reporting, batch_size=20, max_batch_size=40)
+    desk.cluster.until(trains, lambda shown: shown["epoch"] >= 1)
+    page = desk.page()
+    desk.log_in(page)
+
+    page.open(f"jobs/{loud}")
+    page.until("document.querySelector('#log').innerText.includes('last')")
+    lines = page.tab.locator("#log > div").all_inner_texts()
+    page.open(f"jobs/{trains}")
+    page.until("document.querySelector('#facts').innerText.includes('hacked=1')")
+
+    assert lines[0] == "<script>hacked = 1</script><img src=x onerror=hacked=1>"
+    assert not {char for line in lines for char in line} & set("\x00\x07\x1b\u202e\u2066")
+    assert [len(line) < 5000 for line in lines] == [True] * 4
+    assert (page.tab.evaluate(HACKED), page.problems) == ("undefined", [])
+    desk.cluster.ones("cancel", trains)
+
+
+NGINX: Final = """
+daemon off; pid {folder}/pid; error_log {folder}/errors;
+events {{ worker_connections 64; }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+    server {{
+        listen 127.0.0.1:{port};
+        location /gpus/ones/ {{
+            proxy_pass http://127.0.0.1:{page};
+            proxy_set_header Host $host;
+            proxy_buffering off;
+            proxy_read_timeout 1h;
+        }}
+    }}
+}}
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+def test_a_page_behind_nginx_works_below_its_prefix(desk: Desk, job: str, tmp_path: Path) -> None:
+    viewer, port, inner = desk.key("proxied", "viewer"), free_port(), free_port()
+    address = f"http://127.0.0.1:{port}/gpus/ones"
+    (tmp_path / "conf").write_text(NGINX.format(folder=tmp_path, port=port, page=inner))
+    with ExitStack() as stack:
+        stack.enter_context(serving(viewer, "--port", str(inner), "--public-url", address))
+        proxy = stack.enter_context(
+            subprocess.Popen(
+                ["nginx", "-p", tmp_path, "-e", tmp_path / "errors", "-c", tmp_path / "conf"]
+            )
+        )
+        stack.callback(proxy.terminate)
+        page = desk.page(f"{address}/")
+        looked(lambda: is_open(port))
+        page.tab.goto(desk.cluster.ones("web", "login", address, "-o", "quiet").out.strip())
+        (cookie,) = page.context.cookies()
+        assert (cookie["path"], page.tab.url) == ("/gpus/ones/", f"{address}/")
+
+        page.open(f"jobs/{job}")
+        page.until("[...document.querySelectorAll('[data-chart]')].every(c => c.done)")
+        page.until("document.querySelector('#log').innerText.includes('step')")
+        for button, state in (("Pause", "paused"), ("Resume", "running")):
+            page.tab.get_by_role("button", name=button).click()
+            page.until(f"document.querySelector('#head')?.innerText.startsWith({state!r})")
+        page.tab.get_by_role("button", name="Log out").click()
+        page.tab.get_by_role("link", name="read only").wait_for()
+        assert (page.problems, page.hosts) == ([], {f"127.0.0.1:{port}"})
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False

@@ -208,6 +208,15 @@ def test_a_forged_or_wrong_form_changes_nothing(
     assert (reply.status_code, browser.controller.done) == (status, [])
 
 
+def test_a_form_from_the_address_of_the_proxy_is_from_this_page(browser: Browser) -> None:
+    browser.page._public = "gpus.example:8443"
+    origin = {"origin": "https://gpus.example:8443", "host": "testserver"}  # it drops the port
+
+    reply = browser.http.post("/jobs/digits-1/act", data=PAUSE | browser.log_in(), headers=origin)
+
+    assert (reply.status_code, browser.controller.done) == (303, [("pause", "digits-1")])
+
+
 def test_a_session_ends_by_itself_and_by_a_logout(browser: Browser) -> None:
     token = browser.log_in()
     assert "ann (user)" in browser.http.get("/").text
