@@ -81,7 +81,13 @@ def serve(
         page.app(names), log_level="warning", server_header=False, timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=1 << 15, forwarded_allow_ips="127.0.0.1",
     )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listening])
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            page.close()
+            await super().shutdown(sockets)
+
+    Server(settings).run(sockets=[listening])
 
 
 def _check_key(home: Home, host: str) -> None:

@@ -148,6 +148,7 @@ class WebPage:
         self._templates = environment()
         self._views = Views(self._templates, self._base)
         self._news = News()
+        self._closing = asyncio.Event()
         self._streams = 0
 
     def app(self, hosts: frozenset[str] = frozenset()) -> Starlette:
@@ -192,6 +193,10 @@ class WebPage:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
             await self.sessions.close()
+
+    def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closing.set()
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         status = next(
@@ -394,11 +399,20 @@ class WebPage:
 
         async def counted() -> AsyncIterator[str | bytes]:
             self._streams += 1
+            closing = asyncio.create_task(self._closing.wait())
+            waits: set[asyncio.Future[Any]] = {closing}
             try:
-                async for message in source:
+                while not closing.done():
+                    step = asyncio.ensure_future(anext(source, None))
+                    waits = {closing, step}
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    if closing.done() or (message := step.result()) is None:
+                        break
                     yield message
             finally:
                 self._streams -= 1
+                for wait in waits:
+                    wait.cancel()
 
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(counted(), media_type="text/event-stream", headers=headers)

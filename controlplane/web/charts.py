@@ -19,7 +19,7 @@ from bokeh.models import (
     Range1d,
 )
 from bokeh.plotting import figure
-from bokeh.themes import built_in_themes
+from bokeh.themes import Theme, built_in_themes
 
 from controlplane.client.allocations import (
     Allocation,
@@ -46,6 +46,24 @@ OF_GROUPS: Final = frozenset({"slots", "batch size"})  # curves with steps
 DASHES: Final = ("solid", "dashed", "dotted")
 MAX_CURVES: Final = 200  # trials that are drawn
 MARK: Final = "#e15759"
+_AXIS: Final = {"axis_line_color", "major_tick_line_color", "minor_tick_line_color"}
+DARK: Final = Theme(  # colours of style.css
+    json={
+        "attrs": {
+            "Plot": {
+                "background_fill_color": "#15181e", "border_fill_color": "#15181e",
+                "outline_line_color": "#353d4b",
+            },
+            "Grid": {"grid_line_color": "#353d4b"},
+            "Axis": dict.fromkeys(_AXIS, "#353d4b")
+            | {"major_label_text_color": "#a3adbd", "axis_label_text_color": "#a3adbd"},
+            "Legend": {
+                "background_fill_color": "#1e232c", "border_line_alpha": 0.0,
+                "label_text_color": "#e6e9ef",
+            },
+        }
+    }
+)  # fmt: skip
 TICKS: Final[Mapping[str, Any]] = {  # formats by the distance of ticks
     "milliseconds": "%H:%M:%S.%3N", "seconds": "%H:%M:%S", "minsec": "%H:%M:%S",
     "minutes": "%H:%M", "hourmin": "%H:%M", "hours": "%d %b %H:%M", "days": "%d %b",
@@ -55,7 +73,7 @@ TOOLS: Final = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
 def document(chart: LayoutDOM, *, dark: bool) -> dict[str, Any]:
     """Return a chart as JSON for `Bokeh.embed.embed_item`."""
-    theme = built_in_themes["dark_minimal" if dark else "light_minimal"]
+    theme = DARK if dark else built_in_themes["light_minimal"]
     return dict(json_item(chart, theme=theme))
 
 
@@ -191,13 +209,18 @@ def job_chart(detail: JobDetail, until: float) -> LayoutDOM:
     for name, points in _curves(detail, end).items():
         panel = _timed(PANEL_HEIGHT, window, share=panels[0].x_range if panels else None)
         panel.yaxis.axis_label = name
-        panel.yaxis.ticker.desired_num_ticks = 4
+        panel.yaxis.ticker.desired_num_ticks = 3
+        known = [abs(value) for _, value in points if value]
+        panel.y_range.default_span = max(known, default=1.0)  # around a constant
+        panel.y_range.range_padding = 0.2
+        panel.min_border_top = panel.min_border_bottom = 8  # half a label
         panel.toolbar_location = None if panels else "right"
         source = ColumnDataSource(
             {"at": [at * 1000 for at, _ in points], "value": [value for _, value in points]},
             name=name,
         )
         if name in OF_GROUPS:
+            panel.y_range.start, panel.yaxis.ticker.min_interval = 0, 1
             panel.step("at", "value", source=source, mode="after", line_width=2, color=LINE)
         else:
             panel.line("at", "value", source=source, line_width=2, color=LINE)
@@ -301,8 +324,8 @@ def trials(detail: SweepDetail) -> Any:
 OF_PLANS: Final = {  # curves of the scheduler's charts, from the events of plans
     "fitness": {
         "best": "best_fitness",
-        "mean": "mean_fitness",
         "upper quarter": "upper_fitness",
+        "mean": "mean_fitness",
         "lower quarter": "lower_fitness",
     },
     "decision": {"decision time, ms": "decision_ms"},

@@ -98,6 +98,9 @@ def serving(home: Path, *options: str, changed: str = "", **env: str) -> Iterato
             yield json.loads(served.stdout.readline())["url"], served.pid  # type: ignore[union-attr]
         finally:
             served.terminate()
+            served.wait()
+            for memory in Path("/dev/shm").glob(f"*faketime_*_{served.pid}"):  # noqa: S108
+                memory.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +226,17 @@ def test_a_page_survives_its_controller(desk: Desk, job: str) -> None:
     page.until("!document.querySelector('#status.problem')")
     assert page.context.request.get(f"{desk.url}healthz").status == 200
     assert page.problems == []
+
+
+def test_a_page_that_ends_with_open_streams_says_nothing(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(desk.key("brief", "viewer"), "--port", "0") as (url, _):
+        page = desk.page(url)
+        page.open("nodes")
+        page.until("document.querySelectorAll('#nodes tr').length")
+
+    assert capfd.readouterr().err == ""
 
 
 def test_a_browser_that_leaves_does_not_end_the_page(desk: Desk) -> None:

@@ -209,7 +209,7 @@ if (section) {
     lines.addEventListener("ended", () => lines.close());
     lines.addEventListener("refused", event => { lines.close(); log.textContent = event.data; });
   };
-  form.addEventListener("submit", event => { event.preventDefault(); follow(); });
+  form.addEventListener("submit", event => { event.preventDefault(); log.replaceChildren(); follow(); });
   streams.push([() => { if (!lines) follow(); }, end]);
   if (!document.hidden) follow();
 }

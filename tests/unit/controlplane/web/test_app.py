@@ -319,7 +319,7 @@ def test_a_comparison_has_the_colours_of_its_browser(browser: Browser, *, dark: 
         "dark": (None, str(int(dark))),
     }
 
-    assert ("#20262B" in browser.http.post("/compare", files=form).text) is dark
+    assert ("#15181e" in browser.http.post("/compare", files=form).text) is dark
 
 
 @pytest.mark.parametrize(
