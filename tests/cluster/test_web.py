@@ -179,6 +179,27 @@ def test_a_job_is_followed_through_a_rescale_and_its_output_is_searched(
     assert page.problems == []
 
 
+def test_the_chart_of_slots_goes_back_beyond_what_the_page_holds(desk: Desk, job: str) -> None:
+    few = "from controlplane.web import mirror, past; mirror.MAX_EVENTS = 1; past.PAGE = 10"
+    bars = "document.querySelector('.chart').doc?.get_model_by_name('bars').data"
+    desk.cluster.until(job, lambda shown: shown["running_s"] > 30.0)  # 20 pixels are 10 s
+    with serving(desk.key("historian", "viewer"), "--port", "0", changed=few) as (url, _):
+        page = desk.page(url)
+        page.open("?span=10+min")
+        page.until("document.querySelector('.chart').done")
+        box = page.tab.locator(".chart").bounding_box()
+        page.tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        with page.tab.expect_response(lambda reply: "from=" in reply.url) as moved:
+            page.tab.mouse.down()
+            page.tab.mouse.move(box["x"] + box["width"] / 2 + 20, box["y"] + box["height"] / 2)
+            page.tab.mouse.up()
+
+        begin = moved.value.json()["bars"]["begin"]
+        page.until(f"JSON.stringify({bars}?.begin) === {json.dumps(begin)!r}.replaceAll(' ', '')")
+        assert job in moved.value.json()["bars"]["job"]
+        assert page.problems == []
+
+
 def test_a_user_acts_after_a_login_and_nobody_without_one(desk: Desk, job: str) -> None:
     page = desk.page()
     page.open(f"jobs/{job}")
@@ -256,6 +277,7 @@ class Wire:
         self._port = int(url.rsplit(":", 1)[1].strip("/"))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/"
+        self._asleep = False
         self._cut: set[socket.socket] = set()
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._serve)]
@@ -267,6 +289,7 @@ class Wire:
                 near, _ = self._listening.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
                 self._ends += [near, far]
+                self._cut |= {near, far} if self._asleep else set()
                 for pair in ((near, far), (far, near)):
                     self._threads.append(threading.Thread(target=self._copy, args=pair))
                     self._threads[-1].start()
@@ -278,9 +301,14 @@ class Wire:
                     sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def cut(self) -> None:
-        """Let nothing through on the connections of now."""
+    def sleep(self) -> None:
+        """Let nothing through any more, on no connection."""
+        self._asleep = True
         self._cut.update(self._ends)
+
+    def wake(self) -> None:
+        """Let new connections work; those of before stay silent."""
+        self._asleep = False
 
     def close(self) -> None:
         for end in (self._listening, *self._ends):
@@ -302,12 +330,15 @@ def test_a_page_whose_connection_died_unnoticed_catches_up(desk: Desk, job: str)
         page = desk.page(wire.url)
         page.open("")
         page.until(f"document.getElementById('running-{job}')")
-        wire.cut()
         other = desk.cluster.submit(SAYING, slots=[1, 4], stop={"epochs": 100_000})
-        desk.cluster.until(other, lambda shown: shown["state"] == "running")
-        page.until("document.querySelector('#status.problem')?.innerText.includes('reconnects')")
         page.until(f"document.getElementById('running-{other}')")
+        wire.sleep()
         desk.cluster.ones("cancel", other)
+        desk.cluster.until(other, lambda shown: shown["state"] == "cancelled")
+        page.until("document.querySelector('#status.problem')?.innerText.includes('reconnects')")
+        assert page.tab.locator(f"#running-{other}").count() == 1  # as it was
+        wire.wake()
+        page.until(f"document.getElementById('ended-{other}')")
         page.until(f"!document.getElementById('running-{other}')")
         page.until("!document.querySelector('#status.problem')")
         assert page.problems == []
