@@ -473,6 +473,8 @@ class WebPage:
             drawn = await asyncio.to_thread(charts.gantt, past.events, window, until)
             if past.end < window.end:
                 note = f"Too many events: the chart ends at {second(past.end)}. Zoom in."
+            elif past.begin > window.begin:
+                note = f"Too many events: the chart begins at {second(past.begin)}."
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
             drawn = await asyncio.to_thread(charts.job_chart, found.detail, self.mirror.state.now())

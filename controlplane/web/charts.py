@@ -312,10 +312,15 @@ def trials(detail: SweepDetail) -> Any:
             if metric in values
         ]
         best = trial.number == detail.best
-        curve = plot.line(
-            [at for at, _ in points], [value for _, value in points], line_width=3 if best else 1,
-            color=MARK if best else LINE, alpha=1.0 if best else 0.6,
-        )  # fmt: skip
+        at, values = [at for at, _ in points], [value for _, value in points]
+        width, look = (
+            3 if best else 1,
+            {"color": MARK if best else LINE, "alpha": 1.0 if best else 0.6},
+        )
+        if len(points) == 1:
+            curve = plot.scatter(at, values, size=4 * width, **look)
+        else:
+            curve = plot.line(at, values, line_width=width, **look)
         said = f"trial {trial.number}{' (best)' if best else ''}"
         plot.add_tools(HoverTool(renderers=[curve], tooltips=[(said, "@y"), ("epoch", "@x")]))
     return plot

@@ -8,6 +8,7 @@ follower.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -40,6 +41,8 @@ log = structlog.get_logger("web")
 T = TypeVar("T")
 MAX_EVENTS: Final = 100_000  # latest events that are read at first, and of charts that are kept
 BURST_S: Final = 60.0  # time whose share of work may be taken at once
+BITS: Final = 5  # precision of the begin of a range, in bits of its length
+MAX_PASTS: Final = 8  # ranges of older events that are kept
 MAX_WAITING: Final = 8  # ranges of older events
 ENDED_SHOWN: Final = 100  # ended jobs on the first page
 MAX_ENDED: Final = 1000  # ended jobs that are compared
@@ -109,6 +112,7 @@ class ClusterMirror:
         self._client: Client | None = None
         self._watchers = 0
         self._news = asyncio.Event()
+        self._pasts: dict[str, Past] = {}  # latest ranges that were read
         self._waiting = 0  # ranges that are asked for
         self._details: dict[tuple[str, str], _Shared] = {}
         self._last_events: dict[JobId, float] = {}  # monotonic
@@ -131,6 +135,7 @@ class ClusterMirror:
         cluster = await client.cluster()
         if cluster.last_seq < self._last_seq:
             self._details.clear()
+            self._pasts.clear()
             await self._publish(history=self.state.history + 1)
             self._last_seq = 0
         first = max(self._last_seq + 1, cluster.last_seq - MAX_EVENTS, 1)
@@ -184,8 +189,23 @@ class ClusterMirror:
         Raises:
             OnesError: if the controller does not reply, or too many ranges are asked for.
         """
-        if window.begin >= self._held_from:
-            return Past(self.latest_events(), window.end)
+        held_from, latest = self._held_from, self.latest_events()
+        if window.begin >= held_from:
+            return Past(latest, window.end)
+        # A range that moves with the time is not read anew each time.
+        step = 2.0 ** (math.frexp(window.length)[1] - BITS)
+        begin = window.begin // step * step
+        older = await self._older(Window(begin, min(window.end, held_from)))
+        if window.end <= held_from:
+            return older
+        if older.end < held_from:
+            return Past(latest, window.end, held_from)
+        return Past((*older.events, *latest), window.end)
+
+    async def _older(self, window: Window) -> Past:
+        key = f"{window.begin:.3f} {window.end:.3f}"
+        if key in self._pasts:
+            return self._pasts[key]
         if self._waiting >= MAX_WAITING:
             raise UnavailableError("too many pages read older events", "try again in a minute")
 
@@ -198,13 +218,14 @@ class ClusterMirror:
                     past = await read_past(client, window, self._last_seq)
                     took = time.monotonic() - begun
                     self._read_at = max(self._read_at, begun - BURST_S) + took / LOAD
-                    return past._replace(
-                        events=(*joined(self.state.nodes, Seconds(window.begin)), *past.events)
-                    )
+                    nodes = joined(self.state.nodes, Seconds(window.begin))
+                    return past._replace(events=(*nodes, *past.events))
             finally:
                 self._waiting -= 1
 
-        return await self._shared(("past", f"{window.begin:.3f} {window.end:.3f}"), read)
+        past = await self._shared(("past", key), read)
+        self._pasts = dict([*self._pasts.items(), (key, past)][-MAX_PASTS:])
+        return past
 
     async def _refresh(self, client: Client) -> None:
         while True:

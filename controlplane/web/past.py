@@ -34,6 +34,7 @@ class Past(NamedTuple):
 
     events: tuple[FeedEvent, ...]
     end: float  # seconds since the epoch; before the end of the range if that has too many events
+    begin: float = 0.0  # after the begin of the range if what is before has too many events
 
 
 def charted(events: Iterable[FeedEvent]) -> list[FeedEvent]:

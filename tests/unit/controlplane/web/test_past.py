@@ -79,15 +79,19 @@ def shown(events: Any, window: Window) -> list[Allocation]:
     return sorted(clipped(allocations_from(events, window.end), window), key=str)
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "PAGE", 5)
+    monkeypatch.setattr(past, "MAX_PAGES", 100)
+
+
 WINDOWS: Final = ((0.0, 15.0), (12.0, 60.0), (55.0, 58.0), (30.0, 40.0), (60.0, 95.0), (91.0, 99.0))
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 async def test_a_range_long_ago_shows_the_slots_of_the_whole_feed(
-    window: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+    window: tuple[float, float],
 ) -> None:
-    monkeypatch.setattr(past, "PAGE", 5)
-    monkeypatch.setattr(past, "MAX_PAGES", 100)
     whole = Window(*window)
 
     read = await past.read_past(cast("Client", Controller()), whole, len(FEED))
@@ -96,7 +100,6 @@ async def test_a_range_long_ago_shows_the_slots_of_the_whole_feed(
 
 
 async def test_a_range_with_too_many_events_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past, "PAGE", 5)
     monkeypatch.setattr(past, "MAX_PAGES", 3)
     controller = Controller()
 
@@ -118,6 +121,24 @@ async def test_a_mirror_that_forgot_its_oldest_events_shows_the_same_slots(
     late = Window(copy._held_from, 99.0)
     assert copy.begin == 0.0
     assert shown(copy.latest_events(), late) == shown(FEED, late)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+async def test_a_mirror_joins_older_events_with_its_own_and_reads_them_once(
+    window: tuple[float, float], tmp_path: Any
+) -> None:
+    copy, controller = ClusterMirror(Home(tmp_path, "", tmp_path, tmp_path)), Controller()
+    first = next(event.seq for event in FEED if event.time > 47.0)
+    await copy._read_events(cast("Client", controller), first)
+    copy._client = cast("Client", controller)
+    whole = Window(*window)
+
+    found = await copy.events_of(whole)
+    pages = controller.pages
+    again = await copy.events_of(Window(whole.begin + 0.01, whole.end))
+
+    assert (shown(found.events, whole), found.end) == (shown(FEED, whole), whole.end)
+    assert (again.end, controller.pages) == (whole.end, pages)
 
 
 async def test_a_mirror_that_begins_late_knows_who_held_slots_then(tmp_path: Any) -> None:
