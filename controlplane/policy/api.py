@@ -208,6 +208,7 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     generations: int = 0  # since the search started
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
+    spread: tuple[float, ...] = ()  # fitness at 0, 25, 50, 75 and 100% of the population
     incumbent_fitness: float = 0.0  # fitness of the schedule in force, on the same scale
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
     decision_ms: float = 0.0  # duration of the last decision

@@ -145,6 +145,8 @@ _SUMMARY: Final = client.JobSummary(
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
     cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30, kind="command",
+    start_at=Seconds(1_760_000_600.5), start_earliest=Seconds(1_760_000_300.5),
+    start_latest=Seconds(1_760_000_900.5),
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),
@@ -368,6 +370,7 @@ _OF_CLIENTS: Final = (
         log_port=7705, agents_port=7701, next_key="b" * 40, last_seq=70_000, stalled="database or disk is full",
         projects=("vision", "speech"),
         topics=("project/vision/", "project/speech/", "node/", "cluster"),
+        now=Seconds(1_760_000_065.25),
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),
@@ -412,6 +415,7 @@ _OF_CLIENTS: Final = (
         mean_fitness=0.5, incumbent_fitness=0.625, decision_ms=12.5, rescales=4, batch_changes=2,
         predicted_gain=1.5, realised_gain=1.25, diversity=0.25, gain_error=1.2, length_error=0.15,
         length_coverage_80=0.75, length_coverage_90=0.875, planned_at=Seconds(1_760_000_000.5),
+        spread=(0.25, 0.375, 0.5, 0.625, 0.75),
         planned=(client.PlannedJob(job=JOB, slots=2, batch=64, reason="grows", expected_gain=1.5),),
     ),
     client.SweepDetail(

@@ -85,7 +85,10 @@ STATED = {
     "best_fitness": 0.75, "mean_fitness": 0.5, "diversity": 0.25, "view_ms": 0.5,
     "improve_ms": 2.0, "decision_ms": 1.5, "check_ms": 0.125,
 }  # fmt: skip
-IDLE = SearchStats(generations=30, incumbent_fitness=0.6, **STATED)
+QUARTERS = {"lower_fitness": 0.25, "upper_fitness": 0.625}
+IDLE = SearchStats(
+    generations=30, incumbent_fitness=0.6, spread=(0.0, 0.25, 0.5, 0.625, 0.75), **STATED
+)
 SUSPECT = NodeSuspected(node=N2, silent_s=6.0)
 REPLAN = {"commands": [RequestPlan()]}
 NOTHING = {"commands": []}
@@ -236,7 +239,7 @@ ONE_JOB: Final[dict[str, Story]] = {
     ],
     "a plan of a search says what it changed and how the search stands": [
         neighbours, proposes({A: {S0: 64}, B: {T0: 32}}, IDLE),
-        {"last": news("policy.plan", changes=2, generations=30, **STATED), plans_taken: 3},  # two plans began the jobs
+        {"last": news("policy.plan", changes=2, generations=30, **STATED, **QUARTERS), plans_taken: 3},  # two plans began the jobs
     ],
     "a plan that changes nothing is not counted": [alone, proposes({A: {S0: BATCH}}, IDLE), NOTHING | {plans_taken: 1}],
     "survivors keep the batch and take it in passes": [

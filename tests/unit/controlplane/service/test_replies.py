@@ -34,6 +34,24 @@ def test_only_a_job_on_slots_shows_a_prediction() -> None:
     assert (on_slots, predicted(controller)) == (0.25, None)
 
 
+def test_only_a_waiting_job_has_an_expected_start() -> None:
+    numbers = {"start_s": 60.0, "start_earliest_s": 0.0, "start_latest_s": 90.0}
+    waiting = cluster_of(n1=1)
+    waiting.submit("a")
+
+    starts = [
+        (row.start_at, row.start_earliest, row.start_latest)
+        for one in (running(), waiting)
+        for row in [
+            job_summary(
+                one.job(A), Reason("waits", "waits", numbers), TelemetryTable(), Seconds(1000.0)
+            )
+        ]
+    ]
+
+    assert starts == [(None, None, None), (1060.0, 1000.0, 1090.0)]
+
+
 @pytest.mark.parametrize(
     ("waits", "said"),
     [
