@@ -78,6 +78,7 @@ from elastic.usage_checks import (
     without_sampling_options,
 )
 from schemas.codec import ASSIGNMENT
+from schemas.host.fork_server import process_age_s
 from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.wire.agent import (
@@ -113,6 +114,7 @@ class ScalingAgent:
         self._assignment = assignment
         self._launched = launched
         self._joined = False
+        self._imports_s = process_age_s() if assignment is not None else 0.0
         if launched is not None:
             use_local_rank(launched.local_rank)
         training = self._training = initial_training_state(assignment)
@@ -516,6 +518,7 @@ class ScalingAgent:
             parameters=self._parameters,
             store_port=self._store_port(assignment),
             data_digest=data_digest(self._train_set),
+            imports_s=self._imports_s,
         )
         if assignment.rank == 0:
             self._epochs.report_missing_epochs()

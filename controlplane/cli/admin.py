@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, print_data, say
+from controlplane.cli.progress import progress
 from controlplane.client.connection import CONTROLLER_FILE, home_folder
 from controlplane.client.formats import moment
 from controlplane.journal.backup import accept_loss, back_up, compact, problems, restore
@@ -64,11 +65,13 @@ def backup(
     """Copy the journal to FILE in a consistent state; the controller may be running."""
     if all_:
         settings = _config(of, common)
-        file = back_up_all(settings, file, keep=keep, force=force)
+        with progress(common.output, "copying the state"):
+            file = back_up_all(settings, file, keep=keep, force=force)
         said = {"settings": str(settings)}
     else:
         journal, _ = _journal(of, common)
-        back_up(journal, file, force=force)
+        with progress(common.output, "copying the journal"):
+            back_up(journal, file, force=force)
         said = {"journal": str(journal)}
     _say(common, {**said, "file": str(file), "bytes": file.stat().st_size})
     return Exit.OK
@@ -83,11 +86,13 @@ def restore_journal(
     A FILE of `backup --all` is restored into an empty folder instead.
     """
     if is_full_backup(file):
-        settings = restore_all(file, _config(of, common, must_exist=False).parent)
+        with progress(common.output, "restoring the state"):
+            settings = restore_all(file, _config(of, common, must_exist=False).parent)
         _say(common, {"settings": str(settings)})
         return Exit.OK
     journal, _ = _journal(of, common, must_exist=False)
-    kept = restore(file, journal, force=force)
+    with progress(common.output, "restoring the journal"):
+        kept = restore(file, journal, force=force)
     _say(common, {"journal": str(journal), "former": str(kept or "none")})
     return Exit.OK
 
@@ -205,7 +210,8 @@ async def _with(store: LeaseStore, work: Coroutine[Any, Any, T]) -> T:
 def accept_lost_inputs(*, of: Where = None, common: Common = COMMON) -> int:
     """Continue with what a damaged or missing journal still has; the controller must be stopped."""
     journal, _ = _journal(of, common, must_exist=False)
-    lost, kept = accept_loss(journal)
+    with progress(common.output, "reading the journal"):
+        lost, kept = accept_loss(journal)
     said = {"journal": str(journal), "lost": lost, "former": str(kept or "none")}
     text = [*(lost or ["nothing was lost"]), f"former journal: {kept or 'none'}"]
     say(common, said, *text, quiet=text)
@@ -216,8 +222,10 @@ def accept_lost_inputs(*, of: Where = None, common: Common = COMMON) -> int:
 def check(*, of: Where = None, common: Common = COMMON) -> int:
     """Check the journal's pages, checksums and snapshots, and whether a replay agrees with them."""
     journal, _ = _journal(of, common)
-    lost = list(losses(journal))
-    with contextlib.closing(Reader(journal)) as reader:
+    with progress(common.output, "checking the journal"):
+        lost = list(losses(journal))
+    replaying = progress(common.output, "replaying the journal")
+    with replaying, contextlib.closing(Reader(journal)) as reader:
         found = [*lost, *problems(reader)]
         first, last = reader.first_and_last()
         snapshots = [snapshot.input for snapshot in reader.snapshots()]
@@ -248,7 +256,8 @@ def compact_journal(*, of: Where = None, common: Common = COMMON) -> int:
         jobs_s=settings.keep_jobs_s,
         used_bytes=settings.keep_bytes,
     )
-    before, after = compact(journal, keep, Seconds(time.time()))
+    with progress(common.output, "rewriting the journal"):
+        before, after = compact(journal, keep, Seconds(time.time()))
     _say(common, {"journal": str(journal), "bytes_before": before, "bytes": after})
     return Exit.OK
 

@@ -64,6 +64,11 @@ def _distance(job: JobSummary, came: float) -> str:
     return f"{span(abs(late_s))} {'late' if late_s > 0 else 'early'}"
 
 
+def start_in_words(job: JobSummary) -> str:
+    """Return the time until the expected start of a waiting job, or "" if it is not known."""
+    return "" if job.start_at is None else span(max(0.0, job.start_at - time.time()))
+
+
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 

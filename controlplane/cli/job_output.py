@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TextIO
 
@@ -15,6 +17,7 @@ from cyclopts import Parameter
 from controlplane.cli import output
 from controlplane.cli.job_list import cut
 from controlplane.cli.jobs import warn_if_absent
+from controlplane.cli.progress import OnDone, progress
 from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.files import Fetch, Fetched, JobFiles, matches
@@ -101,13 +104,29 @@ def logs(
         if timestamps:
             pages = map(with_times, pages)
         out = drawn(sys.stdout)
-        if raw:
-            for line in (line for page in pages for line in page):
-                out.write(line.text + line.end)
-                out.flush()
-        else:
-            draw = draw_lines if out.isatty() else write_lines
-            draw(pages, out)
+        into_file = not follow and not out.isatty()
+        shown = progress(common.output, f"reading {job}", unit="lines")
+        with shown if into_file else contextlib.nullcontext() as on_lines:
+            read = counted(pages, on_lines)
+            if raw:
+                for line in (line for page in read for line in page):
+                    out.write(line.text + line.end)
+                    out.flush()
+            else:
+                draw = draw_lines if out.isatty() else write_lines
+                draw(read, out)
+
+
+def counted(
+    pages: Iterable[Sequence[OutputLine]], on_lines: OnDone | None
+) -> Iterator[Sequence[OutputLine]]:
+    """Yield the pages, and report the number of lines so far."""
+    done = 0
+    for page in pages:
+        done += len(page)
+        if on_lines is not None:
+            on_lines(done, None)
+        yield page
 
 
 def draw_lines(pages: Iterable[Sequence[OutputLine]], out: TextIO) -> None:
@@ -199,22 +218,22 @@ def fetch(
         if list_:
             return _say_list(job, client.files(job, pattern), common, pattern)
         folder, most = to or Path(job), int(most_gb * 1e9)
-        with output.progress(f"fetching {job}") as on_bytes:
+        with progress(common.output, f"fetching {job}") as on_bytes:
             done = client.fetch(job, folder, pattern, most_bytes=most, on_bytes=on_bytes)
         if matches(MODEL, pattern):
-            done = _with_model(client, job, folder, python, done)
+            with progress(common.output, f"exporting {MODEL}") as on_bytes:
+                export = partial(_exported, client, job, folder / MODEL, python, on_bytes)
+                done = _with_model(export, done)
     _say_fetched(job, folder, done, common, pattern)
     if done.missing:
         return output.Exit.UNREACHABLE
     return output.Exit.OK if done.files else output.Exit.NOT_FOUND
 
 
-def _with_model(
-    client: BlockingClient, job: str, folder: Path, python: str | None, done: Fetch
-) -> Fetch:
+def _with_model(export: Callable[[], Fetched], done: Fetch) -> Fetch:
     """Export the model if a checkpoint exists, and add the file to the result of the fetch."""
     try:
-        model = _exported(client, job, folder / MODEL, python)
+        model = export()
     except NoTorchError as error:
         return done._replace(missing=(*done.missing, f"{MODEL}: {error.message}"))
     except BadFieldError:  # no checkpoint
@@ -231,18 +250,20 @@ def export(
     common: output.Common = output.COMMON,
 ) -> None:
     """Write the `state_dict` of JOB's last checkpoint, or of the best trial of a sweep, to FILE."""
-    with BlockingClient(common.home) as client:
-        made = _exported(client, job, file, python)
+    shown = progress(common.output, f"exporting the model of {job}")
+    with BlockingClient(common.home) as client, shown as on_bytes:
+        made = _exported(client, job, file, python, on_bytes)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
     output.say(common, row, f"{made.path}  {byte_count(made.size)}")
 
 
-def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
+def _exported(
+    client: BlockingClient, job: str, target: Path, python: str | None, on_bytes: OnDone
+) -> Fetched:
     if client.job(job).spec.stated_sweep is not None:
         return _as_fetched(client.sweep_run(job).export(target, None, python).path)
     checkpoint = client.last_checkpoint(job)
-    with output.progress(f"fetching {checkpoint.name}") as on_bytes:
-        client.export_model(job, checkpoint, target, python, on_bytes)
+    client.export_model(job, checkpoint, target, python, on_bytes)
     return _as_fetched(target)
 
 

@@ -17,11 +17,12 @@ from controlplane.client.formats import moment, second, span
 from controlplane.client.sbatch import command_line
 from schemas.errors import BadFieldError, UnreachableError
 from schemas.jobs import ENDED, JobSpec
-from schemas.wire.client import Explanation, JobDetail, SearchInfo, Size
+from schemas.wire.client import Decision, Explanation, JobDetail, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 
 NO_METRICS: Final = "none; agent.report(accuracy=...) in the script gives some"
 EPOCH_COLUMNS: Final = ("epoch", "step", "batch", "lr", "samples/s", "loss", "metrics")
+WAITS: Final = "waits"  # outcome of the last decision about a job without slots
 LAST_GROUPS: Final = 20
 LAST_EPOCHS: Final = 10
 
@@ -68,8 +69,8 @@ def print_decisions(
             _size(d.before),
             _size(d.to),
             d.by,
-            d.outcome or "under way",
-            d.reason,
+            _outcome(d),
+            _reason(d),
             *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
         ]
         for d in explanation.decisions
@@ -85,11 +86,24 @@ def print_decisions(
         sys.stdout.writelines(f"  {name:12s} {fact}\n" for name, fact in facts.items())
 
 
+def _outcome(decision: Decision) -> str:
+    if decision.outcome == WAITS:
+        return f"waits {span(decision.took_s)}"
+    return decision.outcome or "under way"
+
+
+def _reason(decision: Decision) -> str:
+    """Return why, with the time of the reason if it may change while the job waits."""
+    if decision.outcome != WAITS:
+        return decision.reason
+    return f"{decision.reason} (at {moment(decision.time + decision.took_s)[11:19]})"
+
+
 def search_facts(search: SearchInfo) -> dict[str, str]:
     """Describe the scheduler's changes so far, its search, and the errors of its predictions."""
     found = {"changes": f"{search.rescales} of slots, {search.batch_changes} of the batch alone"}
     if search.predicted_gain is not None and search.realised_gain is not None:
-        text = f"{search.realised_gain:.2f} x, of {search.predicted_gain:.2f} x expected"
+        text = f"measured {search.realised_gain:.2f} x, expected {search.predicted_gain:.2f} x"
         error = search.gain_error
         found["speed-up"] = text if error is None else f"{text}; off by {error:.2f} x each"
     if search.length_error is not None and search.length_coverage_80 is not None:
@@ -182,7 +196,7 @@ def _training(detail: JobDetail) -> dict[str, object]:
             "script": " ".join((detail.spec.script, *detail.spec.args)),
             "batch": _batch(detail),
             "lr": "the script's" if job.lr is None else f"{job.lr:g}",
-            "epochs": job.epoch,
+            "epochs": _epochs_done(detail),
         }
     kind = type(sweep.search.searcher).__struct_config__.tag
     return {
@@ -190,6 +204,12 @@ def _training(detail: JobDetail) -> dict[str, object]:
         "goal": f"{sweep.search.mode} of {sweep.search.metric}",
         "functions": " ".join(filter(None, (sweep.model_fn, sweep.train_fn, sweep.eval_fn))),
     }
+
+
+def _epochs_done(detail: JobDetail) -> str:
+    total, stop = detail.epochs_total, detail.spec.stop
+    most = "at most " if stop is not None and stop.metric is not None else ""
+    return f"{detail.summary.epoch}{f' of {most}{total}' if total else ''} finished"
 
 
 def _batch(detail: JobDetail) -> str:

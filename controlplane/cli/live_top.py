@@ -77,7 +77,8 @@ def remaining_s(job: JobSummary) -> float | None:
 
 def cells_of(job: JobSummary, colour: int) -> dict[str, Text]:
     """Return the cells of a job by column."""
-    left_s = remaining_s(job)
+    left_s, start = remaining_s(job), job_list.start_in_words(job)
+    ends = "" if left_s is None else span(left_s)
     if job.progress is not None:
         full = round(BAR * job.progress)
         done = f"{'█' * full}{'░' * (BAR - full)} {job.progress:.0%}"
@@ -90,7 +91,7 @@ def cells_of(job: JobSummary, colour: int) -> dict[str, Text]:
         "user": Text(harmless(job.user)),
         "state": Text(job.state, style=STYLES.get(job.state, "")),
         "done": Text(done),
-        "end in": Text("" if left_s is None else span(left_s), justify="right"),
+        "end in": Text(f"starts {start}" if start else ends, justify="right"),
         "uses": Text(share or used),
         **{
             name: Text(job_list.COLUMNS[name](job), justify="right")

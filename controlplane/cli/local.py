@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, say
+from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.service.planner.policy_check import check_policy
@@ -103,7 +104,8 @@ def up(
     if policy is not None and not (home / "client.toml").exists():
         check_policy(policy, {})
     try:
-        pids = _bring_up(home, slots, agents, policy)
+        with progress(common.output, "starting the cluster"):
+            pids = _bring_up(home, slots, agents, policy)
     except OSError as error:
         where = error.filename or home
         problem = f"{where}: {error.strerror}"
@@ -174,7 +176,7 @@ def down(
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
-    with _lock(home):
+    with progress(common.output, "stopping the cluster"), _lock(home):
         parts = _parts(home)
         page = _Part("web", "", home, home / "run" / PAGE_PID_FILE)
         left = [_stop(part) for part in (*parts, page)] + [_end_workers(part) for part in parts[1:]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import math
@@ -20,7 +19,6 @@ from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, OnesError, UnavailableError, UnreachableError
 
 T = TypeVar("T")
-SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a progress bar
 
 
 def print_error(error: OnesError, output: str) -> None:
@@ -142,30 +140,6 @@ def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap
             break
         kept = [column for column in kept if column != name]
     return kept
-
-
-@contextlib.contextmanager
-def progress(text: str, later: str = "") -> Iterator[Callable[[int, int], None] | None]:
-    """Show the progress of a large transfer on a terminal; yield None without a terminal.
-
-    If `later` is given, the bar is shown at once and also shows the speed. After the first bytes,
-    `later` replaces `text`.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
-
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
-    columns += [TransferSpeedColumn()] if later else []
-    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
-        task = bar.add_task(text, total=None, visible=bool(later))
-
-        def on_bytes(done: int, total: int) -> None:
-            visible, shown = bool(later) or total >= SHOWN_FROM, later or text
-            bar.update(task, completed=done, total=total, visible=visible, description=shown)
-
-        yield on_bytes
 
 
 def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

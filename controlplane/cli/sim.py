@@ -16,8 +16,8 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.output import print_data, print_table
 from controlplane.cli.policy import policy_options
+from controlplane.cli.progress import progress
 from controlplane.cli.scenario_options import Setup
-from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import Input
 from controlplane.policy.guard import PolicyError
@@ -123,29 +123,16 @@ HOUR_S: Final = 3600.0
 
 
 @contextlib.contextmanager
-def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
-    """Show the progress on a terminal; yield the `record` argument of `simulate`, or None."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress  # noqa: PLC0415 - slow to import
+def jobs_bar(output: str, policy: str, jobs: int) -> Iterator[Recorder]:
+    """Show the progress on a terminal; yield the `record` argument of `simulate`."""
+    with progress(output, f"simulating {policy}", unit="jobs ended") as on_jobs:
+        done = 0
 
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("jobs ended"),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.fields[at]}"),
-    )
-    with progress.Progress(
-        *columns, console=terminal_console(on_stderr=True), transient=True
-    ) as shown:
-        task = shown.add_task(f"simulating {policy}", total=jobs, at="")
-
-        def record(now: Seconds, _: Input, commands: Sequence[Command]) -> None:
+        def record(_: Seconds, __: Input, commands: Sequence[Command]) -> None:
+            nonlocal done
             if over := ended(commands):
-                shown.update(task, advance=over, at=f"hour {now / HOUR_S:.1f}")
+                done += over
+                on_jobs(done, jobs)
 
         yield record
 
@@ -203,7 +190,7 @@ def run(
             Cell(policy=policy, options=options, scenario=scenario, seed=seed, code=code)
         )
     else:
-        with jobs_bar(policy, len(trace.jobs)) as record:
+        with jobs_bar(output, policy, len(trace.jobs)) as record:
             result = simulate(policy, scenario, seed, options, trace=trace, record=record)
     if plots is not None:
         figures.draw([result], plots)
@@ -261,8 +248,8 @@ def compare(
     sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
     cells = experiment.grid(options.items(), scenarios, seed_numbers, codes)
-    with experiment.bar("simulating") as progress:
-        simulated = experiment.run(cells, simulate_cell, results, processes, progress)
+    with experiment.bar("simulating") as on_progress:
+        simulated = experiment.run(cells, simulate_cell, results, processes, on_progress)
     if plots is not None:
         figures.draw(simulated, plots, own)
     if output in {"json", "jsonl"}:
@@ -344,11 +331,13 @@ def import_(
     """
     layout = layout or layout_of(source)
     if layout == "journal":
-        recording = recording_from_journal(source)
+        with progress("table", f"reading {source.name}"):
+            recording = recording_from_journal(source)
         write_recording(recording, file)
         _print_trace(file, recording.as_trace())
         return
-    found = import_trace(source, layout, most_slots=most_gpus)
+    with progress("table", f"reading {source.name}"):
+        found = import_trace(source, layout, most_slots=most_gpus)
     write_trace(found.trace, file)
     _print_trace(file, found.trace)
     if found.gpu_s:
@@ -370,8 +359,8 @@ def simulate_cell(cell: Cell) -> SimulationResult:
 def _simulate_apart(cell: Cell) -> SimulationResult:
     """Run one simulation in a worker process, which its policy cannot leave."""
     try:
-        with experiment.bar(f"simulating {cell.policy}") as progress:
-            return experiment.run([cell], simulate_cell, on_progress=progress)[0]
+        with experiment.bar(f"simulating {cell.policy}") as on_progress:
+            return experiment.run([cell], simulate_cell, on_progress=on_progress)[0]
     except experiment.CellsFailedError as error:
         raise PolicyError(error.failures[0].reason) from None
 

@@ -17,7 +17,6 @@ from controlplane.cli.job_options import NO_OPTIONS, JobOptions
 from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
-    SHOWN_FROM,
     Common,
     Exit,
     JobName,
@@ -26,9 +25,9 @@ from controlplane.cli.output import (
     print_error,
     print_json,
     print_line,
-    progress,
     say,
 )
+from controlplane.cli.progress import progress
 from controlplane.cli.submission import (
     Submission,
     fit_terminal,
@@ -125,7 +124,7 @@ def wait(
         def end_of(name: str) -> tuple[Row, str]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                found = client.wait_state(name, left)
+                found = client.wait_state(name, left, _say_failure(name, common))
             except TimedOutError:
                 problem = f"{name} had not ended after {timeout:g} s"
                 raise TimedOutError(problem, WAIT_HINT) from None
@@ -137,6 +136,16 @@ def wait(
             refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)
     return refused or (Exit.JOB_FAILED if failed else Exit.OK)
+
+
+def _say_failure(job: str, common: Common) -> Callable[[str], None] | None:
+    """Return a function that prints why a try of a job failed; None if nobody reads it."""
+
+    def say_failure(failure: str) -> None:
+        sys.stderr.write(f"ones: {job}: {failure}\n")
+        sys.stderr.flush()
+
+    return say_failure if common.output == "table" else None
 
 
 @contextlib.contextmanager
@@ -315,9 +324,10 @@ def submit(
     if key is not None and len(files) > 1:
         raise BadFieldError("--key applies to one job", "submit the files one at a time", "key")
     # All files are checked before the first job is submitted.
-    ready = [prepare(path, set_ or (), options) for path in files]
-    if wrap:
-        ready = [prepare_wrapped(wrap, set_ or (), options)]
+    with progress(common.output, "listing the files to upload"):
+        ready = [prepare(path, set_ or (), options) for path in files]
+        if wrap:
+            ready = [prepare_wrapped(wrap, set_ or (), options)]
     ready = [one._replace(project=project) for one in ready]
     ready = [ready[place] for place in submission_order([one.spec for one in ready])]
     if dry_run:
@@ -376,8 +386,8 @@ def _submit_one(
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
-        bar = progress(f"packing {one.spec.name}", f"sending {one.spec.name}")
-        with bar if one.size >= SHOWN_FROM else contextlib.nullcontext() as on_sent:
+        name = one.spec.name
+        with progress(common.output, f"packing {name}", f"sending {name}") as on_sent:
             accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)
@@ -396,7 +406,7 @@ def _wait_for_all(
     code: int = Exit.OK
     for one in accepted:
         with jobs_continue_notice([job.job for job in accepted[accepted.index(one) :]]):
-            detail = client.wait(one.job)
+            detail = client.wait(one.job, on_failure=_say_failure(one.job, common))
         if detail.summary.state == "succeeded":
             if common.output == "table":
                 sys.stderr.write(f"{one.job} succeeded: {detail.summary.reason}\n")

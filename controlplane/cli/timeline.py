@@ -19,6 +19,7 @@ from rich.text import Text
 
 from controlplane.cli.job_list import cut
 from controlplane.cli.output import COMMON, Common, JobName, print_data, seconds_of
+from controlplane.cli.progress import progress
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
 from controlplane.client.allocations import (
@@ -375,7 +376,7 @@ def timeline(
         _losses(loss, png_, common)
         return
     length = seconds_of(last, "last") if last else math.inf
-    with BlockingClient(common.home) as client:
+    with progress(common.output, "reading events"), BlockingClient(common.home) as client:
         events = tuple(client.events())
     window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)

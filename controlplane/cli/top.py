@@ -38,14 +38,18 @@ FREE: Final = "grey35"
 BAR: Final = 16  # columns of the progress bar of a job
 MIN_REASON_WIDTH: Final = 24  # columns; a narrower reason is omitted
 GAP: Final = 2  # blanks between two columns
-RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales"})
+RIGHT: Final = frozenset(
+    {"slots", "batch", "lr", "samples/s", "loss", "predicted", "re-scales", "starts in"}
+)
 COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
-    "promised", "re-scales", "uses", "why",
+    "promised", "starts in", "re-scales", "uses", "why",
 )  # fmt: skip
 AS_LISTED: Final = ("slots", "batch", "samples/s", "loss", "predicted")  # as in `ones ps`
 OMIT_ORDER: Final = ("progress", "re-scales", "uses", "why", "lr", "batch", "samples/s", "slots")
-OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised", "uses"})  # not always known
+OPTIONAL_COLUMNS: Final = frozenset(
+    {"predicted", "promised", "starts in", "uses"}
+)  # not always known
 
 
 def job_table(jobs: Sequence[JobSummary], colours: Mapping[JobId, int], width: int) -> Table:
@@ -87,6 +91,7 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
         "lr": f"{job.lr:.3g}" if job.lr is not None else "",
         **{name: job_list.COLUMNS[name](job) for name in AS_LISTED},
         "promised": _promised(job),
+        "starts in": job_list.start_in_words(job),
         "re-scales": str(job.rescales),
         "uses": job_list.use_in_words(job),
         "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.job_list import NO_FILTERS, Filters
 from controlplane.cli.output import COMMON, Common, Exit, print_data, print_table, say, seconds_of
+from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient
 from controlplane.client.formats import moment, second
 from schemas.wire.client import JobSummary, JobUsage
@@ -43,7 +44,7 @@ def usage(
     """Print how many slot hours jobs used: each slot counts from its order until it is released."""
     now = time.time()
     begin, end = seconds_of(since, "since"), seconds_of(until, "until")
-    with BlockingClient(home) as client:
+    with progress(output, "reading slot hours"), BlockingClient(home) as client:
         reply = client.usage(max(0.0, now - begin), now - end if end else None)
     rows = grouped(reply.jobs, COLUMNS[by])
     columns = [*COLUMNS[by], "jobs", "slot_hours"]
@@ -99,7 +100,7 @@ def history(
     common: Common = COMMON,
 ) -> None:
     """List jobs that have ended, newest first, and the sums of their slot hours."""
-    with BlockingClient(common.home) as client:
+    with progress(common.output, "reading jobs"), BlockingClient(common.home) as client:
         jobs = client.history(last, **filters.fields())
     rows = [_row(job) for job in jobs]
     sums = {key: grouped(jobs, (key,)) for key in ("user", "project")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import resource
 import signal
 import socket
 import time
@@ -26,6 +27,8 @@ PORT: Final = 7780
 ADDRESS_FILE: Final = "web.json"  # in the folder of the cluster: address of the latest `ones web`
 URL_HELP: Final = "address of the page for people, if a reverse proxy serves it"
 REPLY_S: Final = 10.0
+UNREAD_MS: Final = 300_000  # time after which a connection ends whose data nobody takes
+DESCRIPTORS: Final = 1 << 16  # of open pages, if the host allows so many
 MAX_REPLY_BYTES: Final = 4096
 
 web = App(name="web", help="Show the cluster in a browser; log in to its page.")
@@ -53,13 +56,16 @@ def serve(
     if (home.folder / CONTROLLER_FILE).is_file():  # `ones local down` ends this process
         take_pid_file(home.folder / "run" / PAGE_PID_FILE)
     setproctitle(f"ones: web {home.folder.resolve()}")
+    _allow_many_connections()
     listening = _listening(host, port)
     at = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     url = public_url or f"http://{shown}:{at}/"
     address = _parts_of(url)
-    secure, proxied = address.scheme == "https", public_url is not None
-    page = WebPage(home, prefix=address.path or "/", secure=secure, proxied=proxied)
+    page = WebPage(
+        home, prefix=address.path or "/", secure=address.scheme == "https",
+        public=address.netloc if public_url else "",
+    )  # fmt: skip
     named = {address.hostname or "", host, "localhost"}
     names = frozenset() if host in {"0.0.0.0", "::"} and public_url is None else frozenset(named)  # noqa: S104
     with suppress(OSError):
@@ -75,7 +81,13 @@ def serve(
         page.app(names), log_level="warning", server_header=False, timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=1 << 15, forwarded_allow_ips="127.0.0.1",
     )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listening])
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            page.close()
+            await super().shutdown(sockets)
+
+    Server(settings).run(sockets=[listening])
 
 
 def _check_key(home: Home, host: str) -> None:
@@ -92,11 +104,20 @@ def _check_key(home: Home, host: str) -> None:
         raise SettingsError(what, "use a folder with a viewer's key, or leave --host out", "host")
 
 
+def _allow_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _listening(host: str, port: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for wanted in (PORT, 0) if port is None else (port,):
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # a browser that stopped, or whose host sleeps
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         try:
             made.bind((host, wanted))
             made.listen(1024)

@@ -478,27 +478,43 @@ class Client(Attachments):
         """Return the units of work that a sweep has recorded, in the order in which they ended."""
         return await self._whole(wire.GetLedger(job=JobId(job)), wire.Ledger, "unit")
 
-    async def wait(self, job: str, timeout: float | None = None) -> wire.JobDetail:  # noqa: ASYNC109
+    async def wait(
+        self,
+        job: str,
+        timeout: float | None = None,  # noqa: ASYNC109
+        on_failure: Callable[[str], None] | None = None,
+    ) -> wire.JobDetail:
         """Wait until a job has ended and return the job; see `wait_state`."""
-        await self.wait_state(job, timeout)
+        await self.wait_state(job, timeout, on_failure)
         return await self.job(job)
 
-    async def wait_state(self, job: str, timeout: float | None = None) -> wire.JobState:  # noqa: ASYNC109
+    async def wait_state(
+        self,
+        job: str,
+        timeout: float | None = None,  # noqa: ASYNC109
+        on_failure: Callable[[str], None] | None = None,
+    ) -> wire.JobState:
         """Wait until a job has ended and return its state, without its history.
 
         Args:
             timeout: seconds; None waits without limit.
+            on_failure: called when a try of the job has failed that `retries` let it repeat, with
+                a text that has the number of the try and the cause.
 
         Raises:
             TimedOutError: if the job has not ended after `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout if timeout is not None else None
+        failures = 0
         while True:
             left = POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - loop.time()))
-            found = await self.state(job, left)
+            found = await self.state(job, left, None if on_failure is None else failures)
             if found.state in ENDED:
                 return found
+            if on_failure is not None and found.failures > failures:
+                on_failure(found.failure)
+            failures = found.failures
             if deadline is not None and loop.time() >= deadline:
                 problem = f"{job} is {found.state} after {timeout:g} s"
                 raise TimedOutError(problem, "wait longer, or inspect the job with `ones show`")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass, make_dataclass
 from html import escape
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -14,9 +15,18 @@ MAX_TEXT: Final = 200  # characters of a cell
 
 
 class Rows(tuple[T_co, ...]):
-    """A tuple that a notebook shows as a table; `pandas.DataFrame(rows.records)` takes it."""
+    """A tuple that a notebook shows as a table, and that `pandas.DataFrame(rows)` takes."""
 
     __slots__ = ()
+
+    def __new__(cls, rows: Iterable[T_co] = ()) -> Self:
+        """Return the rows; pandas sees them as dataclasses, whose fields are its columns."""
+        made = super().__new__(cls, rows)
+        for kind in {type(row) for row in made}:
+            if not is_dataclass(kind):
+                like = make_dataclass(kind.__name__, kind.__struct_fields__)
+                kind.__dataclass_fields__ = like.__dataclass_fields__  # type: ignore[attr-defined]
+        return made
 
     @property
     def records(self) -> list[dict[str, Any]]:

@@ -64,14 +64,18 @@ class StreamPages(ClusterConnection):
         """Return all details of a job; `job` is a name that `submit` returned."""
         return await self._detail(wire.GetJob(job=JobId(job)), JobId(job))
 
-    async def state(self, job: str, wait_s: float = 0.0) -> wire.JobState:
+    async def state(
+        self, job: str, wait_s: float = 0.0, failures: int | None = None
+    ) -> wire.JobState:
         """Return the state of a job, without its history.
 
         Args:
             wait_s: seconds, at most 30, for which the controller delays the reply unless the job
                 ends.
+            failures: number of failed tries above which the reply is not delayed; None: any.
         """
-        return await self._call(wire.WaitJob(job=JobId(job), wait_s=wait_s), wire.JobState, wait_s)
+        request = wire.WaitJob(job=JobId(job), wait_s=wait_s, failures=failures)
+        return await self._call(request, wire.JobState, wait_s)
 
     async def _detail(self, request: Message, job: JobId) -> wire.JobDetail:
         """Send a request for a job's detail, and join the pages of the reply."""

@@ -156,7 +156,7 @@ class HandlerContext:
         Args:
             outcome: formed, abandoned, broken, suspended, or how the job lost the group.
             formed: report of the group's last member, with the position from which it continued.
-            numbers: measured results to add to the decision, such as pause_ms.
+            numbers: measured results to add to the decision, such as `pause_ms`.
         """
         if job.version:
             concluded = GroupConcluded(

@@ -208,17 +208,23 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     generations: int = 0  # since the search started
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
+    spread: tuple[float, ...] = ()  # fitness at 0, 25, 50, 75 and 100% of the population
     incumbent_fitness: float = 0.0  # fitness of the schedule in force, on the same scale
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
     decision_ms: float = 0.0  # duration of the last decision
+    view_ms: float = 0.0  # time to make the view that its request sent; 0: no request
+    improve_ms: float = 0.0  # time of the search since the plan before; 0: the plan was requested
+    check_ms: float = 0.0  # time to compare the plan with the current state
     length_predictions: int = 0  # number of predictions of remaining work that could be checked
     length_error: float | None = None  # their median error, as a share of the remaining work
     length_coverage_80: float | None = None  # share of results within the 80% interval
     length_coverage_90: float | None = None  # the same for the 90% interval
 
-    def in_ms(self, took_s: float) -> SearchStats:
-        """Return a copy in which the last decision took `took_s` seconds."""
-        return msgspec.structs.replace(self, decision_ms=took_s * 1000.0)
+    def in_ms(self, took_s: float, improve_s: float = 0.0) -> SearchStats:
+        """Return a copy in which the last decision took `took_s` seconds, after a search."""
+        return msgspec.structs.replace(
+            self, decision_ms=took_s * 1000.0, improve_ms=improve_s * 1000.0, view_ms=0.0
+        )
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

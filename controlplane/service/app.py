@@ -595,6 +595,7 @@ class Controller:
             stalled=self._commit_loop.stalled or self._state().outdated,
             projects=() if sees_all(who) else projects_of(who),
             topics=topics_of(who),
+            now=self._commit_loop.now(),
         )
 
     async def _files_stored(self) -> None:

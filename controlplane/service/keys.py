@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from controlplane.service.rights import projects_of, sees_all
 from schemas.errors import (
     BadFieldError,
     DeniedError,
@@ -191,7 +192,8 @@ class KeyTable:
         return row
 
     def _permit_login(self, who: Identity, by: Identity, now: float) -> None:
-        own = (who.name, who.role, who.projects) == (by.name, by.role, by.projects)
+        told = () if sees_all(by) else projects_of(by)  # what `GetCluster` replies
+        own = (who.name, who.role) == (by.name, by.role) and who.projects in {by.projects, told}
         latest = min(now + LOGIN_S, now + LOGIN_S if by.expires is None else by.expires)
         if not own or who.expires is None or who.expires > latest:
             what = f"{by} may only add keys with the same name and rights, for up to a day"

@@ -35,10 +35,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controlplane.client.allocations import Window
 from controlplane.client.client import Client
 from controlplane.client.connection import Home
+from controlplane.client.formats import second
 from controlplane.web import charts
 from controlplane.web.mirror import ClusterMirror, State
 from controlplane.web.sessions import SESSION_S, Session, Sessions
-from controlplane.web.views import FOLDER, Parts, Views, differences, environment, plain
+from controlplane.web.views import (
+    FOLDER,
+    NOTHING,
+    News,
+    Parts,
+    Views,
+    environment,
+    has_rungs,
+    plain,
+)
 from schemas.errors import (
     BadFieldError,
     DeniedError,
@@ -47,7 +57,7 @@ from schemas.errors import (
     UnknownJobError,
     UnreachableError,
 )
-from schemas.ids import JobId
+from schemas.ids import LAST, JobId
 
 COOKIE: Final = "ones-session"
 PAGES: Final = (
@@ -60,7 +70,6 @@ HEARTBEAT_S: Final = 15.0  # a stream without news says so
 MAX_STREAMS: Final = 2000  # open pages
 MAX_RESULTS_BYTES: Final = 32 << 20  # of the results to compare
 MAX_RESULTS: Final = 24
-MAX_REAL_JOBS: Final = 1000
 MAX_FORM_BYTES: Final = 1 << 16
 LAST_LINES: Final = 500  # of the output, at first
 LONGEST_LINE: Final = 4000  # characters
@@ -129,15 +138,17 @@ class WebPage:
     """The page of one cluster."""
 
     def __init__(
-        self, home: Home, *, prefix: str = "/", secure: bool = False, proxied: bool = False
+        self, home: Home, *, prefix: str = "/", secure: bool = False, public: str = ""
     ) -> None:
         self.mirror = ClusterMirror(home)
         self.sessions = Sessions(home)
         self._base = f"/{prefix.strip('/')}/".replace("//", "/")
-        self._proxied = proxied  # all peers are the proxy
+        self._public = public  # host and port of a reverse proxy; then all peers are the proxy
         self._secure = secure  # cookies over HTTPS only
         self._templates = environment()
         self._views = Views(self._templates, self._base)
+        self._news = News()
+        self._closing = asyncio.Event()
         self._streams = 0
 
     def app(self, hosts: frozenset[str] = frozenset()) -> Starlette:
@@ -182,6 +193,10 @@ class WebPage:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
             await self.sessions.close()
+
+    def close(self) -> None:
+        """End all streams, so that the server can end."""
+        self._closing.set()
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         status = next(
@@ -259,6 +274,7 @@ class WebPage:
         detail = await self.mirror.sweep(JobId(name))
         return await self._page(
             request, "sweep.html", title=name, job=name,
+            rungs=has_rungs(detail),
             parts=self._views.sweep(self.mirror.state, detail),
             stream=f"{self._base}live/sweep/{quote(name)}",
         )  # fmt: skip
@@ -266,21 +282,21 @@ class WebPage:
     async def compare(self, request: Request) -> Response:
         """Draw uploaded results of simulations, and the jobs that ended here."""
         series: dict[str, list[float]] = {}
-        problem = ""
+        problem, dark = "", False
         if request.method == "POST":
             try:
-                series = await self._compared(request)
+                series, dark = await self._compared(request)
             except BadFieldError as error:
                 problem = plain(error)
         drawn = charts.shares(series, "completion time, s") if series else None
-        html = json.dumps(charts.document(drawn, dark=False)) if drawn else ""
+        html = json.dumps(charts.document(drawn, dark=dark)) if drawn else ""
         return await self._page(
             request, "compare.html", title="Compare", here="compare", problem=problem,
             drawn=Markup(html.replace("<", "\\u003c")),  # noqa: S704 - JSON in a data block
             rows=self._views.compared_rows(series),
         )  # fmt: skip
 
-    async def _compared(self, request: Request) -> dict[str, list[float]]:
+    async def _compared(self, request: Request) -> tuple[dict[str, list[float]], bool]:
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MAX_RESULTS_BYTES:
             what = f"results: more than {MAX_RESULTS_BYTES >> 20} MiB"
@@ -290,21 +306,20 @@ class WebPage:
             for file in form.getlist("results"):
                 if not isinstance(file, str) and file.filename:
                     series |= results_in(await file.read(), plain(file.filename))
-            real = form.get("real") == "1"
+            real, dark = form.get("real") == "1", form.get("dark") == "1"
         if real:
-            ended = await self.mirror.ask(lambda client: client.history(most=MAX_REAL_JOBS))
+            ended = await self.mirror.ended_jobs()
             times = [job.ended_at - job.submitted_at for job in ended if job.ended_at]
             series |= {"this cluster": times} if times else {}
         if not series:
             raise BadFieldError("results: none was chosen", "choose a file", "results")
-        return series
+        return series, dark
 
     async def usage(self, request: Request) -> Response:
         """Return slot hours by project and user."""
         shown = request.query_params.get("span", "7 d")
         shown = shown if shown in USAGE_SPANS else "7 d"
-        since = time.time() - USAGE_SPANS[shown]
-        used = await self.mirror.ask(lambda client: client.usage(since))
+        used = await self.mirror.usage(USAGE_SPANS[shown])
         return await self._page(
             request, "usage.html", title="Usage", here="usage",
             rows=self._views.usage_rows(used.jobs), span_shown=shown,
@@ -323,7 +338,8 @@ class WebPage:
 
         context: dict[str, Any] = {
             "base": self._base, "pages": PAGES, "here": None, "stream": "", "inside": inside,
-            "history": state.history, "csrf": session.csrf if session else "",
+            "history": state.history, "now": state.now(), "silence": 3 * HEARTBEAT_S,
+            "csrf": session.csrf if session else "",
             "who": f"{session.user} ({session.role})" if session else "",
         }  # fmt: skip
         html = self._templates.get_template(template).render(context | values)
@@ -342,7 +358,7 @@ class WebPage:
         }.get(view)  # fmt: skip
         if make is None:
             return PlainTextResponse("no such view\n", HTTPStatus.NOT_FOUND)
-        return self._stream(self._changes(make))
+        return self._stream(self._changes((view, job), make))
 
     def _job_parts(self, job: JobId) -> Callable[[State], Awaitable[Parts]]:
         async def parts(state: State) -> Parts:
@@ -362,34 +378,41 @@ class WebPage:
 
         return parts
 
-    async def _changes(self, make: Callable[[State], Awaitable[Parts]]) -> AsyncIterator[str]:
-        sent: Parts = {}
-        state = self.mirror.state
+    async def _changes(
+        self, view: object, make: Callable[[State], Awaitable[Parts]]
+    ) -> AsyncIterator[bytes]:
+        sent, state, said = NOTHING, self.mirror.state, 0.0
         async with self.mirror.watching():
             while True:
-                parts = await make(state)
+                parts = await self._news.parts(view, state, make)
                 if "status" in parts and len(parts) == 1 and len(sent) > 1:
                     parts = {**sent, **parts}  # the rest is not known while nobody replies
-                said = {"history": state.history, "parts": differences(sent, parts)}
-                if said["parts"]:
-                    yield f"data: {json.dumps(said)}\n\n"
-                sent = parts
-                known = state.version
-                while (state := await self.mirror.next(known, HEARTBEAT_S)).version == known:
-                    yield ": no news\n\n"
+                if parts is not sent or time.monotonic() >= said + HEARTBEAT_S:
+                    yield self._news.message(view, state, sent, parts)
+                    sent, said = parts, time.monotonic()
+                state = await self.mirror.next(state.version, HEARTBEAT_S)
 
-    def _stream(self, source: AsyncIterator[str]) -> Response:
+    def _stream(self, source: AsyncIterator[str | bytes]) -> Response:
         if self._streams >= MAX_STREAMS:
             headers = {"retry-after": "30"}
             return PlainTextResponse("too many open pages\n", 503, headers)
 
-        async def counted() -> AsyncIterator[str]:
+        async def counted() -> AsyncIterator[str | bytes]:
             self._streams += 1
+            closing = asyncio.create_task(self._closing.wait())
+            waits: set[asyncio.Future[Any]] = {closing}
             try:
-                async for message in source:
+                while not closing.done():
+                    step = asyncio.ensure_future(anext(source, None))
+                    waits = {closing, step}
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    if closing.done() or (message := step.result()) is None:
+                        break
                     yield message
             finally:
                 self._streams -= 1
+                for wait in waits:
+                    wait.cancel()
 
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(counted(), media_type="text/event-stream", headers=headers)
@@ -416,7 +439,7 @@ class WebPage:
         cluster = self.mirror.state.cluster
         if cluster is not None and cluster.role == "viewer":
             return True
-        if self._proxied or request.client is None:
+        if self._public or request.client is None:
             return False
         with suppress(psutil.Error, OSError):
             for found in psutil.net_connections("tcp"):
@@ -442,37 +465,46 @@ class WebPage:
 
     async def chart(self, request: Request) -> Response:
         """Return a chart, or only its data."""
-        name, job = request.path_params["chart"], request.path_params.get("job")
+        name, job, note = request.path_params["chart"], request.path_params.get("job"), ""
         if name == "gantt":
-            drawn = await asyncio.to_thread(
-                charts.gantt, tuple(self.mirror.events), self._window(request)[0]
-            )
+            window = self._window(request)[0]
+            past = await self.mirror.events_of(window)
+            until = min(past.end, self.mirror.state.now())
+            drawn = await asyncio.to_thread(charts.gantt, past.events, window, until)
+            if past.end < window.end:
+                note = f"Too many events: the chart ends at {second(past.end)}. Zoom in."
+            elif past.begin > window.begin:
+                note = f"Too many events: the chart begins at {second(past.begin)}."
         elif name == "job" and job:
             found = await self.mirror.job(JobId(job))
-            drawn = await asyncio.to_thread(charts.job_chart, found.detail, time.time())
+            drawn = await asyncio.to_thread(charts.job_chart, found.detail, self.mirror.state.now())
         elif name == "sweep" and job:
             drawn = charts.trials(await self.mirror.sweep(JobId(job)))
         elif name in charts.OF_PLANS:
-            drawn = await asyncio.to_thread(charts.plans, tuple(self.mirror.events), name)
+            drawn = await asyncio.to_thread(charts.plans, self.mirror.latest_events(), name)
         else:
             return PlainTextResponse("no such chart\n", HTTPStatus.NOT_FOUND)
         if request.query_params.get("data"):
-            return JSONResponse(charts.columns(drawn))
+            return JSONResponse(charts.columns(drawn) | {"note": note})
         dark = request.query_params.get("dark") == "1"
         return JSONResponse(charts.document(drawn, dark=dark))
 
     def _window(self, request: Request) -> tuple[Window, str, float]:
         """Return the range of time of a request, the name of its length, and its end or 0.
 
-        A range that ends now begins with the first known event, if that is later.
+        A range that ends now begins with the first event, if that is later. `from` and `to` are the
+        ends of a chart that was moved.
         """
         shown = request.query_params.get("span", "1 h")
         shown = shown if shown in SPANS else "1 h"
         stated = request.query_params.get("until", "")
         until = float(stated) if stated.isdecimal() and len(stated) < 12 else 0.0  # noqa: PLR2004
-        now = time.time()
+        now = self.mirror.state.now()
         end = min(until or now, now)
-        first = self.mirror.events[0].time if self.mirror.events and not until else 0.0
+        moved = [_seconds(request.query_params.get(name, "")) for name in ("from", "to")]
+        if moved[0] is not None and moved[1] is not None and moved[0] < moved[1]:
+            return Window(moved[0], moved[1]), shown, until
+        first = 0.0 if until else self.mirror.begin
         return Window(max(end - SPANS[shown], min(first, end - 1.0)), end), shown, until
 
     # --- logins and actions
@@ -522,7 +554,8 @@ class WebPage:
             raise BadFieldError("the form is too large", "", "content-length")
         fields = {name: str(value) for name, value in (await request.form()).items()}
         origin = request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        ours = {request.headers.get("host"), self._public}
+        foreign = origin is not None and urlsplit(origin).netloc not in ours - {""}
         if foreign or fields.get("csrf") != session.csrf:
             raise DeniedError("this form is not from this page, or from an earlier login", "reload")
         return session, fields
@@ -567,6 +600,15 @@ def results_in(data: bytes, file: str) -> dict[str, list[float]]:
     for result in results:
         times.setdefault(f"{file}: {result.policy}", []).extend(result.jct_s.values())
     return {name: values for name, values in times.items() if values}
+
+
+def _seconds(text: str) -> float | None:
+    """Return a time in a query, or None if it is none."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if 0.0 <= found <= LAST else None
 
 
 def _later(view: Callable[[State], Parts]) -> Callable[[State], Awaitable[Parts]]:

@@ -7,7 +7,7 @@ and keeps its zoom.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from bokeh.embed import json_item
 from bokeh.layouts import column
@@ -19,7 +19,7 @@ from bokeh.models import (
     Range1d,
 )
 from bokeh.plotting import figure
-from bokeh.themes import built_in_themes
+from bokeh.themes import Theme, built_in_themes
 
 from controlplane.client.allocations import (
     Allocation,
@@ -46,12 +46,34 @@ OF_GROUPS: Final = frozenset({"slots", "batch size"})  # curves with steps
 DASHES: Final = ("solid", "dashed", "dotted")
 MAX_CURVES: Final = 200  # trials that are drawn
 MARK: Final = "#e15759"
+_AXIS: Final = {"axis_line_color", "major_tick_line_color", "minor_tick_line_color"}
+DARK: Final = Theme(  # colours of style.css
+    json={
+        "attrs": {
+            "Plot": {
+                "background_fill_color": "#15181e", "border_fill_color": "#15181e",
+                "outline_line_color": "#353d4b",
+            },
+            "Grid": {"grid_line_color": "#353d4b"},
+            "Axis": dict.fromkeys(_AXIS, "#353d4b")
+            | {"major_label_text_color": "#a3adbd", "axis_label_text_color": "#a3adbd"},
+            "Legend": {
+                "background_fill_color": "#1e232c", "border_line_alpha": 0.0,
+                "label_text_color": "#e6e9ef",
+            },
+        }
+    }
+)  # fmt: skip
+TICKS: Final[Mapping[str, Any]] = {  # formats by the distance of ticks
+    "milliseconds": "%H:%M:%S.%3N", "seconds": "%H:%M:%S", "minsec": "%H:%M:%S",
+    "minutes": "%H:%M", "hourmin": "%H:%M", "hours": "%d %b %H:%M", "days": "%d %b",
+}  # fmt: skip
 TOOLS: Final = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
 
 def document(chart: LayoutDOM, *, dark: bool) -> dict[str, Any]:
     """Return a chart as JSON for `Bokeh.embed.embed_item`."""
-    theme = built_in_themes["dark_minimal" if dark else "light_minimal"]
+    theme = DARK if dark else built_in_themes["light_minimal"]
     return dict(json_item(chart, theme=theme))
 
 
@@ -69,16 +91,22 @@ def columns(chart: LayoutDOM) -> dict[str, Any]:
 # --- slots over time
 
 
-def gantt(events: Iterable[FeedEvent], window: Window) -> Any:
-    """Draw which job had which slot; re-scales are marked. Times are in UTC."""
+def gantt(events: Iterable[FeedEvent], window: Window, until: float | None = None) -> Any:
+    """Draw which job had which slot; re-scales are marked. Times are in UTC.
+
+    `until` is the end of what the events tell, if it is before the end of the window.
+    """
     seen = list(events)
-    whole = allocations_from(seen, window.end)
+    whole = allocations_from(seen, window.end if until is None else until)
     colours = {job: job_colour(index) for job, index in colour_indices(whole).items()}
     shown = clipped(whole, window)[-MAX_BARS:]
     slots = all_slots(seen)
     rows = {slot: len(slots) - 1 - index for index, slot in enumerate(slots)}
     height = min(max(ROW_HEIGHT * len(slots) + 60, MIN_HEIGHT), MAX_HEIGHT)
     plot = _timed(height, window, tools="pan,wheel_zoom,box_zoom,reset,save")
+    dates = dict.fromkeys(TICKS, "%d %b %Y")
+    plot.xaxis.formatter.context = DatetimeTickFormatter(**cast("Any", dates))
+    plot.xaxis.formatter.context_which, plot.xaxis.formatter.hide_repeats = "start", True
     plot.y_range = Range1d(start=-0.5, end=max(len(slots), 1) - 0.5)
     ticks = _node_ticks(slots, rows)
     plot.yaxis.ticker = list(ticks)
@@ -181,13 +209,18 @@ def job_chart(detail: JobDetail, until: float) -> LayoutDOM:
     for name, points in _curves(detail, end).items():
         panel = _timed(PANEL_HEIGHT, window, share=panels[0].x_range if panels else None)
         panel.yaxis.axis_label = name
-        panel.yaxis.ticker.desired_num_ticks = 4
+        panel.yaxis.ticker.desired_num_ticks = 3
+        known = [abs(value) for _, value in points if value]
+        panel.y_range.default_span = max(known, default=1.0)  # around a constant
+        panel.y_range.range_padding = 0.2
+        panel.min_border_top = panel.min_border_bottom = 8  # half a label
         panel.toolbar_location = None if panels else "right"
         source = ColumnDataSource(
             {"at": [at * 1000 for at, _ in points], "value": [value for _, value in points]},
             name=name,
         )
         if name in OF_GROUPS:
+            panel.y_range.start, panel.yaxis.ticker.min_interval = 0, 1
             panel.step("at", "value", source=source, mode="after", line_width=2, color=LINE)
         else:
             panel.line("at", "value", source=source, line_width=2, color=LINE)
@@ -279,17 +312,27 @@ def trials(detail: SweepDetail) -> Any:
             if metric in values
         ]
         best = trial.number == detail.best
-        curve = plot.line(
-            [at for at, _ in points], [value for _, value in points], line_width=3 if best else 1,
-            color=MARK if best else LINE, alpha=1.0 if best else 0.6,
-        )  # fmt: skip
+        at, values = [at for at, _ in points], [value for _, value in points]
+        width, look = (
+            3 if best else 1,
+            {"color": MARK if best else LINE, "alpha": 1.0 if best else 0.6},
+        )
+        if len(points) == 1:
+            curve = plot.scatter(at, values, size=4 * width, **look)
+        else:
+            curve = plot.line(at, values, line_width=width, **look)
         said = f"trial {trial.number}{' (best)' if best else ''}"
         plot.add_tools(HoverTool(renderers=[curve], tooltips=[(said, "@y"), ("epoch", "@x")]))
     return plot
 
 
 OF_PLANS: Final = {  # curves of the scheduler's charts, from the events of plans
-    "fitness": {"best": "best_fitness", "mean": "mean_fitness"},
+    "fitness": {
+        "best": "best_fitness",
+        "upper quarter": "upper_fitness",
+        "mean": "mean_fitness",
+        "lower quarter": "lower_fitness",
+    },
     "decision": {"decision time, ms": "decision_ms"},
 }
 
@@ -298,7 +341,11 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
     """Draw a chart in `OF_PLANS`."""
     seen = [event for event in events if event.event == "policy.plan"]
     curves = {
-        said: [(event.time, float(event.detail.get(field) or 0.0)) for event in seen]
+        said: [
+            (event.time, float(value))
+            for event in seen
+            if (value := event.detail.get(field)) is not None
+        ]
         for said, field in OF_PLANS[chart].items()
     }
     return lines(chart, curves)
@@ -307,13 +354,10 @@ def plans(events: Iterable[FeedEvent], chart: str) -> Any:
 def _timed(height: int, window: Window, share: Any = None, tools: str = TOOLS) -> Any:
     plot: Any = figure(
         height=height, sizing_mode="stretch_width", tools=tools, active_scroll=None,
-        output_backend="canvas",
+        output_backend="canvas", x_axis_type="datetime",
         x_range=share or Range1d(start=window.begin * 1000, end=window.end * 1000, name="time"),
     )  # fmt: skip
-    plot.xaxis.formatter = DatetimeTickFormatter(
-        milliseconds="%H:%M:%S", seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M",
-        hourmin="%H:%M", hours="%d %b %H:%M", days="%d %b",
-    )  # fmt: skip
+    plot.xaxis.formatter = DatetimeTickFormatter(**TICKS)
     plot.toolbar.logo = None
     plot.xaxis.ticker.desired_num_ticks = 4
     plot.grid.grid_line_alpha = 0.3

@@ -6,8 +6,9 @@ from those it shows.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,9 @@ from schemas.jobs import ENDED
 from schemas.wire.client import JobUsage, SweepDetail
 
 FOLDER: Final = Path(__file__).parent
+MAX_VIEWS: Final = 100  # whose messages are kept
 MAX_DECISIONS: Final = 200  # latest ones of a job that are shown
+MAX_STOPPED: Final = 20  # trials that a rung names
 LONGEST: Final = 400  # characters of a text of a user
 
 
@@ -32,6 +35,7 @@ class Part(NamedTuple):
 
 
 Parts = Mapping[str, Part]
+NOTHING: Final[Parts] = {}
 
 
 def environment() -> Environment:
@@ -89,7 +93,7 @@ class Views:
         """Return the parts of the page of a job."""
         parts = self.common(state)
         parts["head"] = Part("job-head", self._parts.job_head(job.detail))
-        parts["facts"] = Part("job-facts", self._parts.job_facts(job.detail, time.time()))
+        parts["facts"] = Part("job-facts", self._parts.job_facts(job.detail))
         for worker in job.detail.workers:
             name = f"worker-{worker.worker or worker.rank}"
             parts[name] = Part("workers", self._parts.worker_row(worker))
@@ -129,6 +133,8 @@ class Views:
         """Return the parts of the page of a sweep."""
         parts = self.common(state)
         parts["head"] = Part("sweep-head", self._parts.sweep_head(detail))
+        for level, *row in rungs_of(detail):
+            parts[f"rung-{level}"] = Part("rungs", self._parts.rung_row(level, *row))
         for trial in detail.trials:
             row = self._parts.trial_row(trial, detail.best == trial.number)
             parts[f"trial-{trial.number}"] = Part("trials", row)
@@ -156,6 +162,39 @@ class Views:
         )
 
 
+class News:
+    """Messages with the parts that changed, which all open pages of a view share."""
+
+    def __init__(self) -> None:
+        self._parts: dict[object, tuple[int, Parts]] = {}
+        self._messages: dict[object, tuple[Parts, Parts, bytes]] = {}
+
+    async def parts(
+        self, view: object, state: State, make: Callable[[State], Awaitable[Parts]]
+    ) -> Parts:
+        """Return the parts of a view, made once for each state."""
+        version, parts = self._parts.get(view, (None, NOTHING))
+        if version != state.version:
+            made = await make(state)
+            parts = parts if made == parts else made
+            if len(self._parts) >= MAX_VIEWS:
+                self._parts.clear()
+                self._messages.clear()
+            self._parts[view] = state.version, parts
+        return parts
+
+    def message(self, view: object, state: State, old: Parts, new: Parts) -> bytes:
+        """Return an event of a stream: the time, and what differs. `whole`: other rows are gone."""
+        whole = old is NOTHING
+        known = self._messages.get((view, whole))
+        if known is None or known[0] is not old or known[1] is not new:
+            said = {"whole": whole, "parts": differences(old, new)}
+            known = self._messages[view, whole] = old, new, json.dumps(said)[1:].encode()
+        return b'data: {"history": %d, "now": %.3f, %b\n\n' % (
+            state.history, state.now(), known[2],
+        )  # fmt: skip
+
+
 def _counts(state: State) -> dict[str, int]:
     there = [node for node in state.nodes if node.state != "lost"]
     live = [job for job in state.jobs if job.state not in ENDED]
@@ -165,6 +204,45 @@ def _counts(state: State) -> dict[str, int]:
         "slots": slots, "used": slots - free, "running": running, "waiting": len(live) - running,
         "users": len({job.user for job in live}), "nodes": len(there),
     }  # fmt: skip
+
+
+class Rung(NamedTuple):
+    """Number of epochs after which the search compares trials."""
+
+    epochs: int
+    trials: int  # that may reach it
+    done: int
+    stopped: str  # numbers of the trials that ended here
+    best: int | str  # number of the trial with the best value so far
+    score: float | None
+
+
+def has_rungs(detail: SweepDetail) -> bool:
+    """Return whether the search compares trials at rungs."""
+    return hasattr(detail.spec.search.searcher, "eta")
+
+
+def rungs_of(detail: SweepDetail) -> list[Rung]:
+    """Return the rungs that trials were granted, lowest first."""
+    if not has_rungs(detail):
+        return []
+    search, found = detail.spec.search, []
+    pick = max if search.mode == "max" else min
+    for level in sorted({trial.granted for trial in detail.trials if trial.granted}):
+        there = [trial for trial in detail.trials if trial.granted >= level]
+        stopped = [t.number for t in there if t.granted == level and t.state == "stopped"]
+        scores = [
+            (values[search.metric], trial.number)
+            for trial in there
+            for values in trial.metrics[: max(0, level - trial.first_epoch + 1)]
+            if math.isfinite(values.get(search.metric, math.nan))
+        ]
+        score, best = pick(scores, key=lambda one: one[0], default=(None, ""))
+        done = sum(trial.epochs >= level for trial in there)
+        named = ", ".join(map(str, stopped[:MAX_STOPPED]))
+        more = f" and {len(stopped) - MAX_STOPPED} more" if len(stopped) > MAX_STOPPED else ""
+        found.append(Rung(level, len(there), done, named + more, best, score))
+    return found
 
 
 def _gain(numbers: Mapping[str, float]) -> tuple[float | None, float | None]:

@@ -83,7 +83,13 @@ class BackgroundBuild:
         self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
-        self.over = Background(self._run, "build").over  # set when it is built or has failed
+        self._building = Background(self._run, "build")
+        self.over = self._building.over  # set when it is built or has failed
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the construction."""
+        return self._building.seconds
 
     def drop(self) -> None:
         """Drop the group; abort its rendezvous if the group is not connected yet."""

@@ -149,15 +149,14 @@ class OrderListener:
                 self._apply(effect)
         return agreed
 
-    def switch(self, pending: PendingGroup) -> ProcessGroup | None:
-        """Forget `pending`, which becomes the current group, and return its process group.
+    def switch(self, pending: PendingGroup) -> BackgroundBuild | None:
+        """Forget `pending`, which becomes the current group, and return its construction.
 
         It is None if the same processes continue with another batch, or if this worker leaves.
         """
         with self._changed:
             self._inbox.switch(pending)
-            build = self._builds.pop(pending.version, None)
-        return build.group if build is not None else None
+            return self._builds.pop(pending.version, None)
 
     def abandon_pending(self) -> None:
         """Drop the pending group, because recovery decides which group follows the current one."""

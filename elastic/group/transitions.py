@@ -291,7 +291,8 @@ class GroupTransitions:
         membership, training, order = self._membership, self._training, pending.order
         step = training.position.step
         fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
-        built = self._listener.switch(pending)
+        build = self._listener.switch(pending)
+        built = build.group if build is not None else None
         member = order.group.member(membership.own_id)
         if member is None:
             self._leave_on_order(order)
@@ -322,7 +323,8 @@ class GroupTransitions:
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
         took_s = time.perf_counter() - began
-        self._report_formed(pause_s=took_s, step_s=step_s)
+        connect_s = build.seconds if build is not None else 0.0
+        self._report_formed(pause_s=took_s, step_s=step_s, connect_s=connect_s)
         if newcomers:
             self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
@@ -542,7 +544,9 @@ class GroupTransitions:
 
     # --- out
 
-    def _report_formed(self, *, pause_s: float = 0.0, step_s: float = 0.0) -> None:
+    def _report_formed(
+        self, *, pause_s: float = 0.0, step_s: float = 0.0, connect_s: float = 0.0
+    ) -> None:
         """Report that this worker trains in its current group; a time of 0 was not measured."""
         position = self._training.position
         self._report(
@@ -552,6 +556,7 @@ class GroupTransitions:
             step=position.step,
             pause_ms=pause_s * 1e3,
             step_ms=step_s * 1e3,
+            connect_ms=connect_s * 1e3,
         )
 
     def _leave_on_order(self, order: GroupOrder) -> None:

@@ -291,6 +291,12 @@ def write_message(path: Path, message: Message) -> None:
     fresh.rename(path)
 
 
+def process_age_s() -> float:
+    """Return the seconds since this process was started, in steps of a clock tick (10 ms)."""
+    started_s = _ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
 def _ticks(pid: int) -> int:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return int(text.rpartition(")")[2].split()[19])

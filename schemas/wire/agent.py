@@ -60,6 +60,7 @@ class WorkerReady(ScriptReport, tag="worker.ready.2"):
     store_port: int = 0  # port of the group's TCPStore; rank 0 only
     # LENGTH-DIGEST of the training set, the digest being that of its order; "": not known
     data_digest: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    imports_s: float = 0.0  # from the start of the process to `from_env()`; 0: not measured
 
 
 class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
@@ -81,6 +82,7 @@ class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
     step: int
     pause_ms: float = 0.0  # pause of training: the switch, and a long wait for peers after it
     step_ms: float = 0.0  # usual time of a step before the switch; 0: not measured
+    connect_ms: float = 0.0  # time to build the process group during training; 0: not measured
 
 
 class JoinFailed(ScriptReport, tag="worker.join_failed.1"):

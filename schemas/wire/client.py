@@ -203,6 +203,7 @@ class WaitJob(Request, tag="client.wait_job.1"):
 
     job: JobId
     wait_s: float = 0.0
+    failures: int | None = None  # reply also once more tries than this have failed; None: do not
 
 
 class ExplainJob(Request, tag="client.explain_job.1"):
@@ -345,6 +346,7 @@ class Cluster(Reply, tag="client.cluster.1"):
     topics: tuple[str, ...] = ()  # prefixes of the feed topics that you may subscribe to
     agents_port: int = 0  # port for agents; 0: unknown, because the controller is older
     next_key: str = ""  # public key that the controller will have after its rotation; empty: none
+    now: Seconds = Seconds(0.0)  # by the controller's clock; 0: unknown, because it is older
 
 
 class SnapshotStored(Reply, tag="client.snapshot_stored.1"):
@@ -416,6 +418,9 @@ class JobSummary(Message, tag="client.job_summary.1"):
     gpu_share: float | None = None  # time in which its GPUs work, 0 to 1, mean; None: no GPU
     gpu_memory_bytes: int | None = None  # sum of its GPUs
     kind: str = "elastic"  # elastic, torchrun, command, interactive or sweep
+    start_at: Seconds | None = None  # expected start of a waiting job; None: unknown
+    start_earliest: Seconds | None = None  # 80% of the starts should be between this time
+    start_latest: Seconds | None = None  # and this one
 
 
 class AccountShare(Message, tag="client.account_share.1"):
@@ -482,6 +487,8 @@ class JobState(Reply, tag="client.job_state.1"):
     state: str
     reason: str  # reason for the state, for people
     exit_code: int | None = None  # exit code of the worker that decided the job's state
+    failures: int = 0  # number of script failures so far
+    failure: str = ""  # which try failed last, and why; empty: none
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
@@ -588,6 +595,7 @@ class JobDetail(Reply, tag="client.job_detail.3"):
     promises: tuple[PromiseInfo, ...] = ()  # oldest first; the first one is the promise
     notes: tuple[str, ...] = ()  # as in JobAccepted, for the current state
     next: str = ""  # cursor of the next page; empty: last page
+    epochs_total: int | None = None  # most epochs of the job; None: not known, or not limited
 
 
 class Explanation(Reply, tag="client.explanation.1"):
@@ -633,6 +641,7 @@ class SearchInfo(Reply, tag="client.search_info.1"):
     length_coverage_90: float | None = None  # share of job lengths within their 90% interval
     planned: tuple[PlannedJob, ...] = ()  # of the latest plan, at most 200 that the reader may see
     planned_at: Seconds | None = None  # time of the latest plan
+    spread: tuple[float, ...] = ()  # fitness at 0, 25, 50, 75 and 100% of the population
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):

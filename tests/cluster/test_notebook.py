@@ -30,7 +30,7 @@ async def test_the_notebook_runs_from_top_to_bottom(
         done = await shell.run_cell_async(source, transformed_cell=shell.transform_cell(source))
         done.raise_error()
 
-    jobs = dict(shell.user_ns["_"])
+    jobs = {one.job: one.state for one in shell.user_ns["_"]}
     assert jobs[shell.user_ns["job"]] == "succeeded"
 
 

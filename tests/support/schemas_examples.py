@@ -145,6 +145,8 @@ _SUMMARY: Final = client.JobSummary(
     promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
     cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30, kind="command",
+    start_at=Seconds(1_760_000_600.5), start_earliest=Seconds(1_760_000_300.5),
+    start_latest=Seconds(1_760_000_900.5),
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),
@@ -221,12 +223,12 @@ _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
         **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810,
-        store_port=29_400, data_digest="1437-9f86d081884c7d65",
+        store_port=29_400, data_digest="1437-9f86d081884c7d65", imports_s=1.5,
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
     agent.GroupFormed(
-        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0,
+        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0, connect_ms=2.5,
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
@@ -338,7 +340,7 @@ _OF_CLIENTS: Final = (
     ),
     client.GetUsage(since=Seconds(1.5e9), until=Seconds(1.6e9), cursor="jobs.9"),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),
-    client.WaitJob(job=JOB, wait_s=10.5),
+    client.WaitJob(job=JOB, wait_s=10.5, failures=1),
     client.ExplainJob(job=JOB, cursor="decisions.9"),
     client.GetSearch(),
     client.ListNodes(cursor="nodes.9"),
@@ -368,6 +370,7 @@ _OF_CLIENTS: Final = (
         log_port=7705, agents_port=7701, next_key="b" * 40, last_seq=70_000, stalled="database or disk is full",
         projects=("vision", "speech"),
         topics=("project/vision/", "project/speech/", "node/", "cluster"),
+        now=Seconds(1_760_000_065.25),
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),
@@ -386,7 +389,10 @@ _OF_CLIENTS: Final = (
     ),
     _USAGE,
     client.Usage(since=Seconds(1.5e9), until=Seconds(1.6e9), jobs=(_USAGE,), next="jobs.52"),
-    client.JobState(job=JOB, state="failed", reason="exit code 1", exit_code=1),
+    client.JobState(
+        job=JOB, state="failed", reason="exit code 1", exit_code=1, failures=1,
+        failure="try 1 of 1 failed: exit code 1",
+    ),
     _WORKER_INFO,
     _CHANGE,
     _SIZE,
@@ -397,7 +403,7 @@ _OF_CLIENTS: Final = (
     client.JobDetail(
         summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
         epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,
-        samples_done=17_244, version=VERSION, batch_limit=256, promises=(_PROMISE,), notes=(NOTE,),
+        samples_done=17_244, version=VERSION, batch_limit=256, epochs_total=28, promises=(_PROMISE,), notes=(NOTE,),
         next="versions.9",
     ),
     client.Explanation(
@@ -409,6 +415,7 @@ _OF_CLIENTS: Final = (
         mean_fitness=0.5, incumbent_fitness=0.625, decision_ms=12.5, rescales=4, batch_changes=2,
         predicted_gain=1.5, realised_gain=1.25, diversity=0.25, gain_error=1.2, length_error=0.15,
         length_coverage_80=0.75, length_coverage_90=0.875, planned_at=Seconds(1_760_000_000.5),
+        spread=(0.25, 0.375, 0.5, 0.625, 0.75),
         planned=(client.PlannedJob(job=JOB, slots=2, batch=64, reason="grows", expected_gain=1.5),),
     ),
     client.SweepDetail(

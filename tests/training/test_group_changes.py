@@ -92,13 +92,14 @@ def test_a_job_trains_as_one_process(tmp_path: Path, name: str) -> None:
         as_alone(job, plain, 12)
 
 
-def test_incumbents_report_their_pauses(tmp_path: Path) -> None:
+def test_incumbents_report_their_pauses_and_how_long_they_connected(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP)) as job:
         job.through((12,), (6, 6), (12,))
 
         told = [one for one in job.reported(GroupFormed) if one.pause_ms]
         assert list(dict.fromkeys((one.group, one.rank) for one in told)) == [(2, 0), (3, 0)]
         assert told == sorted(told, key=lambda one: (one.group, one.pause_ms))
+        assert {one.group for one in told if one.connect_ms} == {2, 3}
 
 
 def test_the_reported_loss_is_a_mean_over_samples(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, say
+from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient
 from controlplane.client.formats import byte_count, span
 from controlplane.client.interpreters import NoTorchError, run_module
@@ -157,10 +158,10 @@ def preview(
     measured: dict[str, Any] | None = None
     note = ""
     if measure and (unit_s is None or state_bytes is None):
-        if common.output == "table" and sys.stderr.isatty():
-            sys.stderr.write("training a unit on this host (--no-measure skips this)\n")
+        what = "training a unit on this host (--no-measure skips this)"
         try:
-            measured = measured_unit(spec, python)
+            with progress(common.output, what):
+                measured = measured_unit(spec, python)
         except NoTorchError as error:
             note = f"not measured: {error.message}"
     if measured is not None:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
+from controlplane.core.history import Decided, JobLeft, SweepHistory, SweepLeft
 from controlplane.core.inputs import Input, OrderTooLarge, RunExpired
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Accounting, Job, lower_local_limit, times
@@ -40,6 +40,7 @@ from controlplane.policy.sharing.start_times import PastRun
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.jobs import EndWarning, JobSpec
 from schemas.wire.agent import MAX_NOTICE_S, SETTLED, GroupDelta, NodeNoticed
+from schemas.wire.client import Decision, Size
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
@@ -182,19 +183,19 @@ def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
         return
     attempts = job.attempts
     attempts.failures += 1
+    tries = job.spec.retries + 1
+    attempts.last_failure = f"try {attempts.failures} of {tries} failed: {reason}"
     if isinstance(job.status, WithGroup) and job.status.script.refused:
         again = "; not retried: the library would refuse it again" if job.spec.retries else ""
         end(ctx, job, JobTrigger.GAVE_UP, reason + again)
         return
     if job.failing_is_final:
-        tried = f" (attempt {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
+        tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
         end(ctx, job, JobTrigger.GAVE_UP, reason + tried)
         return
     pause_s = pause_before(attempts.failures)
     attempts.next_start_at = Seconds(ctx.now + pause_s)
-    left = job.spec.retries - attempts.failures + 1
-    retries = "1 retry" if left == 1 else f"{left} retries"
-    reason = f"{reason}; retrying in {pause_s:.0f} s, {retries} left"
+    reason = f"{attempts.last_failure}; retrying in {pause_s:.0f} s"
     withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
 
 
@@ -262,6 +263,7 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, r
     `outcome` is recorded for the group.
     """
     resumes = isinstance(job.status, Starting) and job.status.resumes
+    _record_failure(ctx, job, outcome, reason)
     nodes = _dismiss(ctx, job, outcome)
     ctx.move(job, trigger, Paused(suspended=resumes), reason)
     ctx.send_to(job, nodes)
@@ -303,6 +305,11 @@ def end(
     """
     ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
     detail: Detail = {**ended, **(more or {})}
+    failures = job.attempts.failures
+    if trigger is JobTrigger.GAVE_UP:
+        _record_failure(ctx, job, "failed", reason)
+    elif trigger is JobTrigger.FINISHED and failures:
+        reason = f"{reason}; succeeded at try {failures + 1} of {job.spec.retries + 1}"
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
@@ -319,6 +326,15 @@ def end(
     _release_sweep(ctx, job)
     forget_exited(ctx, job)
     ctx.plan_needed = True
+
+
+def _record_failure(ctx: HandlerContext, job: Job, outcome: str, reason: str) -> None:
+    """Record that a job lost its group, among the decisions about its slots."""
+    decision = Decision(
+        time=ctx.now, before=job.size, to=Size(), reason=reason, code=outcome, by="cluster",
+        outcome=outcome,
+    )  # fmt: skip
+    ctx.records.append(Decided(job=job.job, decision=decision))
 
 
 KEPT_RUNS: Final = 32  # of each family

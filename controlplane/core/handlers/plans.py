@@ -302,8 +302,12 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
                 "generations": stats.generations,
                 "best_fitness": stats.best_fitness,
                 "mean_fitness": stats.mean_fitness,
+                **dict(zip(("lower_fitness", "upper_fitness"), stats.spread[1:4:2], strict=False)),
                 "diversity": stats.diversity,
+                "view_ms": stats.view_ms,
+                "improve_ms": stats.improve_ms,
                 "decision_ms": stats.decision_ms,
+                "check_ms": stats.check_ms,
             },
         )
     if verdict.refused or len(begun) < len(verdict.swaps):

@@ -212,6 +212,7 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
         if worker not in full:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     rescales.advance(job.job, change, RescaleTrigger.QUIESCED)
+    change.prepared_at = ctx.now
     points = [change.quiesce_points[worker.worker] for worker in full]
     places = [(point.step, point.epoch) for point in points]
     change.source = None if len(set(places)) == 1 else places.index(max(places))

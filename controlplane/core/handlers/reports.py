@@ -20,6 +20,7 @@ from controlplane.core.inputs import NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.node import Node
+from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger, data_problem
 from schemas.ids import WorkerId, node_of, worker_id
@@ -51,6 +52,7 @@ from schemas.wire.agent import (
     WorkerRefused,
     WorkerStarted,
 )
+from schemas.wire.feed import Detail
 from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
@@ -197,7 +199,10 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
     if elastic and first:
         job.progress.epoch_samples = event.epoch_samples
         epochs.on_resumed(ctx, job, event.resumed_epoch)
-    ctx.announce("worker.ready", job, place(worker))
+    detail: Detail = place(worker)
+    if (imports_s := clamp_numbers(event).imports_s) > 0.0:
+        detail["imports_s"] = imports_s
+    ctx.announce("worker.ready", job, detail)
     if isinstance(job.status, Starting):
         start.form_when_ready(ctx, job, job.status)
     elif isinstance(job.status, Rescaling):

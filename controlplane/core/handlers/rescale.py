@@ -115,6 +115,7 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
             return
         change.store = desired_state.address_of(ctx.state, first, first.store_port)
     rescales.advance(job.job, change, RescaleTrigger.PREPARED)
+    change.prepared_at = ctx.now
     ctx.state.deadlines.expect_rescale(job, change, ctx.now)
     change.notified_nodes |= dict.fromkeys([*nodes_of(change.group), *nodes_of(status.group)])
     ctx.send_to(job, change.notified_nodes)
@@ -132,11 +133,13 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """Record a member's pause. Settle the change once every member trains in the new group."""
+    """Record a member's times. Settle the change once every member trains in the new group."""
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
     clamped = clamp_numbers(event)
+    change.switched_at = change.switched_at or ctx.now
+    change.connect_ms = max(change.connect_ms, clamped.connect_ms)
     if clamped.pause_ms > change.pause_ms:
         change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
     if all(job.workers[m.worker].group_version == event.group for m in change.group.members):
@@ -161,7 +164,7 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
         job.accounting.rescales += 1
         ctx.totals.rescales += 1
     ctx.state.deadlines.clear(job.job)
-    ctx.conclude(job, "formed", numbers=change.pause)
+    ctx.conclude(job, "formed", numbers={**change.pause, **change.phases(ctx.now)})
     ctx.advance(
         job,
         JobTrigger.GROUP_FORMED,

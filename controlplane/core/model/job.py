@@ -103,6 +103,7 @@ class Attempts(msgspec.Struct, kw_only=True):
     """Numbers of failures, and the earliest times of the next attempts."""
 
     failures: int = 0  # failures of the script
+    last_failure: str = ""  # which try failed last, and why
     losses: int = 0  # groups lost in a row without a finished epoch
     recoveries: int = 0  # recoveries in a row without a formed group
     changes: int = 0  # abandoned changes and recoveries after the last finished epoch

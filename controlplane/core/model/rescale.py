@@ -101,6 +101,9 @@ class Rescale(msgspec.Struct, kw_only=True):
     notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
     pause_ms: float = 0.0  # longest pause of a member
     step_ms: float = 0.0  # usual time of a step of that member before; 0: not measured
+    connect_ms: float = 0.0  # longest time in which a member built the process group
+    prepared_at: Seconds = Seconds(0.0)  # time of the order to switch or to rejoin
+    switched_at: Seconds = Seconds(0.0)  # time at which the first member trained in the new group
 
     @property
     def pause(self) -> dict[str, float]:
@@ -109,6 +112,19 @@ class Rescale(msgspec.Struct, kw_only=True):
             return {}
         steps = {"pause_steps": self.pause_ms / self.step_ms} if self.step_ms else {}
         return {"pause_ms": self.pause_ms, **steps}
+
+    def phases(self, now: Seconds) -> dict[str, float]:
+        """Return the durations of the phases up to `now`, when the last member was in the group.
+
+        Phases that took no time are left out. `connect_s` is a part of `switch_s`.
+        """
+        times = {
+            "prepare_s": self.prepared_at - self.started_at,
+            "connect_s": self.connect_ms / 1000.0,
+            "switch_s": self.switched_at - self.prepared_at,
+            "transfer_s": now - self.switched_at,
+        }
+        return {name: took_s for name, took_s in times.items() if took_s > 0.0}
 
 
 def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:

@@ -438,8 +438,8 @@ class Goodput(ImmediatePolicy):
         }
         if slots:
             fewest = "one slot" if target.fewest == 1 else f"{target.fewest} slots"
-            words = f"{target.speedup:.2f} x the goodput of {fewest}, with batch {target.batch}"
-            return words, numbers
+            words = f"expected: {target.speedup:.2f} x the goodput of {fewest}"
+            return f"{words}, with batch {target.batch}", numbers
         if target.slots:
             return f"its {target.slots} slots are not free yet", numbers
         return "every slot is worth more to other jobs", numbers

@@ -349,7 +349,7 @@ class Pollux(ImmediatePolicy):
             return "placements are chosen again in the next round", {}
         numbers = {"speedup": target.speedup, "noise_scale": self._noise_scale(job)}
         if slots:
-            return f"{target.speedup:.2f} x the goodput of a fair share", numbers
+            return f"expected: {target.speedup:.2f} x the goodput of a fair share", numbers
         return "the best placements that were found give all slots to other jobs", numbers
 
 

@@ -194,7 +194,7 @@ class Explainer:
         before, old = self._beside(job.job, self.present)
         others = [name for name in moved.layouts if name != job.job]
         trades = f"exchanges slots with {others[0]}: " if others else ""
-        gained = f"together, the jobs gain {moved.gain:.2f} of a job's speed"
+        gained = f"expected: together, the jobs gain {moved.gain:.2f} of a job's speed"
         words = f"{trades}{words} (until now it {before}); {gained}"
         numbers["speed_share_before"] = old["speed_share"]
         numbers |= {"gain": moved.gain, "worth_s": moved.worth_s}

@@ -24,7 +24,7 @@ from controlplane.policy.ones.greedy import (
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.search_loop import Evolution
+from controlplane.policy.search.search_loop import Evolution, spread_of
 from controlplane.prediction import FloatArray, IntArray
 
 
@@ -240,6 +240,7 @@ class EvolutionarySearch(Evolution):
             generations=self.generations,
             best_fitness=max(fitness, default=0.0),
             mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
+            spread=spread_of(fitness),
             diversity=self.diversity,
             incumbent_fitness=self.incumbent.fitness if self.population else 0.0,
         )

@@ -64,7 +64,7 @@ class PlanReasons:
         floors = self._problem.floors
         if floors is None or not floors.level[row]:
             return reason
-        expected = f"{floors.expected[row]:.1f} x the time of its fair share expected"
+        expected = f"expected: {floors.expected[row]:.1f} x the time of its fair share"
         if floors.at_best[row] > floors.limit:
             least = f"{floors.at_best[row]:.1f} x the time of its fair share"
             text = f"max_stretch {floors.limit:g} cannot be kept, it takes {least} or more"
@@ -94,8 +94,8 @@ class PlanReasons:
                 text = f"has moved: leaves its former slots, goes on with {to}"
                 return Reason("move", text, numbers)
             if job_row.growth_loss is not None:
-                said = f"{job_row.growth_loss:.2f} x the former progress"
-                text = f"undoes its growth, which led to {said}; goes on with {to}"
+                said = f"measured: {job_row.growth_loss:.2f} x the former progress"
+                text = f"undoes its growth ({said}); goes on with {to}"
             elif recipients:
                 given = slots_in_words(was - now)
                 text = f"gives {given} to {recipients}, goes on with {to} ({speedup})"
@@ -217,7 +217,7 @@ def _batch_text(numbers: Mapping[str, float], limit: int) -> str:
 
 def _speedup(numbers: Mapping[str, float]) -> str:
     ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
-    return f"{ratio:.2f} x the speed expected"
+    return f"expected: {ratio:.2f} x its present speed"
 
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:

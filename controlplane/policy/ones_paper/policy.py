@@ -39,7 +39,7 @@ from controlplane.policy.placement.slot_partition import (
     slots_in_words,
     with_batch,
 )
-from controlplane.policy.search.search_loop import Evolution, SearchPolicy
+from controlplane.policy.search.search_loop import Evolution, SearchPolicy, spread_of
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -80,6 +80,7 @@ class EvolutionarySearch(Evolution):
             generations=self.generations,
             best_fitness=float(scores.max()) if len(scores) else 0.0,
             mean_fitness=float(scores.mean()) if len(scores) else 0.0,
+            spread=spread_of(scores),
             incumbent_fitness=self.incumbent(),
             diversity=self.diversity(),
         )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
+import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, Policy, PolicyEvent, SearchStats
+from controlplane.prediction import FloatArray
 from schemas.ids import Seconds
 
 P = TypeVar("P")
+QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class Learner(Protocol):
@@ -20,6 +24,11 @@ class Learner(Protocol):
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`; `now` is in seconds on the controller's clock."""
         ...
+
+
+def spread_of(fitness: Sequence[float] | FloatArray) -> tuple[float, ...]:
+    """Return the fitness at 0, 25, 50, 75 and 100% of a population; empty without candidates."""
+    return tuple(np.quantile(fitness, QUANTILES).tolist()) if len(fitness) else ()
 
 
 class Evolution(ABC):

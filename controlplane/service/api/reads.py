@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -235,13 +236,18 @@ class ReadRequests:
         return self.detail(job, self.view(who), request.cursor)
 
     async def job_state(self, request: wire.WaitJob, who: Identity) -> wire.JobState:
-        """Return the state of a job once the job has ended, or after `request.wait_s` seconds."""
-        job = await self._when_ended(request.job, request.wait_s)
+        """Return the state of a job once the job has ended, or after `request.wait_s` seconds.
+
+        With `request.failures`, also return the state once more tries have failed.
+        """
+        job = await self._when_ended(request.job, request.wait_s, request.failures)
         return wire.JobState(
             job=job.job,
             state=replies.shown_state(job),
             reason=self.view(who).text(self._summary(job).reason),
             exit_code=job.attempts.exit_code,
+            failures=job.attempts.failures,
+            failure=self.view(who).text(job.attempts.last_failure),
         )
 
     def nodes(self, request: wire.ListNodes, who: Identity) -> wire.Nodes:
@@ -268,9 +274,10 @@ class ReadRequests:
             return self._totals.sweep_of(name)
         return self.commit_loop.reader.sweeps
 
-    async def _when_ended(self, name: JobId, wait_s: float) -> Job:
+    async def _when_ended(self, name: JobId, wait_s: float, failures: int | None = None) -> Job:
         job, deadline = self.commit_loop.job(name), deadline_of(wait_s)
-        while not job.ended and (left := deadline - _clock()) > 0:
+        most = math.inf if failures is None else failures
+        while not job.ended and job.attempts.failures <= most and (left := deadline - _clock()) > 0:
             await self.feed.wait(left)
             job = self.commit_loop.job(name)
         return job

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from controlplane.core.handlers.start import OPERATOR, POLICY
 from controlplane.core.history import CHANGES, EPOCHS, GROUPS, PROMISES
@@ -54,6 +54,11 @@ STUCK_S: Final = 60.0  # time without a step; most evaluations are faster
 MAX_STRAGGLERS: Final = 3  # ranks that a note names
 
 
+STARTS: Final = {  # field of a summary -> number of a reason, in seconds from now
+    "start_at": "start_s", "start_earliest": "start_earliest_s", "start_latest": "start_latest_s",
+}  # fmt: skip
+
+
 def job_summary(
     job: Job,
     reason: Reason | None,
@@ -73,7 +78,10 @@ def job_summary(
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # the operator's order is newer than the plan
     why = job.reason if job.attempts.next_start_at > now else COUNTDOWN.sub("retrying", job.reason)
+    starts: dict[str, Any] = {}
     if reason and waiting:
+        known = reason.numbers
+        starts = {name: now + known[in_s] for name, in_s in STARTS.items() if in_s in known}
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_wait_reason:
         why = f"{job.reason}; {job.override_wait_reason}"
@@ -108,6 +116,7 @@ def job_summary(
         exit_code=job.attempts.exit_code,
         **telemetry.use_of(job.job, now)._asdict(),
         kind="sweep" if job.spec.sweep else str(job.spec.kind or "elastic"),
+        **starts,
         slot_s=job.accounting.slot_s
         + (running_s - job.accounting.running_s) * len(job.held_slots()),
     )
@@ -208,9 +217,16 @@ def job_detail(
         samples_done=_samples_done(job, live),
         version=job.version,
         batch_limit=batch_limit(job),
+        epochs_total=_epochs_total(job),
         next=following,
         **lists,
     )
+
+
+def _epochs_total(job: Job) -> int | None:
+    """Return the epochs of the job's stop rule, or else of its script once it has stated them."""
+    stop = job.spec.stop
+    return job.progress.stated_epochs if stop is None else stop.epochs
 
 
 def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
@@ -245,6 +261,8 @@ def job_explanation(
 ) -> Explanation:
     """Return a page of the decisions about a job. If it waits, the last entry says why.
 
+    Its time is the time since which the job waits, and `took_s` is the length of the wait.
+
     Raises:
         BadFieldError: if the cursor does not belong to this job.
     """
@@ -258,9 +276,11 @@ def job_explanation(
     if job.override is not None:  # the policy's reason is older than the order
         reason = Reason("operator", job.override_wait_reason or job.reason)
     if reason is not None and job.group is None and not job.ended and not following:
+        since = job.accounting.since
         waits = Decision(
-            time=now, before=job.size, to=job.size, reason=reason.text, code=reason.code,
-            numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
+            time=since, before=job.size, to=job.size, reason=reason.text, code=reason.code,
+            numbers=reason.numbers, outcome="waits", took_s=max(0.0, now - since),
+            by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
     return Explanation(job=job.job, state=shown_state(job), decisions=decisions, next=following)

@@ -309,9 +309,13 @@ class PlanCoordinator:
             self._reasons, self._starts = plan.reasons, plan.starts
             self.predicted_loss = plan.predicted_loss
         self._wake_at(plan.wake_at, now)
+        began = self._clock()
         changes = difference(plan, state, now, whole=complete)
         if changes.empty:
             return
+        if stats is not None:
+            check_ms = (self._clock() - began) * 1000.0
+            stats = msgspec.structs.replace(stats, check_ms=check_ms)
         self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
         if self.planner is not None:
             jobs = map(state.jobs.__getitem__, state.active)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,7 @@ class SearchPlanner:
         self._sent: ClusterView | None = None
         self._unanswered: dict[int, float] = {}  # request number -> time of the request
         self._last_number = 0
+        self._view_s = 0.0  # time to make and send the view of the last request
         self._request_again = False  # an event arrived after the unanswered request
         self._fallback_timer: asyncio.TimerHandle | None = None
         self._survival_timer: asyncio.TimerHandle | None = None
@@ -156,8 +158,10 @@ class SearchPlanner:
             if self._overdue(REPLY_TIMEOUT_S):
                 self._propose_fallback()
             return
+        began = time.perf_counter()
         view, now = self.view_now()
         self._send_view(self._quarantine.visible_part(view))
+        self._view_s = time.perf_counter() - began
         self._last_number += 1
         loop = asyncio.get_running_loop()
         self._unanswered[self._last_number] = loop.time()
@@ -246,17 +250,19 @@ class SearchPlanner:
             case messages.PlanFound(number=number, plan=plan, stats=stats):
                 self.stats = stats
                 if number in self._unanswered:
+                    self.stats = msgspec.structs.replace(stats, view_ms=self._view_s * 1000.0)
                     del self._unanswered[number]
                     if self._fallback_timer is not None:
                         self._fallback_timer.cancel()
                         self._fallback_timer = None
-                self.propose(self._with_hidden_jobs(plan), stats)
+                self.propose(self._with_hidden_jobs(plan), self.stats)
                 self._start_survival_timer()
                 if self._request_again and not self._unanswered:
                     self._request_again = False
                     self.request_plan()
             case messages.BatchesChosen(plan=plan):
-                self.propose(plan, self.stats, complete=False)
+                stats = self.stats.in_ms(self.stats.decision_ms / 1000.0)
+                self.propose(plan, stats, complete=False)
             case messages.Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 

@@ -52,6 +52,7 @@ class SearchProcess:
         self._batches_at = NEVER  # monotonic time at which batches are chosen
         self._last_plan = Plan(based_on=0)
         self._last_plan_at = 0.0
+        self._improve_s = 0.0  # time of the search since the last plan
         self._rng = default_rng(seed)
 
     def run(self) -> None:
@@ -111,7 +112,9 @@ class SearchProcess:
     def _search(self, view: ClusterView) -> None:
         self._search_at = NEVER
         now = Seconds(time.monotonic() + self._clock_offset)
+        began = time.perf_counter()
         self._searching = self._policy.improve(view, ONE_STEP, self._rng, now)
+        self._improve_s += time.perf_counter() - began
         if self._searching and time.monotonic() - self._last_plan_at < PUBLISH_INTERVAL_S:
             return
         began, self._last_plan_at = time.perf_counter(), time.monotonic()
@@ -124,8 +127,9 @@ class SearchProcess:
     def _send_plan(self, number: int, plan: Plan, took_s: float) -> None:
         self._last_plan, self._batches_at = plan, NEVER  # the plan contains batches
         self._last_plan_at = time.monotonic()
-        stats = self._policy.stats()
-        self._send(messages.PlanFound(number=number, plan=plan, stats=stats.in_ms(took_s)))
+        improve_s, self._improve_s = 0.0 if number else self._improve_s, 0.0
+        stats = self._policy.stats().in_ms(took_s, improve_s)
+        self._send(messages.PlanFound(number=number, plan=plan, stats=stats))
 
     def _send(self, message: messages.FromSearch) -> None:
         data = memoryview(messages.encode_frame(message))

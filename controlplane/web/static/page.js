@@ -1,12 +1,17 @@
 "use strict";
 // Applies changed parts of the page, draws charts, and adds keys, filters and sorting to tables.
 const body = document.body, base = document.querySelector("header .name").getAttribute("href");
+let clock = Number(body.dataset.now) - performance.now() / 1000;  // of the controller; this host's may be wrong
 const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 
 function made(html) { const t = document.createElement("template"); t.innerHTML = html.trim(); return t.content.firstElementChild; }
 
-function apply(changes) {
+function apply(changes, whole = false) {
   const began = performance.now();
+  if (whole) {
+    const there = new Set(changes.map(([id]) => id));
+    for (const row of document.querySelectorAll("tbody > tr[id]")) if (!there.has(row.id)) row.remove();
+  }
   for (const [id, parent, html] of changes) {
     const old = document.getElementById(id);
     if (html === null) { if (old) old.remove(); continue; }
@@ -19,8 +24,16 @@ function apply(changes) {
 }
 
 function tell(inside) {
-  const now = Date.now() / 1000;
-  for (const time of inside.querySelectorAll("time[data-at]")) time.textContent = ago(now - Number(time.dataset.at));
+  const now = performance.now() / 1000 + clock;
+  for (const time of inside.querySelectorAll("time[data-at]")) {
+    const {at, from, to} = time.dataset;
+    time.textContent = to ? starts(at - now, from - now, to - now) : ago(now - at);
+  }
+}
+function starts(at, from, to) {
+  if (to <= 0) return "at any moment";
+  const [a, b] = [length(Math.max(from, 0)), length(to)], [number, unit] = a.split(" ");
+  return `in ${length(Math.max(at, 0))}, ${b.endsWith(" " + unit) ? number : a} to ${b}`;
 }
 function ago(s) {
   if (s < 0) return "in " + length(-s);
@@ -36,58 +49,93 @@ setInterval(() => { if (!document.hidden) tell(document); }, 5000);
 tell(document);
 
 // --- live changes
-let source = null, missed = 0;
+const streams = [];  // of this page; a hidden page has none, because browsers open only six for each host
+let source = null, missed = 0, heard = 0;
 function listen() {
-  if (!body.dataset.stream) return;
+  if (source || !body.dataset.stream) return;
   source = new EventSource(body.dataset.stream);
+  heard = performance.now();
   source.onopen = () => { missed = 0; };
   source.onmessage = event => {
     const said = JSON.parse(event.data);
-    if (said.history !== undefined && String(said.history) !== body.dataset.history) { location.reload(); return; }
-    apply(said.parts); redraw();
+    heard = performance.now();
+    clock = said.now - heard / 1000;
+    if (String(said.history) !== body.dataset.history) { location.reload(); return; }
+    apply(said.parts, said.whole); redraw();
   };
   source.onerror = () => {
-    if (++missed > 1) apply([["status", "banner", '<p id="status" class="problem">This page has lost its server, and reconnects.</p>']]);
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+    const closed = source.readyState === EventSource.CLOSED;
+    if (++missed > 1 || closed) lost();
+    if (closed) { stop(); setTimeout(() => { if (!document.hidden) listen(); }, 5000); }
   };
 }
-listen();
+function stop() { source?.close(); source = null; }
+function lost() { apply([["status", "banner", '<p id="status" class="problem">This page has lost its server, and reconnects.</p>']]); }
+function check() {  // a connection can end unnoticed, as in a host that sleeps
+  if (source && performance.now() - heard > 1000 * Number(body.dataset.silence)) { lost(); stop(); listen(); }
+}
+streams.push([listen, stop]);
+setInterval(check, 5000);
+document.addEventListener("resume", check);
+let leaving = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(leaving);
+  if (document.hidden) leaving = setTimeout(() => { for (const [, end] of streams) end(); }, 10000);
+  else for (const [begin] of streams) begin();
+});
+if (!document.hidden) listen();
 
 // --- charts
 const charts = [...document.querySelectorAll("[data-chart]")];
-let drawn = 0, drawing = false;
+let drawn = -2000, drawing = false;
 const address = (chart, more) => { const url = new URL(chart.dataset.chart, location.href); for (const k in more) url.searchParams.set(k, more[k]); return url; };
 async function draw(chart) {
   const reply = await fetch(address(chart, {dark: dark ? 1 : 0}));
   if (!reply.ok) { chart.textContent = "This chart is not available now."; return; }
-  await Bokeh.embed.embed_item(await reply.json(), chart.id);
+  const item = await reply.json();
+  await Bokeh.embed.embed_item(item, chart.id);
+  chart.doc = Bokeh.documents.find(doc => doc.roots().some(root => root.id === item.root_id));
+  const {start, end} = chart.doc.get_model_by_name("time") ?? {};
+  chart.range = {start, end};
   chart.done = true;
   performance.mark("drawn");
 }
-async function redraw() {
-  if (drawing || document.hidden || Date.now() - drawn < 2000) return;
+async function fill(chart) {
+  const time = chart.doc.get_model_by_name("time"), {start, end} = time ?? {};
+  const moved = time && (start !== chart.range.start || end !== chart.range.end);
+  const same = chart.shown?.start === start && chart.shown?.end === end;
+  if (moved && same && end / 1000 < performance.now() / 1000 + clock) return;  // the past does not change
+  chart.shown = {start, end};
+  const wait = setTimeout(() => note(chart, "Older events are being read."), 500);
+  const reply = await fetch(address(chart, {data: 1, ...(moved && {from: start / 1000, to: end / 1000})}));
+  clearTimeout(wait);
+  const columns = reply.ok ? await reply.json() : {note: "This range is not available now."};
+  note(chart, columns.note);
+  for (const name in columns) {
+    const model = chart.doc.get_model_by_name(name);
+    if (model?.data) model.data = columns[name];
+    else if (model && !moved && !chart.held) { const {start, end} = chart.range = columns[name]; model.setv({start, end, reset_start: start, reset_end: end}); }
+  }
+}
+function note(chart, text) { const line = chart.parentElement.querySelector(".note"); if (line) line.textContent = text; }
+async function redraw(soon = false) {
+  if (drawing || document.hidden || (!soon && performance.now() - drawn < 2000)) return;
   drawing = true;
   try {
-    for (const chart of charts) {
-      if (!chart.done) continue;
-      const reply = await fetch(address(chart, {data: 1}));
-      if (!reply.ok) continue;
-      const columns = await reply.json();
-      for (const doc of Bokeh.documents) for (const name in columns) {
-        const model = doc.get_model_by_name(name);
-        if (!model) continue;
-        if (model.data) model.data = columns[name];
-        else if (chart.moved !== true) { model.start = columns[name].start; model.end = columns[name].end; }
-      }
-    }
-    drawn = Date.now();
+    for (const chart of charts) if (chart.done) await fill(chart);
+    drawn = performance.now();
   } catch { /* the next message draws again */ } finally { drawing = false; }
 }
 for (const chart of document.querySelectorAll("[data-inline]"))
   Bokeh.embed.embed_item(JSON.parse(document.getElementById(chart.dataset.inline).textContent), chart.id);
 for (const chart of charts) {
   draw(chart);
-  for (const kind of ["wheel", "pointerdown"]) chart.addEventListener(kind, () => { chart.moved = true; });
+  let still = 0;
+  const moved = () => { clearTimeout(still); still = setTimeout(() => { chart.held = false; redraw(true); }, 300); };
+  const first = {capture: true};  // Bokeh keeps these events to itself
+  chart.addEventListener("wheel", moved, first);
+  chart.addEventListener("pointerdown", () => { chart.held = true; }, first);
+  addEventListener("pointerup", () => { if (chart.held) moved(); }, first);
 }
 
 // --- tables
@@ -128,6 +176,7 @@ document.addEventListener("keydown", event => {
   else return;
   event.preventDefault();
 });
+for (const field of document.querySelectorAll("[data-dark]")) field.value = dark ? 1 : 0;
 for (const button of document.querySelectorAll("[data-confirm]")) button.addEventListener("click", event => { if (!confirm(button.dataset.confirm)) event.preventDefault(); });
 
 // --- output of a job
@@ -136,12 +185,14 @@ if (section) {
   const log = document.getElementById("log"), form = document.getElementById("log-form");
   const most = 2000;
   let lines = null;
+  const end = () => { if (lines?.readyState !== EventSource.CLOSED) { lines?.close(); lines = null; } };
   const follow = () => {
-    lines?.close(); log.replaceChildren();
+    lines?.close();
     const url = new URL(section.dataset.log, location.href);
     for (const [name, value] of new FormData(form)) if (value) url.searchParams.set(name, value);
     const ranks = new Set();
     lines = new EventSource(url);
+    lines.onopen = () => log.replaceChildren();  // also after a break: the server begins anew
     lines.onmessage = event => {
       const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
       for (const [rank, text, end] of JSON.parse(event.data)) {
@@ -158,6 +209,7 @@ if (section) {
     lines.addEventListener("ended", () => lines.close());
     lines.addEventListener("refused", event => { lines.close(); log.textContent = event.data; });
   };
-  form.addEventListener("submit", event => { event.preventDefault(); follow(); });
-  follow();
+  form.addEventListener("submit", event => { event.preventDefault(); log.replaceChildren(); follow(); });
+  streams.push([() => { if (!lines) follow(); }, end]);
+  if (!document.hidden) follow();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import msgspec
@@ -15,8 +16,8 @@ from controlplane.cli import job_list
 from controlplane.cli.jobs import history_lines, print_decisions, print_job, report_gaps
 from schemas.errors import OnesError, UnreachableError
 from schemas.ids import JobId, Seconds
-from schemas.jobs import STATES
-from schemas.wire.client import Explanation, JobDetail, Jobs, SearchInfo
+from schemas.jobs import STATES, StopRule
+from schemas.wire.client import Decision, Explanation, JobDetail, Jobs, SearchInfo, Size
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import A, B
 from tests.support.client_examples import summary
@@ -133,7 +134,7 @@ def test_decisions_end_with_the_accuracy_of_the_scheduler(
     assert capsys.readouterr().out.splitlines()[-5:] == [
         "the scheduler, over all jobs",
         "  changes      7 of slots, 2 of the batch alone",
-        "  speed-up     1.50 x, of 1.44 x expected; off by 1.10 x each",
+        "  speed-up     measured 1.50 x, expected 1.44 x; off by 1.10 x each",
         "  work left    off by 12%; 78% within the interval that is meant for 80%",
         "  search       120 generations, fitness 1.5 (mean 1.25), diversity 0.35, 2.5 ms a decision",
     ]
@@ -154,6 +155,41 @@ def test_decisions_begin_with_the_reason_of_the_end(
     assert capsys.readouterr().out.splitlines()[0] == head
 
 
+@pytest.mark.parametrize(
+    ("stop", "total", "text"),
+    [
+        (StopRule(epochs=20), 20, "7 of 20 finished"),
+        (StopRule(metric="accuracy", at_least=0.9, epochs=20), 20, "7 of at most 20 finished"),
+        (None, None, "7 finished"),
+    ],
+)
+def test_epochs_are_those_that_are_finished(
+    stop: StopRule | None, total: int | None, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = summary(A, state="failed", epoch=7)
+
+    print_job(replace(DETAIL, summary=job, spec=replace(PLAIN, stop=stop), epochs_total=total))
+
+    assert f"  epochs     {text}\n" in capsys.readouterr().out
+
+
+def test_a_waiting_job_says_since_when_it_waits_and_when_its_reason_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits = Decision(
+        time=Seconds(3600.0), before=Size(), to=Size(), reason="no slot is free", outcome="waits",
+        took_s=90.0,
+    )  # fmt: skip
+
+    told = Explanation(job=A, state="queued", decisions=(waits,))
+    print_decisions(told, SearchInfo(policy="fifo", running=True), numbers=False)
+
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("01:"))
+    assert re.split(" {2,}", row) == [
+        "01:00:00", "waits", "waits", "policy", "waits 1m30s", "no slot is free (at 01:01:30)",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("first", "gap"), [(1, "1 to 7"), (0, "1 to 7"), (7, "7 to 7"), (8, "")])
 def test_the_gap_before_the_first_kept_event_is_reported(
     first: int, gap: str, capsys: pytest.CaptureFixture[str]
@@ -170,7 +206,7 @@ def test_the_gap_before_the_first_kept_event_is_reported(
 
 RUNNING = summary(
     A, state="running", slots=2, global_batch=128, lr=0.01, epoch=15, samples_per_s=1088.4,
-    reason="grows to 2 slots and batch 128 (1.87 x the speed expected): no other job needs them more",
+    reason="grows to 2 slots and batch 128 (expected: 1.87 x its present speed): no other job needs them more",
     progress=0.5, train_loss=0.54812, metrics={"accuracy": 0.998, "top5": 1.0}, queued_s=0.2,
     running_s=95.0,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from controlplane.cli import top
+from controlplane.cli import job_list, top
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
@@ -142,7 +142,9 @@ def test_narrow_terminals_show_less(job: JobSummary, width: int, left_out: set[s
     told = job.predicted_loss is not None
     head, _, line = shown(top.job_table([job], {job.job: 0}, width), width)[:3]
 
-    columns = [name for name in top.COLUMNS if name != "uses"]  # not known of these jobs
+    columns = [
+        name for name in top.COLUMNS if name not in {"uses", "starts in"}
+    ]  # not known of these jobs
     there = [name for name in columns if told or name not in {"predicted", "promised"}]
     assert head.split() == [name for name in there if name not in left_out]
     assert len(line) <= width
@@ -153,6 +155,15 @@ def test_predictions_stand_beside_current_values() -> None:
     line = shown(top.job_table([FORETOLD, LONG], {LONG.job: 0}, 80), 80)[2:4]
 
     assert [row.split()[6:] for row in line] == [["1.548", "1.493", "08:55:00Z"], ["1.548"]]
+
+
+def test_a_waiting_job_shows_when_it_should_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_list.time, "time", lambda: 1000.0)
+    soon, due = (summary(B, start_at=Seconds(at)) for at in (1243.0, 990.0))
+
+    head, _, *lines = shown(top.job_table([soon, due], {B: 0}, 130), 130)
+
+    assert [line[head.index("starts in") :][:9].strip() for line in lines[:2]] == ["4m03s", "0.0s"]
 
 
 def test_a_promise_that_is_expected_to_be_broken_is_yellow() -> None:

@@ -81,8 +81,14 @@ from tests.unit.controlplane.core.steps import (
 PAIR = [(1, 0), (1, 1)]  # both members began with the first version
 GROWN = (STORE_OPENS, *NEWCOMER, formed(A, index=4, group=2), formed(A, 2, rank=1))
 FASTER = Reason("grow", "two are faster", {"speed_now": 400.0, "speed_then": 800.0})
-STATED = {"best_fitness": 0.75, "mean_fitness": 0.5, "diversity": 0.25, "decision_ms": 1.5}
-IDLE = SearchStats(generations=30, incumbent_fitness=0.6, **STATED)
+STATED = {
+    "best_fitness": 0.75, "mean_fitness": 0.5, "diversity": 0.25, "view_ms": 0.5,
+    "improve_ms": 2.0, "decision_ms": 1.5, "check_ms": 0.125,
+}  # fmt: skip
+QUARTERS = {"lower_fitness": 0.25, "upper_fitness": 0.625}
+IDLE = SearchStats(
+    generations=30, incumbent_fitness=0.6, spread=(0.0, 0.25, 0.5, 0.625, 0.75), **STATED
+)
 SUSPECT = NodeSuspected(node=N2, silent_s=6.0)
 REPLAN = {"commands": [RequestPlan()]}
 NOTHING = {"commands": []}
@@ -233,7 +239,7 @@ ONE_JOB: Final[dict[str, Story]] = {
     ],
     "a plan of a search says what it changed and how the search stands": [
         neighbours, proposes({A: {S0: 64}, B: {T0: 32}}, IDLE),
-        {"last": news("policy.plan", changes=2, generations=30, **STATED), plans_taken: 3},  # two plans began the jobs
+        {"last": news("policy.plan", changes=2, generations=30, **STATED, **QUARTERS), plans_taken: 3},  # two plans began the jobs
     ],
     "a plan that changes nothing is not counted": [alone, proposes({A: {S0: BATCH}}, IDLE), NOTHING | {plans_taken: 1}],
     "survivors keep the batch and take it in passes": [
@@ -393,7 +399,7 @@ DECIDED: Final[dict[str, Story]] = {
         ("it cannot join", (place({A: S0}), join_failed(A, index=3, group=2, error="no")), [(2, "policy", "planned", "abandoned")]),
         ("a member is lost", (LOSE_ONE,), [(2, "cluster", "lost", "")]),
         ("a member is lost in a change", (WIDER, LOSE_ONE), [(2, "policy", "planned", "broken"), (3, "cluster", "lost", "")]),
-        ("all are lost", (LOSE_ONE, exited(A, signal=SIGKILL)), [(2, "cluster", "lost", "lost")]),
+        ("all are lost", (LOSE_ONE, exited(A, signal=SIGKILL)), [(2, "cluster", "lost", "lost"), (0, "cluster", "lost", "lost")]),
         ("it is paused", (paused(A), suspended(A, index=3, group=2)), [(2, "operator", "operator", "suspended")]),
     )
 }  # fmt: skip
@@ -597,7 +603,10 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
 
     told(controller, 2.0, *GROWN)
 
-    done = msgspec.structs.replace(under_way, outcome="formed", took_s=2.0)
+    done = msgspec.structs.replace(
+        under_way, outcome="formed", took_s=2.0,
+        numbers={"speed_now": 400.0, "speed_then": 800.0, "prepare_s": 2.0},
+    )  # fmt: skip
     assert controller.history_of(A).decisions == [first, done]
 
 

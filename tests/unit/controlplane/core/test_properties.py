@@ -508,7 +508,7 @@ class Cluster(RuleBasedStateMachine):
         for job in self.controller.state.jobs.values():
             under_way = job.phase in {Phase.STARTING, Phase.RESCALING}
             decisions = self.controller.history_of(job.job).decisions
-            decisions = [decision for decision in decisions if decision.code != "order"]
+            decisions = [decision for decision in decisions if decision.version]
             versions = [decision.version for decision in decisions]
             open_ = [decision.version for decision in decisions if not decision.outcome]
             assert versions == sorted(set(versions))

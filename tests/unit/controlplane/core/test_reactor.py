@@ -149,6 +149,12 @@ def again_and_again(times: int, back_off: tuple[float, ...] = (), **end: int) ->
     return story
 
 
+def failures_of(controller: Controller) -> list[tuple[str, str]]:
+    """Codes and reasons of a's decisions that order no group."""
+    decisions = controller.history_of(A).decisions
+    return [(one.code, one.reason) for one in decisions if not one.version]
+
+
 def summary(controller: Controller, later_s: float = 0.0) -> JobSummary:
     """A's line of `ones ps`."""
     now = Seconds(controller.now + later_s)
@@ -207,6 +213,15 @@ STARTS: Final[dict[str, Story]] = {
     "a worker that is ready is told to switch": [
         starting, started(A), ready(A),
         {"commands": [news("worker.ready", A, rank=0, slot=S0, version=1), send(N1, switch(A))]},
+    ],
+    "a ready worker says how long its imports took": [
+        starting, ready(A, imports_s=1.5),
+        {
+            "commands": [
+                news("worker.ready", A, rank=0, slot=S0, version=1, imports_s=1.5),
+                send(N1, switch(A)),
+            ]
+        },
     ],
     "a ready worker needs no word of its start": [starting, ready(A), {"orders": to(switch(A), N1)}],
     "a formed group is running and settled": [
@@ -290,14 +305,23 @@ ENDS: Final[dict[str, Story]] = {
 RETRIES: Final[dict[str, Story]] = {
     "a failed script is tried again after a back off that doubles": [
         one, trains(retries=3), *again_and_again(3, (1.0, 2.0, 4.0), code=3), exited(A, 7, code=3),
-        {"phase": "failed", "reasons": ["the script exited with code 3 (attempt 4 of 4)"]},
+        {"phase": "failed", "reasons": ["the script exited with code 3 (try 4 of 4)"]},
     ],
-    "a retry says how long it waits and how many are left": [
+    "a job that succeeds after a failure says at which try, and its failure is a decision": [
+        one, trains(retries=1), *again_and_again(1, (1.0,), code=3),
+        *(finished(A, 3, index=4, reason="1 of 1 epochs"), exited(A, 3, code=0)),
+        {
+            "reasons": ["1 of 1 epochs; succeeded at try 2 of 2"],
+            "attempts.last_failure": "try 1 of 2 failed: the script exited with code 3",
+            failures_of: [("failed", "try 1 of 2 failed: the script exited with code 3; retrying in 1 s")],
+        },
+    ],
+    "a retry says which try failed and how long it waits": [
         one, trains(retries=2), exited(A, code=3),
         {
             "commands": [
                 gone(code=3), send(N1, stop(A, 2)),
-                news("job.paused", A, reason="the script exited with code 3; retrying in 1 s, 2 retries left"),
+                news("job.paused", A, reason="try 1 of 3 failed: the script exited with code 3; retrying in 1 s"),
                 RequestPlan(),
             ],
         },
@@ -374,7 +398,7 @@ NOT_STARTED: Final[dict[str, Story]] = {
         {"commands": [ended("failed", "no such python; correct `python`"), send(N1, FORGET), RequestPlan()], **FREE},
     ],
     "a refused worker is retried like a failed script": [
-        one, starts(retries=1), refused(A, error="no zygote"), {"reasons": ["no zygote; retrying in 1 s, 1 retry left"]},
+        one, starts(retries=1), refused(A, error="no zygote"), {"reasons": ["try 1 of 2 failed: no zygote; retrying in 1 s"]},
     ],
     "a refused worker that was called off frees its slot and asks for a plan": [
         starting, cancelled(A), refused(A, error="no zygote"), REPLAN | FREE,

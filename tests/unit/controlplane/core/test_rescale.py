@@ -63,6 +63,7 @@ from tests.support.controller import ELASTIC, Controller, cluster_of, training
 from tests.unit.controlplane.core.steps import (
     HALVES,
     NEW,
+    NEWCOMER,
     OLD,
     ON_N1,
     STORE,
@@ -737,6 +738,17 @@ def test_a_change_says_how_long_training_stood_still_for_it(
     last = controller.history_of(A).versions[-1]
     assert (last.kind, last.took_s) == (JOIN, 0.0)
     assert controller.history_of(A).decisions[-1].numbers == said
+
+
+def test_a_change_says_how_long_its_phases_took() -> None:
+    controller = told(
+        growing(), 3.0, STORE_OPENS, *NEWCOMER, 0.5,
+        formed(A, index=4, group=2, connect_ms=125.0), 1.0, formed(A, 2, rank=1, connect_ms=62.5),
+    )  # fmt: skip
+
+    assert controller.history_of(A).decisions[-1].numbers == {
+        "prepare_s": 3.0, "connect_s": 0.125, "switch_s": 0.5, "transfer_s": 1.0,
+    }  # fmt: skip
 
 
 def test_orders_are_among_the_decisions_with_who_gave_them() -> None:

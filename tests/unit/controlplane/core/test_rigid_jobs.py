@@ -99,7 +99,7 @@ ENDS = [
     (ONE | {"on_loss": "restart"}, [(0, {"signal": SIGTERM})], Phase.PAUSED,
      "a worker was killed by SIGTERM; restarts from the beginning", None),
     (ONE | {"retries": 1}, [(0, {"code": 3})], Phase.PAUSED,
-     "the program ended with exit code 3; retrying in 1 s, 1 retry left", 3),
+     "try 1 of 2 failed: the program ended with exit code 3; retrying in 1 s", 3),
     (COMMAND, [(0, {"code": 0})], Phase.SUCCEEDED, "exit code 0", 0),
     (COMMAND, [(1, {"signal": SIGKILL})], Phase.FAILED, "rank 1 was killed by SIGKILL", 137),
     (GANG, [(0, {"code": 0})], Phase.RUNNING, "runs on 2 slots", None),

@@ -223,6 +223,22 @@ def test_a_user_adds_a_key_for_a_login_with_the_same_rights(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        (Identity("user", "ann", ()), ("ann",)),  # her only project is her own
+        (Identity("operator", "ann", ("vision",)), ()),  # sees all projects
+    ],
+    ids=str,
+)
+def test_a_login_may_state_the_projects_that_the_controller_replied(
+    table: Table, by: Identity, told: tuple[str, ...]
+) -> None:
+    wanted = LOGIN | {"projects": told, "role": by.role}
+
+    assert table.add(asked(**wanted), by).projects == told
+
+
+@pytest.mark.parametrize(
     "more",
     [
         {"name": "bob"},

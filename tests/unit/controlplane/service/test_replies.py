@@ -34,6 +34,24 @@ def test_only_a_job_on_slots_shows_a_prediction() -> None:
     assert (on_slots, predicted(controller)) == (0.25, None)
 
 
+def test_only_a_waiting_job_has_an_expected_start() -> None:
+    numbers = {"start_s": 60.0, "start_earliest_s": 0.0, "start_latest_s": 90.0}
+    waiting = cluster_of(n1=1)
+    waiting.submit("a")
+
+    starts = [
+        (row.start_at, row.start_earliest, row.start_latest)
+        for one in (running(), waiting)
+        for row in [
+            job_summary(
+                one.job(A), Reason("waits", "waits", numbers), TelemetryTable(), Seconds(1000.0)
+            )
+        ]
+    ]
+
+    assert starts == [(None, None, None), (1060.0, 1000.0, 1090.0)]
+
+
 @pytest.mark.parametrize(
     ("waits", "said"),
     [
@@ -94,8 +112,8 @@ def test_the_reason_shows_the_wait_before_a_retry() -> None:
         for s in (0.0, 1.0)
     ]
 
-    failed = "the script exited with code 3"
-    assert told == [f"{failed}; retrying in 1 s, 1 retry left", f"{failed}; retrying, 1 retry left"]
+    failed = "try 1 of 2 failed: the script exited with code 3"
+    assert told == [f"{failed}; retrying in 1 s", f"{failed}; retrying"]
 
 
 UNTIL = "slaq shares slots by training losses: it has at least a fair share until it reports some"

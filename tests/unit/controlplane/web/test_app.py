@@ -19,8 +19,8 @@ from controlplane.web.app import WebPage
 from controlplane.web.mirror import State
 from controlplane.web.sessions import Session
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.ids import JobId
-from schemas.wire.client import Cluster, Explanation, JobDetail
+from schemas.ids import JobId, Seconds
+from schemas.wire.client import Cluster, Explanation, JobDetail, JobSummary, Usage
 from tests.unit.controlplane.web.test_views import example, summary
 
 NAMES: Final = frozenset({"testserver"})
@@ -45,6 +45,14 @@ class Controller:
     async def explain(self, job: str) -> Explanation:
         return Explanation(job=JobId(job), state="running", decisions=())
 
+    async def usage(self, since: float) -> Usage:
+        self.done.append(("usage",))
+        return Usage(since=Seconds(since), until=Seconds(since), jobs=())
+
+    async def history(self, most: int) -> list[JobSummary]:
+        self.done.append(("history", most))
+        return [summary(submitted_at=Seconds(10.0), ended_at=Seconds(40.0))]
+
     async def pause(self, job: str) -> None:
         self.done.append(("pause", job))
 
@@ -68,7 +76,7 @@ class Browser:
         self.controller = Controller(role)
         self.page.mirror._client = self.controller  # type: ignore[assignment]
         self.page.mirror.state = State(
-            version=1, at=time.time(), problem="", jobs=(summary(),),
+            version=1, at=time.monotonic(), problem="", jobs=(summary(),),
             cluster=example(Cluster, role=role),
         )  # fmt: skip
         self.http = TestClient(self.page.app(NAMES), follow_redirects=False)
@@ -200,6 +208,15 @@ def test_a_forged_or_wrong_form_changes_nothing(
     assert (reply.status_code, browser.controller.done) == (status, [])
 
 
+def test_a_form_from_the_address_of_the_proxy_is_from_this_page(browser: Browser) -> None:
+    browser.page._public = "gpus.example:8443"
+    origin = {"origin": "https://gpus.example:8443", "host": "testserver"}  # it drops the port
+
+    reply = browser.http.post("/jobs/digits-1/act", data=PAUSE | browser.log_in(), headers=origin)
+
+    assert (reply.status_code, browser.controller.done) == (303, [("pause", "digits-1")])
+
+
 def test_a_session_ends_by_itself_and_by_a_logout(browser: Browser) -> None:
     token = browser.log_in()
     assert "ann (user)" in browser.http.get("/").text
@@ -284,6 +301,25 @@ def test_open_pages_are_limited(browser: Browser, monkeypatch: pytest.MonkeyPatc
 
 
 # --- comparison
+
+
+def test_visits_share_what_the_controller_replied(browser: Browser) -> None:
+    with browser.http:
+        for _ in range(2):
+            assert browser.http.get("/usage").status_code == 200
+            assert "this cluster" in browser.http.post("/compare", files={"real": (None, "1")}).text
+
+    assert browser.controller.done == [("usage",), ("history", 1000)]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_comparison_has_the_colours_of_its_browser(browser: Browser, *, dark: bool) -> None:
+    form = {
+        "results": ("a.json", b'{"policy": "fifo", "jct_s": {"a-1": 9.0}}'),
+        "dark": (None, str(int(dark))),
+    }
+
+    assert ("#15181e" in browser.http.post("/compare", files=form).text) is dark
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from controlplane.web.mirror import JobState, State
-from controlplane.web.views import Part, Views, differences, environment, number, plain
+from controlplane.web.views import (
+    NOTHING,
+    News,
+    Part,
+    Parts,
+    Rung,
+    Views,
+    differences,
+    environment,
+    number,
+    plain,
+    rungs_of,
+)
 from schemas.ids import JobId
-from schemas.wire.client import Decision, Explanation, JobDetail, JobSummary, NodeInfo, Size
+from schemas.sweeps import Asha, SearchSpec
+from schemas.wire.client import (
+    Decision,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    Size,
+    SweepDetail,
+    TrialInfo,
+)
 from tests.support.schemas_examples import EXAMPLES
 
 VIEWS: Final = Views(environment(), "/")
@@ -51,6 +77,56 @@ def test_a_page_receives_only_parts_that_changed() -> None:
         ("a", "jobs", None), ("c", "jobs", "<tr>4"), ("d", "jobs", "<tr>5"),
     ]  # fmt: skip
     assert differences(new, new) == []
+
+
+async def test_pages_share_messages_and_a_new_page_learns_which_rows_are_gone() -> None:
+    news, made = News(), [{"a": Part("jobs", "<tr>1")}, {"a": Part("jobs", "<tr>2")}]
+
+    async def make(state: State) -> Parts:
+        return made[min(state.version, 2) - 1]
+
+    states = [State(version=version, history=7) for version in (1, 2, 3)]
+    first, second, third = [await news.parts("now", state, make) for state in states]
+    *shared, whole = [
+        news.message("now", states[1], old, second) for old in (first, first, NOTHING)
+    ]
+
+    said = [json.loads(message.removeprefix(b"data: ")) for message in (*shared, whole)]
+    assert third is second
+    assert abs(said[0]["now"] - time.time()) < 60.0
+    assert [one | {"now": 0} for one in said] == [
+        {"history": 7, "now": 0, "whole": is_whole, "parts": [["a", "jobs", "<tr>2"]]}
+        for is_whole in (False, False, True)
+    ]
+
+
+def test_ages_follow_the_controllers_clock_and_not_this_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = State(clock=1000.0 - time.monotonic())
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # a jump of a day and more
+
+    assert 1000.0 <= state.now() < 1060.0
+
+
+def test_a_rung_shows_who_reached_it_who_stopped_there_and_the_best_so_far() -> None:
+    def trial(number: int, state: str, granted: int, *scores: float) -> TrialInfo:
+        metrics = tuple({"accuracy": score} for score in scores)
+        return TrialInfo(
+            number=number, values={}, state=state, granted=granted, epochs=len(scores),
+            metrics=metrics,
+        )  # fmt: skip
+
+    search = SearchSpec(space={}, searcher=Asha(configurations=4), epochs=9, metric="accuracy")
+    spec = msgspec.structs.replace(example(SweepDetail).spec, search=search)
+    trials = (
+        trial(0, "training", 9, 0.5, 0.6, 0.7), trial(1, "stopped", 1, 0.4),
+        trial(2, "stopped", 1, math.nan), trial(3, "stopped", 3, 0.6, 0.8, 0.3),
+    )  # fmt: skip
+
+    assert rungs_of(example(SweepDetail, spec=spec, trials=trials)) == [
+        Rung(1, 4, 4, "1, 2", 3, 0.6), Rung(3, 2, 2, "3", 3, 0.8), Rung(9, 1, 0, "", 0, 0.7),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ["user", "reason", "state"])

@@ -131,7 +131,7 @@ def test_a_job_at_most_doubles_in_each_round() -> None:
     perfect(fresh, A)
     start = fresh.plan(view_of(row_of(4), elastic(A, local_limit=32)), Seconds(0.0))
     assert start.local_batch == {A: {S0: 32, S1: 32}}
-    assert start.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
+    assert start.reasons[A].text.endswith("expected: 1.00 x the goodput of 2 slots, with batch 64")
 
 
 def test_equal_jobs_share_the_slots_with_a_new_job() -> None:

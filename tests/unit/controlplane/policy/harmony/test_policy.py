@@ -137,7 +137,7 @@ def test_a_job_moves_to_free_slots_with_lower_costs() -> None:
     assert reason.code == "pack"
     assert reason.text == (
         "moves to other slots: has its node to itself (until now it keeps 51% of its speed: "
-        "loud-1 costs it 49%); together, the jobs gain 0.52 of a job's speed"
+        "loud-1 costs it 49%); expected: together, the jobs gain 0.52 of a job's speed"
     )
     assert reason.numbers["speed_share_before"] == pytest.approx(0.51, abs=0.01)
 

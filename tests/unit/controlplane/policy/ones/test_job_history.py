@@ -157,7 +157,7 @@ def test_a_growth_that_loses_is_undone_before_its_gate_opens() -> None:
     plan = answer(a_job(S0, S1), events=GREW)
 
     assert plan.local_batch == {A: {S0: 64}}
-    assert plan.reasons[A].text.startswith("undoes its growth, which led to 0.50 x the former")
+    assert plan.reasons[A].text.startswith("undoes its growth (measured: 0.50 x the former")
 
 
 def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:

@@ -275,3 +275,4 @@ def test_the_statistics_describe_the_population() -> None:
     assert stats.generations == 2
     assert stats.best_fitness > stats.incumbent_fitness > 0.0
     assert stats.best_fitness >= stats.mean_fitness > 0.0
+    assert (len(stats.spread), stats.spread[-1]) == (5, stats.best_fitness)

@@ -83,21 +83,21 @@ def typed(problem: Problem, types: list[int], slow: list[tuple[float, float]]) -
     ("problem", "where", "code", "text", "speeds"),
     [
         (
-            posed(on(A, S0, T0)), {A: (S0, S1)}, "pack", "moved together to fewer nodes (1.50",
+            posed(on(A, S0, T0)), {A: (S0, S1)}, "pack", "moved together to fewer nodes (expected: 1.50",
             (1200.0, 1800.0),
         ),
         (
             typed(posed(on(A, S0)), [0, 0, 1, 1], [(2.0, 1.0)]), {A: (T0,)}, "move",
-            "moved to faster GPUs (2.00", (500.0, 1000.0),
+            "moved to faster GPUs (expected: 2.00", (500.0, 1000.0),
         ),
         (
             posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}, "move",
-            f"moved to make room for {B} (1.00", None,
+            f"moved to make room for {B} (expected: 1.00", None,
         ),
-        (posed(on(A, S0)), {A: (T0,)}, "move", "moved to other slots (1.00", None),
+        (posed(on(A, S0)), {A: (T0,)}, "move", "moved to other slots (expected: 1.00", None),
         (
             posed(on(A, S0, S1), on(B, T0)), {A: (S0, T0), B: (S1,)}, "move",
-            f"moved to make room for {B} (0.67", None,
+            f"moved to make room for {B} (expected: 0.67", None,
         ),
     ],
     ids=[
@@ -114,7 +114,7 @@ def test_a_move_has_the_first_reason_that_holds_and_the_expected_speed(
 ) -> None:
     reason = why(problem, where)
 
-    assert (reason.code, reason.text) == (code, f"{text} x the speed expected)")
+    assert (reason.code, reason.text) == (code, f"{text} x its present speed)")
     if speeds is not None:
         numbers = [reason.numbers[name] for name in ("speed_now", "speed_then")]
         assert numbers == pytest.approx(speeds, rel=0.02)
@@ -135,7 +135,9 @@ def test_the_reason_of_a_move_includes_a_new_batch() -> None:
 
     batch = int(reason.numbers["batch_then"])
     assert batch > reason.numbers["batch_now"] == 64.0
-    assert reason.text.startswith(f"moved together to fewer nodes, with batch {batch} (1.")
+    assert reason.text.startswith(
+        f"moved together to fewer nodes, with batch {batch} (expected: 1."
+    )
 
 
 # --- other sizes, and none

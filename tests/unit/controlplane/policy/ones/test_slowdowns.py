@@ -22,7 +22,7 @@ from tests.unit.controlplane.policy.tables import cases
 
 ALONE: Final = 64 / 5000  # seconds of a step of 64 samples on one slot
 CROWDED: Final = {1: 1.0, 2: 1.7, 3: 4.0, 4: 10.0}  # times that by slots: 500 samples/s on four
-PROMISE: Final = re.compile(r"([\d.]+) x the speed expected")
+PROMISE: Final = re.compile(r"expected: ([\d.]+) x its present speed")
 
 
 class FewCores(SteadyCluster):
@@ -51,7 +51,7 @@ def test_a_growth_that_loses_is_undone_after_three_seconds() -> None:
     assert slots.count(4) == 3
     assert slots[-1] == 2
     (shrunk,) = [text for *_, code, text in cluster.changes if code == "shrink"]
-    took_back = "undoes its growth, which led to 0.25 x the former progress"
+    took_back = "undoes its growth (measured: 0.25 x the former progress)"
     assert shrunk == f"{took_back}; goes on with 2 slots and batch 256"
 
 

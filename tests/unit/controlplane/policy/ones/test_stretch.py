@@ -135,7 +135,7 @@ def test_a_due_job_takes_the_slot_of_another_job() -> None:
 
     assert set(answered(view).local_batch) == {A}
     assert set(plan.local_batch) == {B}
-    text = "required by max_stretch 2 (2.1 x the time of its fair share expected)"
+    text = "required by max_stretch 2 (expected: 2.1 x the time of its fair share)"
     assert plan.reasons[B].text.endswith(text)
     assert plan.reasons[B].numbers["max_stretch"] == 2.0
     assert plan.reasons[B].numbers["stretch"] == pytest.approx(2.125)

@@ -140,6 +140,8 @@ def test_statistics_are_ordered(jobs: int) -> None:
     stats = policy.stats()
 
     assert stats.best_fitness >= max(stats.mean_fitness, stats.incumbent_fitness)
+    assert stats.spread == tuple(sorted(stats.spread))
+    assert stats.spread[-1:] in ((), (stats.best_fitness,))
 
 
 def test_candidates_are_as_many_as_slots_distinct_and_never_get_worse() -> None:
