@@ -16,7 +16,7 @@ from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
 from schemas.relations import ArrayElement
 from schemas.sharing import PriorityClass, Project, Sharing, UserLimits, UserShare
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
-from schemas.wire import Message, agent, client, feed, files, streams, sweeps, worker
+from schemas.wire import Message, agent, client, feed, files, standby, streams, sweeps, worker
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")
@@ -503,6 +503,31 @@ _OF_STATES: Final[tuple[Message, ...]] = (
     files.StateRefused(digest=DIGEST, reason="it is not here"),
 )
 
+_ROW: Final = standby.InputRow(at=Seconds(1_760_000_000.5), body=b"\x81", crc=3_735_928_559)
+_FILE: Final = standby.StoredFile(
+    path="logs/digits-7.log/5.1", size=2048, mtime_ns=1_760_000_000_500
+)
+_OF_STANDBYS: Final = (
+    standby.PullInputs(
+        host="10.0.0.2", release="0.2.0+5f2e81c40a97", journal=JOURNAL, after=41, crc=77, term=TERM,
+        seen=3, files=2, mirrored=True,
+    ),
+    _ROW,
+    standby.Inputs(
+        term=TERM, release="0.2.0+5f2e81c40a97", now=Seconds(1_760_000_001.5), after=41,
+        rows=(_ROW,), last_event=99, files=3, paths=("keys.json",),
+    ),
+    standby.PullCopy(host="10.0.0.2", offset=1 << 20),
+    standby.CopyPiece(offset=1 << 20, total=3 << 20, jobs=7, data=b"SQLite"),
+    standby.PullFiles(since=Seconds(1_760_000_000.5)),
+    _FILE,
+    standby.StoredFiles(now=Seconds(1_760_000_002.5), files=(_FILE,)),
+    standby.PullFile(path=_FILE.path, offset=1024),
+    standby.StoredPiece(
+        path=_FILE.path, offset=1024, total=2048, mtime_ns=_FILE.mtime_ns, data=b"epoch 1"
+    ),
+)  # fmt: skip
+
 EXAMPLES: Final[dict[str, Message]] = {
     tag_of(type(message)): message
     for message in (
@@ -513,6 +538,7 @@ EXAMPLES: Final[dict[str, Message]] = {
         *_OF_STREAMS,
         *_ON_A_NODE,
         *_OF_STATES,
+        *_OF_STANDBYS,
     )
 }
 

@@ -66,7 +66,9 @@ class Standbys:
         for path in home.glob("agent-*.toml"):
             agent = path.read_text(encoding="ascii")
             text = re.sub(r'host = ".*"', f'host = "{both}"', agent)
-            path.write_text(f'{text}\n[jobs]\nrun_as = "agent"\ntrust_each_other = true\n', encoding="ascii")
+            path.write_text(
+                f'{text}\n[jobs]\nrun_as = "agent"\ntrust_each_other = true\n', encoding="ascii"
+            )
         client = home / "client.toml"
         port = client.read_text(encoding="ascii").rpartition(":")[2].strip().strip('"')
         ends = ",".join(f"tcp://{host}:{port}" for host in hosts)
