@@ -114,7 +114,7 @@ NONE: Final[Any] = None
 ROUTES: Final = RequestServer(
     commit_loop=NONE, plans=NONE, socket=NONE, feed=NONE, snapshots=NONE, secrets=NONE, telemetry=NONE,
     audit=NONE, notes=NONE, cluster_info=NONE, search_info=NONE, owners=NONE, limits=NONE,
-    prepare_policy=NONE, keys=NONE,
+    prepare_policy=NONE, keys=NONE, files_stored=NONE,
 ).routes  # fmt: skip
 RIGHT_OF: Final = {kind: route.right for kind, route in ROUTES.items()} | {**FOLLOWER_RIGHTS}
 MESSAGES: Final = {type(example): example for example in EXAMPLES.values()}
