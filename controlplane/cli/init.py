@@ -46,7 +46,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         *_arguments(facts),
         "",
         f"batch_size = {batch}  # {where}; global, samples per step, at the start",
-        '# max_batch_size = "keep"  # never a larger batch; default: as data, memory and noise allow',
+        '# max_batch_size = "keep"  # no larger batch; default: as data, memory and noise allow',
         f"# max_local_batch = {batch}  # the most samples that fit the memory of one slot",
         *_rate(facts),
         f"slots = [1, {MAX_SLOTS}]  # least, most",
