@@ -193,7 +193,7 @@ def usage_error(error: CycloptsError) -> UsageError:
     if isinstance(error, UnknownCommandError) and not error.command_chain:
         if words[0].startswith("-"):
             hint = f"options follow the command, as in `ones ps {words[0]} ...`"
-            return UsageError(f"{words[0]} comes before a command", hint)
+            return UsageError(f"{words[0]} is before the command", hint)
         if meant := SYNONYMS.get(words[0]):
             return UsageError(f"there is no command {words[0]!r}", f"did you mean `ones {meant}`?")
     if isinstance(error, UnusedCliTokensError):

@@ -188,7 +188,9 @@ def _place(copies: Path, home: Path) -> Path:
     for path in (*moves.values(), state / JOURNAL):
         if path.exists():
             raise SettingsError(
-                f"{path} already exists", "restore into an empty folder, or remove it", "file"
+                f"{path} already exists",
+                "restore FILE.tar into an empty folder (--of), or remove it",
+                "file",
             )
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

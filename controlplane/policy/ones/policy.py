@@ -120,8 +120,8 @@ class PlanReasons:
             numbers["least_value_of_a_slot"] = self.least_value
         free = int(np.count_nonzero(self._best.owner == FREE))
         if 0 < free < need:
-            are = "slot is" if free == 1 else "slots are"
-            text = f"{text}: only {free} {are} free, other jobs gain more from the others"
+            only = "only 1 slot is free" if free == 1 else f"only {free} slots are free"
+            text = f"{text}: {only}, other jobs gain more from the others"
         else:
             text = f"{text}: other jobs gain more from them"
         return self._with_fairness(row, Reason("waits", text, numbers))

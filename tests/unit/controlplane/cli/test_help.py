@@ -130,7 +130,7 @@ def said(*words: str) -> str:
          'Invalid value for --timeout: unable to convert "x" into float; see `ones wait --help`'),
         ("ps --outpt", "Unknown option: --outpt; did you mean --output? see `ones ps --help`"),
         ("--home here ps",
-         "--home comes before a command; options follow the command, as in `ones ps --home ...`"),
+         "--home is before the command; options follow the command, as in `ones ps --home ...`"),
         ("status a-1", "there is no command 'status'; did you mean `ones ps`?"),
         ("kill a-1", "there is no command 'kill'; did you mean `ones cancel`?"),
         ("up a-1", "there is no command 'up'; did you mean `ones local up`?"),
