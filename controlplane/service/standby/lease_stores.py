@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 1.0  # for one request
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-EXTRA: Final = "pip install 'ones-scheduler[standby]'"
+EXTRA: Final = "pip install '.[standby]' in the checkout"
 
 
 def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
