@@ -23,7 +23,7 @@ CONTROLLER: Final = pytest.param(
 AGENT: Final = pytest.param(FILES[1], agent, agent.AgentSettings(node="node-1"), id="agent.toml")
 ELSEWHERE: Final = {"sharing.users", "sharing.revision"}  # docs/sharing/limits.md; not for a file
 EXAMPLES: Final = {  # whose values on the page are no defaults
-    "state", "pid_file", "listen.host", "policy.options", "policy.outside", "sharing.projects",
+    "state", "pid_file", "listen.host", "standby.lease", "standby.hosts", "policy.options", "policy.outside", "sharing.projects",
     "sharing.classes", "webhooks", "address", "cores", "run", "work", "key", "checkpoints",
     "python", "states_port", "fence_s", "metrics", "controller.host", "labels", "places.cpus",
     "places.memory_bytes", "notice.file", "notice.on_term_s", "containers.engine",

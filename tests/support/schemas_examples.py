@@ -515,13 +515,13 @@ _OF_STANDBYS: Final = (
     _ROW,
     standby.Inputs(
         term=TERM, release="0.2.0+5f2e81c40a97", now=Seconds(1_760_000_001.5), after=41,
-        rows=(_ROW,), last_event=99, files=3, paths=("keys.json",),
+        rows=(_ROW,), last_event=99, copy=True, files=3, paths=("keys.json",),
     ),
     standby.PullCopy(host="10.0.0.2", offset=1 << 20),
     standby.CopyPiece(offset=1 << 20, total=3 << 20, jobs=7, data=b"SQLite"),
-    standby.PullFiles(since=Seconds(1_760_000_000.5)),
+    standby.PullFiles(since=Seconds(1_760_000_000.5), after="keys.json"),
     _FILE,
-    standby.StoredFiles(now=Seconds(1_760_000_002.5), files=(_FILE,)),
+    standby.StoredFiles(now=Seconds(1_760_000_002.5), files=(_FILE,), more=True),
     standby.PullFile(path=_FILE.path, offset=1024),
     standby.StoredPiece(
         path=_FILE.path, offset=1024, total=2048, mtime_ns=_FILE.mtime_ns, data=b"epoch 1"

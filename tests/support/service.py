@@ -16,6 +16,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 
@@ -86,7 +87,7 @@ class LiveService:
             audit=Audit(), notes=PolicyNotes("fifo", ()), cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
             owners=owners, limits=Limits(), keys=KeyTable(KeyFile(folder / "keys.json"), {}),
-            prepare_policy=NONE,
+            prepare_policy=NONE, files_stored=AsyncMock(),
         )  # fmt: skip
 
     def _perform(self, command: Command) -> None:
