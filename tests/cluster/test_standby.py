@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane.client import BlockingClient
+from controlplane.client.connection import RequestChannel
 from controlplane.service.standby.lease import Record
-from schemas.errors import OnesError, UnavailableError
+from schemas.codec import TO_STANDBY
+from schemas.errors import OnesError, UnavailableError, UnreachableError
 from schemas.ids import Term
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link
+from schemas.wire import standby as wire
 from tests.support.cluster import assert_nothing_lost, further, resize, training_job
 from tests.support.commands import ones
 from tests.support.lease_servers import etcd, postgresql
@@ -161,6 +168,26 @@ def test_keys_secrets_and_working_directories_follow(pair: Standbys, tmp_path: P
     assert pair.cluster.output(job.out.strip()) == ["hidden", "of the folder"]
     refused = ones("ps", limit_s=60, ONES_HOME=str(tmp_path / "eve"), ONES_TIMEOUT_S="5")
     assert refused.code != 0
+
+
+def test_a_standby_needs_the_key_of_the_server(pair: Standbys) -> None:
+    home = pair.cluster.home
+    port = tomllib.loads((pair.folder / A / "controller.toml").read_text())["standby"]["port"]
+
+    async def pull() -> object:
+        link = Link(load_keys(home / "keys" / "admin.key_secret"))
+        try:
+            server = load_public(home / "keys" / "server.key")
+            socket = link.connect("DEALER", f"tcp://{A}:{port}", server)
+            channel = RequestChannel(socket, TO_STANDBY)
+            request = wire.PullFile(path="keys.json", offset=0)
+            return await channel.call(request, 1.0, 3.0)
+        finally:
+            link.close()
+
+    with pytest.raises(UnreachableError):
+        asyncio.run(pull())
+    pair.until_said(A, "not a controller")
 
 
 @pytest.mark.parametrize("serve", [postgresql, etcd])

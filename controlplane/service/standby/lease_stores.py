@@ -79,7 +79,8 @@ class PostgresLease:
     def __init__(self, url: str, cluster: str) -> None:
         import psycopg  # noqa: PLC0415 - an extra
 
-        self._errors, self._exists = psycopg.Error, psycopg.errors.UniqueViolation
+        self._errors = psycopg.Error
+        self._exists = psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject
         self._open = psycopg.AsyncConnection.connect
         self._url = url
         self._cluster = cluster
@@ -117,7 +118,7 @@ class PostgresLease:
         if self._connection is None:
             self._connection = await self._open(self._url, autocommit=True)
             await self._connection.execute("SET synchronous_commit = on")
-            with contextlib.suppress(self._exists):  # another connection created it meanwhile
+            with contextlib.suppress(*self._exists):  # another connection created it meanwhile
                 await self._connection.execute(self.CREATE)
         return self._connection
 

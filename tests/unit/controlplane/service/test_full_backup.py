@@ -159,7 +159,7 @@ def test_nothing_is_restored_over_a_file(config: Path, tmp_path: Path) -> None:
     config.with_name("client.toml").write_text("after")
     before = files_below(config.parent)
 
-    with pytest.raises(SettingsError, match="already exists; restore FILE.tar into"):
+    with pytest.raises(SettingsError, match=r"already exists; restore FILE\.tar into"):
         restore_all(file, config.parent)
 
     assert files_below(config.parent) == before
