@@ -68,6 +68,20 @@ async def told(service: LiveService) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_a_job_that_is_just_leaving_is_listed_once(
+    service: LiveService, *, newest_first: bool
+) -> None:
+    state, left = service.loop.committed.state, service.loop.reader.ended.get(A)
+    assert left is not None
+    state.jobs = {A: left, **state.jobs}  # its end is durable, but not handled yet
+
+    asked = ListJobs(ended=True, newest_first=newest_first, limit=3)
+    jobs = [job.job for job in (await service.ask(asked)).jobs]
+
+    assert sorted(jobs) == [A, B]
+
+
 async def test_replies_about_an_ended_job_survive_a_restart(tmp_path: Path) -> None:
     service = await a_job_left(tmp_path)
     before = await told(service)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -104,8 +105,10 @@ def job_rows(
 
     def rows_after(after: int) -> Iterator[tuple[int, wire.JobSummary]]:
         rows = merge(present_rows(after), departed_rows(after) if include_ended else ())
+        # A job that is just leaving may be both in the state and in the table.
+        once = (next(same) for _, same in groupby(rows, key=itemgetter(0)))
         most = min(request.limit, sys.maxsize) if request.limit > 0 else None
-        for at, _, read in islice(rows, most):
+        for at, _, read in islice(once, most):
             yield at, read()
 
     return Rows(rows_after, NEWEST if newest else state.jobs_accepted)
