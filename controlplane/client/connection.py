@@ -54,7 +54,8 @@ class RequestChannel:
                 async with asyncio.timeout_at(deadline):
                     while not self._socket.send(key, data):
                         await asyncio.sleep(0.02)
-                reply = await asyncio.wait_for(answer, reply_timeout_s)
+                async with asyncio.timeout(reply_timeout_s):  # wait_for may lose a cancellation
+                    reply = await answer
             except TimeoutError:
                 if loop.time() > deadline:
                     hint = "check that the cluster is running"

@@ -67,7 +67,9 @@ def take_snapshot(path: Path, last: int | None = None) -> int:
         CoreError: if this release cannot handle the inputs.
     """
     with contextlib.closing(Reader(path)) as reader:
-        found = recover(reader, most=last)  # without the lock, which a child may need for this
+        _, newest = reader.first_and_last()  # what arrives later is left to the next snapshot
+        most = last if last is not None else newest or None
+        found = recover(reader, most=most)  # without the lock, which a child may need for this
     with _exclusive(path) as alone:
         if not alone:
             return 0

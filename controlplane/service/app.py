@@ -108,9 +108,10 @@ async def run(path: Path) -> None:
         settings = controller_settings.load(path)
         if settings.pid_file:
             take_pid_file(path.parent / settings.pid_file)
-        elected = await elect(settings, path.parent, stop) if settings.standby.lease else None
-        if stop.is_set():
-            return
+    elected = await elect(settings, path.parent, stop) if settings.standby.lease else None
+    if stop.is_set():
+        return
+    with extended_start(EXTENSION_US):
         controller = Controller(settings, path.parent, elected)
     try:
         await controller.open()

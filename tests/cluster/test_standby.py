@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import signal
 import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -28,6 +30,8 @@ from tests.support.standbys import HOSTS, Standbys, standbys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 A, B = HOSTS
+ROOT: Final = Path(__file__).parents[2]
+CACHES: Final = shutil.ignore_patterns("__pycache__")
 SHORT = 'print("done")\n'
 
 
@@ -142,6 +146,27 @@ def test_an_admin_moves_the_lease_to_the_standby(pair: Standbys) -> None:
     }  # fmt: skip
     further(pair.cluster, job)
     assert workers(pair, job) == before
+
+
+def test_a_standby_of_another_release_takes_over(pair: Standbys, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    for package in ("controlplane", "schemas"):
+        shutil.copytree(ROOT / package, build / package, ignore=CACHES)
+    with (build / "schemas" / "errors.py").open("a", encoding="utf-8") as file:
+        file.write("# another release\n")
+    pair.kill(B)
+    pair.variables[B] = {"PYTHONPATH": str(build)}
+    pair.until(lambda: pair.record().complete == (A,), "alone")
+    job = training_job(pair.cluster)
+
+    pair.start(B)
+    pair.until_complete()
+    assert pair.ones_on(B, "admin", "standby", "promote").code == 0
+    pair.until(lambda: pair.term() == 3, "takeover")  # term 2 ended with the former code
+    pair.until_complete()  # the other one follows the new release
+
+    further(pair.cluster, job)
+    assert_nothing_lost(pair.cluster, job)
 
 
 def test_keys_secrets_and_working_directories_follow(pair: Standbys, tmp_path: Path) -> None:

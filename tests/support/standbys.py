@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import signal
@@ -45,6 +46,7 @@ class Standbys:
         folder.mkdir(exist_ok=True)
         self.folder, self.lease, self.agents = folder, lease, agents
         self.hosts, self._at = hosts, at
+        self.variables: dict[str, dict[str, str]] = {}  # of a process, by its name
         self.cluster = Cluster(folder / "client", folder / "jobs", slots=slots, agents=agents)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cluster.up()
@@ -87,7 +89,8 @@ class Standbys:
         log = (self.folder / f"{name}.log").open("ab")
         command = [sys.executable, "-P", "-m", module, "--config", str(config)]
         with self._at(name if name in self.hosts else NODE):
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+            env = {**os.environ, **self.variables.get(name, {})}
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         log.close()
 
     def kill(self, name: str, sign: int = signal.SIGKILL) -> None:

@@ -21,12 +21,13 @@ from controlplane.service.standby.follower import Follower, OtherReleaseError
 from controlplane.service.standby.lease import Held, LeaseStore
 from controlplane.service.standby.lease_stores import open_store
 from schemas.errors import OnesError
-from schemas.host.logging import Audit, notify, watchdog
+from schemas.host.logging import Audit, extended_start, notify, watchdog
 from schemas.ids import Term
 from schemas.transport.keys import load_keys
 from schemas.transport.sockets import Link, Socket
 
 log = structlog.get_logger("standby")
+EXTENSION_US: Final = 60_000_000  # start timeout of systemd, renewed while the journal is read
 FOLLOWED: Final = "ONES_FOLLOWED_RELEASE"  # set while a standby runs the code of another release
 
 
@@ -68,10 +69,11 @@ async def elect(settings: ControllerSettings, home: Path, stop: asyncio.Event) -
     keys = load_keys(home / settings.keys.server)
     store = open_store(ours.lease, ours.cluster, home)
     link = Link(keys)
+    with extended_start(EXTENSION_US):
+        journal = await _open_journal(folder / "journal.sqlite", settings.listen.host, store)
     follower = Follower(
         host=settings.listen.host, folder=folder, link=link, server_key=keys.public, store=store,
-        settings=ours, journal_settings=settings.journal,
-        commit_loop=await _open_journal(folder / "journal.sqlite", settings.listen.host, store),
+        settings=ours, journal_settings=settings.journal, commit_loop=journal,
     )  # fmt: skip
     notify("READY=1")
     log.info("standby ready", last=follower.commit_loop.last)
@@ -118,7 +120,8 @@ def restart(error: OnesError | None = None) -> None:
     environment = dict(os.environ)
     if isinstance(error, OtherReleaseError):
         environment |= child_environment(error.path) | {FOLLOWED: str(error.path)}
-    elif environment.pop(FOLLOWED, None) is not None:
-        environment.pop("PYTHONPATH", None)
+    elif followed := environment.pop(FOLLOWED, ""):
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != followed)
     command = [sys.executable, "-P", "-m", "controlplane.service", *sys.argv[1:]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - own command

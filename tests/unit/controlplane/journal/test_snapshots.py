@@ -12,6 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from controlplane.core.commands import Command
+from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
 from controlplane.journal import take_snapshot as snapshot_process
 from controlplane.journal.database import (
@@ -254,3 +256,19 @@ def test_a_snapshot_is_taken_beside_the_writer(path: Path, told: Controller) -> 
     with snapshot_process._exclusive(path) as alone:
         assert alone
         assert take_snapshot(path) == 0, "two snapshots are not taken at once"
+
+
+def test_inputs_that_arrive_during_the_replay_are_left_to_the_next_snapshot(
+    path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, last = Reactor.handle, len(told.history)
+
+    def arriving(reactor: Reactor, event: Input, now: Seconds) -> list[Command]:
+        change(path, f"INSERT OR IGNORE INTO inputs VALUES ({last + 1}, 1.0, x'80', 0)")  # noqa: S608
+        change(path, "INSERT OR IGNORE INTO feed SELECT max(seq) + 1, body, crc FROM feed")
+        return handle(reactor, event, now)
+
+    monkeypatch.setattr(Reactor, "handle", arriving)
+
+    assert take_snapshot(path) == last
+    assert kept(path) == [last]
