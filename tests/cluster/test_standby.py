@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from controlplane.client.connection import RequestChannel
+from controlplane.client.job_file import load_job
 from controlplane.service.standby.lease import Record
 from schemas.codec import TO_STANDBY
 from schemas.errors import OnesError, UnavailableError, UnreachableError
@@ -54,17 +56,15 @@ class Submitter(threading.Thread):
         self._file.write_text('name = "short"\nkind = "command"\ncommand = ["true"]\nslots = 1\n')
 
     def run(self) -> None:
-        for number in itertools.count():
-            key = f"key-{number}"
-            while not self.stop.is_set() and key not in self.accepted:
-                done = ones(
-                    "submit", str(self._file), "--key", key, "-o", "json", limit_s=30,
-                    ONES_HOME=str(self._pair.cluster.home),
-                )  # fmt: skip
-                if done.code == 0:
-                    self.accepted[key] = done.json["job"]
-            if self.stop.is_set():
-                return
+        spec = load_job(self._file)
+        with BlockingClient(self._pair.cluster.home, timeout=30.0) as client:
+            for number in itertools.count():
+                key = f"key-{number}"
+                while not self.stop.is_set() and key not in self.accepted:
+                    with contextlib.suppress(OnesError):
+                        self.accepted[key] = client.submit(spec, key=key)
+                if self.stop.wait(0.1):
+                    return
 
 
 def workers(pair: Standbys, job: str) -> list[int]:
