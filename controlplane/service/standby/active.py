@@ -56,6 +56,7 @@ class ActiveSide:
     """Holder of the lease. Inputs are acknowledged once all required hosts have them."""
 
     host: str
+    hosts: tuple[str, ...]  # of all controllers
     socket: Socket
     store: LeaseStore
     held: Held  # record with this controller as its holder
@@ -201,6 +202,10 @@ class ActiveSide:
             self.audit.refused("standby", "not a controller", peer=str(incoming.identity))
             return
         request = FROM_STANDBY.decode(incoming.frames[-1])
+        if isinstance(request, wire.PullInputs | wire.PullCopy) and request.host not in self.hosts:
+            why = f"{request.host!r:.100} is not in standby.hosts"
+            self.audit.refused("standby", why, peer=str(incoming.identity))
+            return
         if isinstance(request, wire.PullInputs):
             self._pulled(incoming, request)
             return

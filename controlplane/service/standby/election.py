@@ -49,7 +49,8 @@ class Elected:
     def active_side(self, socket: Socket, folder: Path, audit: Audit) -> ActiveSide:
         """Return the part that keeps the lease and serves standbys over `socket`."""
         return ActiveSide(
-            host=self.host, socket=socket, store=self.store, held=self.held,
+            host=self.host, hosts=self.settings.hosts, socket=socket, store=self.store,
+            held=self.held,
             lease_s=self.settings.lease_s, silence_s=self.settings.silence_s,
             commit_loop=self.commit_loop, folder=folder, audit=audit,
         )  # fmt: skip

@@ -69,6 +69,8 @@ def claim(held: Held, host: str, *, has_inputs: bool, is_first: bool) -> Record 
         return f"{record.successor} takes over"
     if record.complete and host not in record.complete:
         return f"only {' and '.join(record.complete)} has all acknowledged inputs"
+    if not has_inputs and set(record.complete) - {host}:
+        return "the journal is empty, although the lease says that it has all inputs"
     if not record.complete and not has_inputs and not is_first:
         return "the first of standby.hosts begins a new cluster"
     return Record(holder=host, term=Term(record.term + 1), complete=(host,))

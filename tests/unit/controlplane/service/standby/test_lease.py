@@ -28,6 +28,10 @@ def held(*, expired: bool = True, **fields: Any) -> Held:
     a_complete_host_after_the_expiry=(held(), B, True, False, (5, (B,))),
     an_incomplete_host_after_the_expiry=(
         held(complete=(A,)), B, True, False, f"only {A} has all acknowledged inputs"),
+    a_host_that_lost_its_disk=(
+        held(), B, False, False,
+        "the journal is empty, although the lease says that it has all inputs"),
+    a_first_host_that_died_before_its_first_commit=(held(complete=(A,)), A, False, True, (5, (A,))),
     a_released_lease=(held(holder="", expired=False), B, True, False, (5, (B,))),
     a_released_lease_with_another_successor=(
         held(holder="", successor=A, expired=False), B, True, False, f"{A} takes over"),

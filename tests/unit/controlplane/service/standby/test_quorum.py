@@ -85,6 +85,7 @@ class Takeovers(RuleBasedStateMachine):
         self.stored, self.version = record, self.version + 1
         self.active, self.seen = host, self.version
         self.quorum = Quorum(host, SILENCE_S, self.inputs[host])
+        self.inputs[host] += 1  # its start
 
     @rule(count=st.integers(1, 3))
     def the_active_controller_commits(self, count: int) -> None:
@@ -97,7 +98,8 @@ class Takeovers(RuleBasedStateMachine):
             if self.inputs[host] > there:
                 self.inputs[host] = 0  # it copies the journal
             self.inputs[host] = min(there, self.inputs[host] + most)
-            following(self.quorum, host, self.inputs[host], now=self.clock)
+            if self.inputs[host]:  # else it asks for a copy
+                following(self.quorum, host, self.inputs[host], now=self.clock)
 
     @rule(seconds=st.floats(0.0, 3.0))
     def time_passes(self, seconds: float) -> None:
