@@ -234,7 +234,7 @@ async def test_only_the_latest_output_is_kept_without_a_client(
     opened = await seat.opened()
     await seat.until(b"last\n")
 
-    assert opened.offset >= size - LATEST - 8192  # the rest was still in the kernel
+    assert opened.offset >= size - LATEST - 65_536  # which the kernel may still hold
     assert opened.offset + len(seat.output) == size + 5
 
 
