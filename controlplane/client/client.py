@@ -383,7 +383,7 @@ class Client(Attachments):
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.
             name: name of the owner or of the node.
-            role: admin, operator, user, viewer or node.
+            role: admin, operator, user, viewer, node or join.
             projects: the key may see the jobs of these projects; new jobs belong to the first one.
             expires: seconds since the epoch; None: never.
         """

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from controlplane.service.rights import projects_of, sees_all
+from controlplane.service.rights import JOIN, NODE, projects_of, sees_all
 from schemas.errors import (
     BadFieldError,
     DeniedError,
@@ -148,10 +148,12 @@ class KeyTable:
         """Authorise a key from now on, and return the stored entry.
 
         Only an admin may add any key. Another user may add keys for logins: with the user's own
-        name and rights, which expire within a day, and not after the user's present key.
+        name and rights, which expire within a day, and not after the user's present key. A join
+        key named `NAME` may add keys of nodes `NAME-...`. Such a key replaces the key that it
+        added for the same node before.
 
         Raises:
-            DeniedError: if the user is no admin, and the key is not for an own login.
+            DeniedError: if the owner `by` may not add this key.
             BadFieldError: if a field is invalid, or the key has another owner or was revoked.
             TooLargeError: if there are too many keys.
             UnavailableError: if the key cannot be stored; nothing was changed.
@@ -164,7 +166,9 @@ class KeyTable:
         if problem := self._ambiguity(who):
             raise BadFieldError(problem, "choose another name", problem.partition(":")[0])
         now = self._clock()
-        if by.role != "admin":
+        if by.role == JOIN:
+            _permit_node(who, by)
+        elif by.role != "admin":
             self._permit_login(who, by, now)
         key = request.public.encode()
         if (known := self.known.listed.get(key)) is not None:
@@ -181,7 +185,12 @@ class KeyTable:
             public=request.public, name=who.name, role=who.role, projects=who.projects,
             expires=request.expires, by=by.name, at=Seconds(now),
         )  # fmt: skip
-        kept = {key: one for key, one in self._online.items() if not _is_old_login(one, now)}
+        kept = {
+            key: one
+            for key, one in self._online.items()
+            if not _is_old_login(one, now)
+            and not (by.role == JOIN and (one.by, one.name) == (by.name, who.name))
+        }
         online = {**kept, key: row}
         if len(online) > MAX_KEYS:
             what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
@@ -247,6 +256,13 @@ class KeyTable:
         except OSError as error:
             what = f"{self._file.path.name} cannot be written ({error.strerror}): {otherwise}"
             raise UnavailableError(what, "free space there and repeat the command") from None
+
+
+def _permit_node(who: Identity, by: Identity) -> None:
+    prefix = f"{by.name}-"
+    if who.role != NODE or who.projects or not who.name.startswith(prefix):
+        what = f"{by} may only add keys of nodes whose names begin with {prefix!r}"
+        raise DeniedError(what, "ask an admin to add other keys")
 
 
 def _is_old_login(row: KeyInfo, now: float) -> bool:

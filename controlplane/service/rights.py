@@ -25,6 +25,8 @@ WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have jobs of th
 OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes, pause scheduling
 ADMINS: Final = frozenset({"admin"})  # may manage keys, quotas, the policy
 NODE: Final = "node"  # an agent that reports for the node named in its key
+JOIN: Final = "join"  # a provider of nodes, which adds their keys
+KEY_ADDERS: Final = WRITERS | {JOIN}
 REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
 VIEWER_OF_ALL: Final = "viewer of all"  # a viewer without a project
 
@@ -98,7 +100,7 @@ def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) 
         DeniedError: if `who` may not send this request, or may not send it for this job.
         UnknownJobError: if the job does not exist, or if `who` must not know that it exists.
     """
-    if who.role not in READERS:
+    if who.role not in READERS and not (who.role == JOIN and right == KEY_ADDERS):
         raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
     if isinstance(right, Action):
         _permit_on_job(who, right, JobId(getattr(request, "job", "")), job)

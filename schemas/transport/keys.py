@@ -44,7 +44,7 @@ MAX_PROJECTS: Final = 100  # maximum number for one key
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Owner of an authorised key. `role` is admin, operator, user, viewer or node."""
+    """Owner of an authorised key. `role` is admin, operator, user, viewer, node or join."""
 
     role: str
     name: str
@@ -260,8 +260,8 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
     """Return the identity of each public key (Z85) that may connect.
 
     The file (mode 0600) is TOML with a `[[key]]` table for each key. The table has `public`,
-    `name`, `role` (admin, operator, user, viewer or node), and may have `project` or `projects`,
-    which restrict the key.
+    `name`, `role` (admin, operator, user, viewer, node or join), and may have `project` or
+    `projects`, which restrict the key.
 
     Raises:
         SettingsError: if the file cannot be read, other users can read it, or an entry is invalid.

@@ -19,7 +19,7 @@ from schemas.sweeps import SweepSpec, Value
 from schemas.wire import Message
 from schemas.wire.feed import Detail, FeedEvent, Position
 
-Role = Literal["admin", "operator", "user", "viewer", "node"]
+Role = Literal["admin", "operator", "user", "viewer", "node", "join"]
 Public = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 

@@ -25,7 +25,7 @@ from tests.support.service import LiveService
 OWNER, MATE, STRANGER = "its owner", "a user of its project", "another user"
 OPERATOR, ADMIN = "an operator", "an admin"
 VIEWER, OTHER_VIEWER, ALL_VIEWER = "its viewer", "a viewer of another project", "a viewer of all"
-NODE, NOBODY = "a node", "nobody"
+NODE, JOINER, NOBODY = "a node", "a provider of nodes", "nobody"
 KEYS: Final = {
     OWNER: Identity("user", "ann", ("vision",)),
     MATE: Identity("user", "bob", ("vision",)),
@@ -36,6 +36,7 @@ KEYS: Final = {
     OTHER_VIEWER: Identity("viewer", "val", ("speech",)),
     ALL_VIEWER: Identity("viewer", "wall"),
     NODE: Identity("node", N1),
+    JOINER: Identity("join", "slurm"),
     NOBODY: Identity("", ""),
 }
 USERS, PEOPLE = [OWNER, MATE, STRANGER, OPERATOR, ADMIN], list(KEYS)[:8]

@@ -28,6 +28,7 @@ from controlplane.service.keys import KeyTable
 from controlplane.service.planner.plan_coordinator import PlanCoordinator
 from controlplane.service.rights import (
     ADMINS,
+    KEY_ADDERS,
     OPERATORS,
     READERS,
     WRITERS,
@@ -189,7 +190,7 @@ class RequestServer:
             wire.ChangeSharing: Route(ADMINS, changes.change_sharing, audited=True),
             wire.ChoosePolicy: Route(ADMINS, changes.choose_policy, audited=True),
             wire.ForgetNode: Route(OPERATORS, changes.forget_node, audited=True),
-            wire.AddKey: Route(WRITERS, add_key, audited=True),
+            wire.AddKey: Route(KEY_ADDERS, add_key, audited=True),
             wire.ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
             wire.RevokeKey: Route(ADMINS, revoke_key, audited=True),
         }

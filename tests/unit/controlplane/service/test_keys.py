@@ -287,3 +287,47 @@ def test_a_revoked_login_is_kept_after_its_end(tmp_path: Path) -> None:
     table.add(asked(public()), ROOT)
 
     assert [row.state for row in table.rows() if row.public == Q.decode()] == ["revoked"]
+
+
+SLURM: Final = Identity("join", "slurm")
+
+
+def test_a_join_key_replaces_the_key_that_it_added_for_a_node(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.add(asked(name="slurm-n1", role="node"), SLURM)
+
+    table.add(asked(second := public(), "slurm-n1", "node"), SLURM)
+    table.add(asked(third := public(), "slurm-n2", "node"), SLURM)
+
+    assert table.ended == [Identity("node", "slurm-n1")]
+    assert dict(Table(tmp_path).known) == {
+        P: ROOT, second: Identity("node", "slurm-n1"), third: Identity("node", "slurm-n2"),
+    }  # fmt: skip
+
+
+def test_a_join_key_replaces_no_key_that_an_admin_added(table: Table) -> None:
+    table.add(asked(name="slurm-n1", role="node"), ROOT)
+
+    table.add(asked(other := public(), "slurm-n1", "node"), SLURM)
+
+    assert {Q, other} <= set(table.known)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"name": "node-1"},
+        {"name": "slurm"},
+        {"role": "admin"},
+        {"role": "join"},
+        {"projects": ("vision",)},
+    ],
+    ids=str,
+)
+def test_a_join_key_adds_keys_of_its_nodes_only(table: Table, more: dict[str, Any]) -> None:
+    request: dict[str, Any] = {"name": "slurm-n1", "role": "node", **more}
+
+    with pytest.raises(DeniedError, match="join:slurm may only add keys of nodes"):
+        table.add(asked(**request), SLURM)
+
+    assert Q not in table.known

@@ -32,6 +32,7 @@ WHO: Final = {
     "viewer": Identity("viewer", "ann", ("vision",)),
     "viewer of all": Identity("viewer", "ann"),
     "node": Identity("node", "ann"),
+    "join": Identity("join", "ann"),
 }
 ASK: Final = (client.GetJob, client.WaitJob, client.ExplainJob, client.GetSweep, client.GetLedger)
 CHANGE: Final = (
@@ -44,7 +45,8 @@ FREE: Final = (
     client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
     client.ReadEvents, client.GetUsage, client.GetSharing, client.GetPolicy,
 )  # fmt: skip
-OWN: Final = (client.PutSnapshot, client.SubmitJob, AddKey)  # own keys, for logins
+OWN: Final = (client.PutSnapshot, client.SubmitJob)
+ADD_KEY: Final = (AddKey,)  # own keys, for logins; keys of nodes
 DRAINS: Final = (
     client.DrainNode, client.UndrainNode, client.ForgetNode, client.PauseScheduling,
     client.ReserveNodes, client.CancelReservation,
@@ -101,13 +103,15 @@ ON_JOBS: Final[dict[str, dict[Any, str]]] = {
         (OpenStream,): "---",
     },
 }
+ON_JOBS["join"] = ON_JOBS["node"]
 WITHOUT: Final = {
-    "admin": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "+"},
-    "operator": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "-"},
-    "user": {FREE: "+", OWN: "+", DRAINS: "-", KEYS: "-"},
-    "viewer": {FREE: "+", OWN: "-", DRAINS: "-", KEYS: "-"},
-    "viewer of all": {FREE: "+", OWN: "-", DRAINS: "-", KEYS: "-"},
-    "node": {FREE: "-", OWN: "-", DRAINS: "-", KEYS: "-"},
+    "admin": {FREE: "+", OWN: "+", ADD_KEY: "+", DRAINS: "+", KEYS: "+"},
+    "operator": {FREE: "+", OWN: "+", ADD_KEY: "+", DRAINS: "+", KEYS: "-"},
+    "user": {FREE: "+", OWN: "+", ADD_KEY: "+", DRAINS: "-", KEYS: "-"},
+    "viewer": {FREE: "+", OWN: "-", ADD_KEY: "-", DRAINS: "-", KEYS: "-"},
+    "viewer of all": {FREE: "+", OWN: "-", ADD_KEY: "-", DRAINS: "-", KEYS: "-"},
+    "node": {FREE: "-", OWN: "-", ADD_KEY: "-", DRAINS: "-", KEYS: "-"},
+    "join": {FREE: "-", OWN: "-", ADD_KEY: "+", DRAINS: "-", KEYS: "-"},
 }
 SIGNS: Final = {"+": DONE, "-": DENIED, "?": UNKNOWN}
 NONE: Final[Any] = None
