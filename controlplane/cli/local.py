@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -34,6 +34,7 @@ PORTS: Final = range(20_000, 32_000)  # below the kernel's range for outgoing co
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DIR_HELP: Final = "folder of the cluster (default: $ONES_HOME, else ~/.ones)"
 DEFAULT_POLICY: Final = "ones"
+AUTOSCALER_FILE: Final = "autoscaler.toml"
 PAGE_PID_FILE: Final = "web.pid"  # in `run`, of `ones web`
 REQUIRED_BYTES: Final = 128 << 20  # on disk; an agent refuses work with less than half of this
 DISK_FULL_HINT: Final = "free disk space, or choose another --dir"
@@ -49,7 +50,9 @@ class OtherClusterError(OnesError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
+    """One daemon of the cluster in a folder."""
+
     name: str
     module: str
     config: Path
@@ -57,6 +60,7 @@ class _Part:
 
     @property
     def log(self) -> Path:
+        """File of its output."""
         return self.config.parent / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
@@ -70,10 +74,12 @@ class _Part:
         return None
 
     def is_named_in(self, command: bytes) -> bool:
+        """True if a command line has the path of its settings."""
         paths = (self.config, self.config.resolve())  # a daemon's title has the resolved path
         return any(str(path).encode() in command for path in paths)
 
     def start(self) -> subprocess.Popen[bytes]:
+        """Start the daemon in a session of its own."""
         with self.log.open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-P", "-m", self.module, "--config", str(self.config)],
@@ -126,23 +132,23 @@ def up(
 def _bring_up(
     home: Path, slots: int | None, agents: int, policy: str | None
 ) -> dict[str, int | None]:
-    parts = _parts(home)
+    parts = parts_of(home)
     if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
         _require_disk_space(home)
-    with _lock(home):
+    with lock(home):
         if not (home / "client.toml").exists():
             _create(home, slots, agents, policy or DEFAULT_POLICY)
         else:
             _require_same_settings(home, slots, agents, policy)
-        parts = _parts(home)
+        parts = parts_of(home)
         _refuse_shared_pid_files(parts)
         started = {part.name: part.start() for part in parts if part.pid() is None}
-        _await_ready(home, parts, started)
+        await_ready(home, parts, started)
         return {part.name: part.pid() or None for part in parts}
 
 
-def _refuse_shared_pid_files(parts: Sequence[_Part]) -> None:
-    owners: dict[Path, _Part] = {}
+def _refuse_shared_pid_files(parts: Sequence[Part]) -> None:
+    owners: dict[Path, Part] = {}
     for part in parts:
         owner = owners.setdefault(part.pid_file, part)
         if owner is not part:
@@ -176,10 +182,13 @@ def down(
     home = home_folder(dir_ or common.home).resolve()
     if not (home / "controller.toml").exists():
         raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
-    with progress(common.output, "stopping the cluster"), _lock(home):
-        parts = _parts(home)
-        page = _Part("web", "", home, home / "run" / PAGE_PID_FILE)
-        left = [_stop(part) for part in (*parts, page)] + [_end_workers(part) for part in parts[1:]]
+    if (home / AUTOSCALER_FILE).exists():
+        problem = f"the nodes of the cluster in {home} come from another engine"
+        raise SettingsError(problem, f"`ones cluster down --dir {home}` returns them", "dir")
+    with progress(common.output, "stopping the cluster"), lock(home):
+        parts = parts_of(home)
+        page = Part("web", "", home, home / "run" / PAGE_PID_FILE)
+        left = [stop(part) for part in (*parts, page)] + [_end_workers(part) for part in parts[1:]]
     if any(left):
         problem = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
         raise SettingsError(problem, "resolve this, then run `ones local down` again")
@@ -188,7 +197,7 @@ def down(
 
 
 @contextlib.contextmanager
-def _lock(home: Path) -> Iterator[None]:
+def lock(home: Path) -> Iterator[None]:
     """Hold a file lock, so that only one `up` or `down` runs at a time."""
     for name in ("", "run", "state", "logs", "keys"):
         (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,13 +207,15 @@ def _lock(home: Path) -> Iterator[None]:
         yield
 
 
-def _parts(home: Path) -> list[_Part]:
+def parts_of(home: Path) -> list[Part]:
+    """Return the daemons that the folder has settings of: controller, agents, autoscaler."""
     agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
     parts = [
         (home / "controller.toml", "controlplane.service"),
         *((a, "nodeagent") for a in agents),
+        *((a, "controlplane.autoscaler") for a in home.glob(AUTOSCALER_FILE)),
     ]
-    return [_Part(path.stem, module, path, _pid_file(path)) for path, module in parts]
+    return [Part(path.stem, module, path, _pid_file(path)) for path, module in parts]
 
 
 def _pid_file(config: Path) -> Path:
@@ -217,31 +228,42 @@ def _pid_file(config: Path) -> Path:
 
 
 def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
-    keys = home / "keys"
-    authorised = ["# authorised keys; read when the controller starts, and at a reload (SIGHUP)\n"]
-    names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
-    write_keys(keys, "server")
-    for name, role in (("admin", "admin"), *names):
-        public = write_keys(keys, name).public.decode()
-        person = getpass.getuser() if role == "admin" else name
-        authorised.append(f'[[key]]\npublic = "{public}"\nname = "{person}"\nrole = "{role}"\n')
-    _write(keys / "authorised.toml", "\n".join(authorised))
-    ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
-    listen = "\n".join(f"{role} = {port}" for role, port in ports.items())
-    _write(
-        home / "controller.toml",
-        f'state = "state"\npid_file = "run/controller.pid"\n\n'
-        f'[listen]\nhost = "127.0.0.1"\n{listen}\n\n[policy]\nname = "{policy}"\n',
-    )
+    nodes = [f"node-{n}" for n in range(1, agents + 1)]
+    ports = create_controller(home, "127.0.0.1", policy, nodes)
     devices = f'devices = "cpu"\nslots = {slots}\n' if slots is not None else 'devices = "auto"\n'
-    for number, (node, _) in enumerate(names, start=1):
-        _write(
+    for number, node in enumerate(nodes, start=1):
+        write_settings(
             home / f"agent-{number}.toml",
             f'node = "{node}"\n{devices}run = "run/{node}"\nwork = "state/work/{node}"\n'
             f'checkpoints = "state/checkpoints"\npid_file = "run/agent-{number}.pid"\n\n'
             f'[controller]\nhost = "127.0.0.1"\nagents = {ports["agents"]}\n',
         )
-    _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
+
+
+def create_controller(
+    home: Path, host: str, policy: str = DEFAULT_POLICY, nodes: Sequence[str] = ()
+) -> dict[str, int]:
+    """Write settings of a controller at an address, with keys of an admin and of nodes.
+
+    Return its ports by role.
+    """
+    keys = home / "keys"
+    authorised = ["# authorised keys; read when the controller starts, and at a reload (SIGHUP)\n"]
+    write_keys(keys, "server")
+    for name, role in (("admin", "admin"), *((node, "node") for node in nodes)):
+        public = write_keys(keys, name).public.decode()
+        person = getpass.getuser() if role == "admin" else name
+        authorised.append(f'[[key]]\npublic = "{public}"\nname = "{person}"\nrole = "{role}"\n')
+    write_settings(keys / "authorised.toml", "\n".join(authorised))
+    ports = dict(zip(ROLES, _free_ports(len(ROLES), host), strict=True))
+    listen = "\n".join(f"{role} = {port}" for role, port in ports.items())
+    write_settings(
+        home / "controller.toml",
+        f'state = "state"\npid_file = "run/controller.pid"\n\n'
+        f'[listen]\nhost = "{host}"\n{listen}\n\n[policy]\nname = "{policy}"\n',
+    )
+    write_settings(home / "client.toml", f'endpoint = "tcp://{host}:{ports["clients"]}"\n')
+    return ports
 
 
 def _require_same_settings(home: Path, slots: int | None, agents: int, policy: str | None) -> None:
@@ -260,7 +282,8 @@ def _require_same_settings(home: Path, slots: int | None, agents: int, policy: s
             raise OtherClusterError(problem, hint, name)
 
 
-def _write(path: Path, text: str) -> None:
+def write_settings(path: Path, text: str) -> None:
+    """Replace a file, which only its owner may read."""
     fresh = path.with_suffix(".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -268,23 +291,31 @@ def _write(path: Path, text: str) -> None:
     fresh.rename(path)
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count: int, host: str) -> list[int]:
     """Return `count` free ports outside the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((host, port))
             except OSError:
                 continue
         found.append(port)
         if len(found) == count:
             return found
-    raise SettingsError("no free ports on 127.0.0.1", "stop other services")
+    raise SettingsError(f"no free ports on {host}", "stop other services")
 
 
-def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> None:
+def await_ready(
+    home: Path, parts: Sequence[Part], started: Mapping[str, subprocess.Popen[bytes]]
+) -> None:
+    """Wait until all parts run, the controller replies and the agents have joined.
+
+    Raises:
+        UnreachableError: if a part ends, or this takes too long.
+    """
+    agents = sum(part.module == "nodeagent" for part in parts)
     deadline = time.monotonic() + READY_S
     why = ""
     while time.monotonic() < deadline:
@@ -301,18 +332,18 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
                 why = error.message
             else:
                 up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
-                if up_now >= len(parts) - 1:
+                if up_now >= agents:
                     for node in nodes:
                         if node.state == "unhealthy":
                             text = f"ones: {node.node} accepts no work: {node.reason}\n"
                             sys.stderr.write(text)
                     return
-                why = f"{up_now} of {len(parts) - 1} agents have joined"
+                why = f"{up_now} of {agents} agents have joined"
         time.sleep(POLL_S)
     raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"see {home / 'logs'}")
 
 
-def _stop(part: _Part) -> str:
+def stop(part: Part) -> str:
     """Stop a part of the cluster; return the reason if this fails, else ""."""
     pid, number, deadline = None, int(signal.SIGTERM), time.monotonic() + STOP_S
     try:
@@ -338,7 +369,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def _end_workers(agent: _Part) -> str:
+def _end_workers(agent: Part) -> str:
     """Stop the workers of an agent; return the reason if some may still run, else ""."""
     command = [sys.executable, "-P", "-m", agent.module, "--config", str(agent.config)]
     done = subprocess.run(  # noqa: S603 - our own interpreter and module

@@ -61,6 +61,8 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
     ("quota", "quota:quota", CLUSTER, None,
      "Show what projects and users have, may have and have used."),
     ("project", "quota:project", CLUSTER, None, "Set shares of projects and their users (admins)."),
+    ("cluster", "cluster:cluster", CLUSTER, None,
+     "Get nodes from Slurm, and return them."),
     ("scheduling", "quota:scheduling", CLUSTER, None,
      "Pause all starts and growths of jobs, or resume them (operators)."),
     ("policy", "policy:policy", CLUSTER, None,

@@ -56,7 +56,7 @@ def add(
         if path.exists():
             problem = f"{path} exists already"
             raise SettingsError(problem, "choose another --out, or move it away", "out")
-    public = _write_key(folder, name, role, home)
+    public = write_key(folder, name, role, home)
     try:
         with BlockingClient(home) as client:
             added = client.add_key(public, name, role, project, ends)
@@ -90,7 +90,7 @@ def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = C
         _show(client.revoke_key(key_), common)
 
 
-def _write_key(folder: Path, name: str, role: str, home: Home) -> str:
+def write_key(folder: Path, name: str, role: str, home: Home) -> str:
     """Write a new key into a folder that is usable as ONES_HOME; return the public key.
 
     The folder of a node's key has only keys.

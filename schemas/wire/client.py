@@ -421,6 +421,8 @@ class JobSummary(Message, tag="client.job_summary.1"):
     start_at: Seconds | None = None  # expected start of a waiting job; None: unknown
     start_earliest: Seconds | None = None  # 80% of the starts should be between this time
     start_latest: Seconds | None = None  # and this one
+    code: str = ""  # why the job waits; stable, for programs; empty: it does not wait
+    min_slots: int = 0  # with which it can start
 
 
 class AccountShare(Message, tag="client.account_share.1"):

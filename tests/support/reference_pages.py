@@ -48,7 +48,7 @@ COMMANDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # title and comm
         "completion",
     )),
     "commands-sweeps": ("Commands: sweeps", ("sweep",)),
-    "commands-nodes": ("Commands: nodes", ("node",)),
+    "commands-nodes": ("Commands: nodes", ("node", "cluster")),
     "commands-cluster": ("Commands: sharing, policy and events", (
         "events", "usage", "quota", "project", "scheduling", "policy",
     )),

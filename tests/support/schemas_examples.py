@@ -146,7 +146,7 @@ _SUMMARY: Final = client.JobSummary(
     predicted_loss=0.125, project="vision", labels={"team": "vision"}, exit_code=3, slot_s=122.5,
     cpu_cores=1.5, memory_bytes=3 << 30, gpu_share=0.875, gpu_memory_bytes=30 << 30, kind="command",
     start_at=Seconds(1_760_000_600.5), start_earliest=Seconds(1_760_000_300.5),
-    start_latest=Seconds(1_760_000_900.5),
+    start_latest=Seconds(1_760_000_900.5), code="waits", min_slots=1,
 )  # fmt: skip
 _KEY: Final = client.KeyInfo(
     public="p" * 40, name="ann", role="user", projects=("vision",),

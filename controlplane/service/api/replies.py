@@ -117,6 +117,8 @@ def job_summary(
         **telemetry.use_of(job.job, now)._asdict(),
         kind="sweep" if job.spec.sweep else str(job.spec.kind or "elastic"),
         **starts,
+        code=reason.code if reason and waiting else "",
+        min_slots=job.spec.slots[0],
         slot_s=job.accounting.slot_s
         + (running_s - job.accounting.running_s) * len(job.held_slots()),
     )

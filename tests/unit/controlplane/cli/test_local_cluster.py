@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_written_is_named_with_a_remedy(
     def write(path: Path, _: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(local, "_write", write)
+    monkeypatch.setattr(local, "write_settings", write)
     monkeypatch.setattr(local.getpass, "getuser", lambda: "ann")
 
     expected = f"{tmp_path}/keys/authorised.toml: {said.format(home=tmp_path)}"
@@ -99,7 +99,7 @@ def test_parts_are_sorted_by_number_and_found_by_the_pid_file_of_their_settings(
     for name in ("agent-10", "agent-left"):
         (home / f"{name}.toml").touch()
 
-    found = [(part.name, str(part.pid_file.relative_to(home))) for part in local._parts(home)]
+    found = [(part.name, str(part.pid_file.relative_to(home))) for part in local.parts_of(home)]
 
     assert found == [
         ("controller", "run/controller.pid"), ("agent-1", "own/one.pid"),
@@ -122,7 +122,7 @@ def test_all_parts_are_stopped_and_possible_leftovers_are_named(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(local, "_stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(local, "stop", lambda part: stopped.append(part.name))
     monkeypatch.setattr(
         local,
         "_end_workers",
@@ -166,12 +166,12 @@ def test_a_foreign_process_is_named_and_one_that_only_locks_the_pid_file_not_sig
         assert not command, "signalled"
         raise PermissionError
 
-    part = local._parts(home)[1]
+    part = local.parts_of(home)[1]
     monkeypatch.setattr(local, "pid_of", lambda _: pid)
     monkeypatch.setattr(local, "_command", lambda _: command)
     monkeypatch.setattr(os, "kill", kill)
 
-    assert local._stop(part) == problem.format(part.pid_file)
+    assert local.stop(part) == problem.format(part.pid_file)
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:
@@ -198,7 +198,7 @@ def test_a_cluster_of_other_settings_is_refused_and_not_started(
 ) -> None:  # fmt: skip
     slots, agents, policy = asked
     local._create(tmp_path, slots=4, agents=2, policy="ones")
-    monkeypatch.setattr(local._Part, "start", lambda _: pytest.fail("started"))
+    monkeypatch.setattr(local.Part, "start", lambda _: pytest.fail("started"))
 
     with pytest.raises(OnesError) as error:
         local.up(dir_=tmp_path, slots=slots, agents=agents, policy=policy)

@@ -1,0 +1,1 @@
+"""Autoscaler: requests machines from another engine, and returns them."""
