@@ -15,6 +15,7 @@ from schemas.wire.client import JobSummary, NodeInfo
 
 # Codes of reasons that more nodes may end. Others are of the job itself, or of its user's limits.
 FOR_SLOTS: Final = frozenset({"no_slots", "too_large", "waits", "next_in_line", "shape", "planned"})
+ON_ONE_NODE: Final = frozenset({"command", "interactive"})  # kinds of jobs
 MARK: Final = "autoscaler: allocation "  # begins the reasons of drains that it orders
 GOING: Final = frozenset({"draining", "drained", "cordoned"})
 FIRST_PAUSE_S: Final = 15.0  # after an allocation on which no agent joined; then twice as long
@@ -144,7 +145,12 @@ def decide(
     usable = [one for one in usable if one.id not in released]
     actions += _forgotten(allocations, nodes)
 
-    waiting = [job for job in jobs if job.code in FOR_SLOTS and not job.slots]
+    each = max((node.slots for node in nodes.values()), default=0)
+    waiting = [
+        job for job in jobs
+        if job.code in FOR_SLOTS and not job.slots
+        and not (each and job.kind in ON_ONE_NODE and job.min_slots > each)
+    ]  # fmt: skip
     since = None
     if waiting:
         since = now if memory.waiting_since is None else memory.waiting_since
@@ -152,9 +158,9 @@ def decide(
     memory = replace(memory, waiting_since=since, idle_since=idle)
     missing = bounds.min_nodes - len(usable)
     why = f"{len(usable)} of at least {bounds.min_nodes} nodes"
-    pending = [one for one in usable if not one.node]
-    if missing <= 0 and since is not None and not pending:
+    if missing <= 0 and since is not None:
         missing, why = _missing_nodes(waiting, nodes, since, bounds, now)
+        missing -= sum(one.node not in nodes for one in usable)  # requested before
     room = bounds.max_nodes - len(usable)
     exclude = tuple(sorted(
         name for name, node in nodes.items()

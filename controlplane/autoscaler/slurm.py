@@ -46,6 +46,7 @@ trap 'echo {notice_s:.0f} > "$run/end-of-time-limit"' USR1
 trap 'kill -TERM $child' TERM
 "${{agent[@]}}" & child=$!
 while kill -0 $child 2> "$run/ended"; do wait $child; done
+"${{agent[@]}}" --end-workers > "$run/ended" 2>&1
 rm -rf "$run"
 """
 

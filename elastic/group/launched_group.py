@@ -5,8 +5,11 @@ The group has a fixed size, and a lost process ends the job. The launcher may st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -57,19 +60,20 @@ class LaunchedGroup:
         Raises:
             BrokenGroupError: if they do not meet in time.
         """
+        host = _resolvable(self.host)
         if self.serves and self.rank == 0:
             _served.append(
                 TCPStore(
-                    self.host, self.port, is_master=True, wait_for_workers=False,
+                    host, self.port, is_master=True, wait_for_workers=False,
                     timeout=timedelta(seconds=BUILD_TIMEOUT_S),
                 )
             )  # fmt: skip
         return build_process_group(
             version=self.attempt,
-            store=f"{self.host}:{self.port}",
+            store=f"{host}:{self.port}",
             rank=self.rank,
             size=self.size,
-            address=_own_address(self.host, self.port),
+            address=_own_address(host, self.port),
             device=device,
             prefetched_steps=prefetched_steps,
         )
@@ -119,6 +123,19 @@ def _first_of(name: str, ranges: str) -> str:
     """Return the first host of `name[001-004,007]suffix`."""
     numbers, _, suffix = ranges.partition("]")
     return name + numbers.split(",")[0].split("-")[0] + suffix.split(",")[0]
+
+
+def _resolvable(host: str) -> str:
+    """Return a host, or its address in Slurm if its name cannot be resolved here."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        command = ["scontrol", "show", "node", "--oneliner", host]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+            if found := re.search(r" NodeAddr=(\S+)", said.stdout):
+                return found[1]
+    return host
 
 
 def _own_address(host: str, port: int) -> str:

@@ -38,8 +38,9 @@ def node(name: str = "slurm-n1", state: str = "up", **fields: Any) -> NodeInfo:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def waits(slots: int = 1, code: str = "waits") -> JobSummary:
-    return summary(JobId("b"), state="queued", slots=0, min_slots=slots, code=code)
+def waits(slots: int = 1, code: str = "waits", kind: str = "elastic") -> JobSummary:
+    said = {"state": "queued", "slots": 0, "min_slots": slots, "code": code, "kind": kind}
+    return summary(JobId("b"), **said)
 
 
 JOINED: Final = Memory(joined=frozenset({"1"}))
@@ -76,7 +77,12 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
             (Request(2, (), "1 job waits for 9 slots since 70 s, 0 are free"),),
         ),
         ({"jobs": (waits(code="budget"),), "memory": WAITED}, ()),  # more nodes do not help
-        ({"allocations": (UP, PENDING), "jobs": (waits(),), "memory": WAITED}, ()),
+        ({"jobs": (waits(3, kind="command"),), "memory": WAITED}, ()),  # larger than a node
+        ({"allocations": (UP, PENDING), "jobs": (waits(2),), "memory": WAITED}, ()),
+        (
+            {"allocations": (UP, PENDING), "jobs": (waits(3),), "memory": WAITED},
+            (Request(1, (), "1 job waits for 3 slots since 70 s, 0 are free"),),
+        ),
         (
             {"allocations": (UP, PENDING)},
             (Release("2", "more than 1 nodes, and no job waits for slots"),),
