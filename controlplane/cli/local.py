@@ -291,7 +291,7 @@ def write_settings(path: Path, text: str) -> None:
     fresh.rename(path)
 
 
-def _free_ports(count: int, host: str) -> list[int]:
+def _free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` free ports outside the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):

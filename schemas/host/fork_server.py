@@ -105,12 +105,17 @@ class ForkServer:
                     self._handle_child(key.data)
 
     def _restore_socket_file(self) -> None:
-        """Recreate the socket's file if it was deleted, because agents find the zygote by it."""
+        """Recreate the socket's file if it was deleted, because agents find the zygote by it.
+
+        Exit if the folder is gone too, and there are neither children nor an agent.
+        """
         if os.path.lexists(self._path):
             return
         try:
             fresh = _listen_at(self._path)
         except OSError:  # there is no room or no folder; the next check retries
+            if not (self._children or self._buffers or self._path.parent.exists()):
+                sys.exit(0)
             return
         self._selector.unregister(self._listener)
         self._listener.close()

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -162,6 +163,15 @@ async def test_a_zygote_recreates_its_socket(tmp_path: Path) -> None:
         here.zygote = await connected(here.socket)
 
         assert (await here.fork(), (await here.ended()).code) == ("", 3)
+
+
+async def test_a_zygote_without_an_agent_ends_when_its_folder_is_deleted(tmp_path: Path) -> None:
+    async with node(tmp_path, "") as here:
+        pidfd = os.pidfd_open(here.zygote._peer.pid)
+        here.zygote.close()
+        shutil.rmtree(here.socket.parent)
+
+        assert select.select([pidfd], [], [], LIMIT_S)[0]
 
 
 async def test_a_zygote_does_not_replace_another_file(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_job_file_is_refused_with_the_command_that_checks_it(home: Path) -> No
 
 
 def controller(home: Path, text: str = "", **ports: int) -> Path:
-    chosen = {**dict(zip(ROLES, _free_ports(len(ROLES), "127.0.0.1"), strict=True)), **ports}
+    chosen = {**dict(zip(ROLES, _free_ports(len(ROLES)), strict=True)), **ports}
     listen = "\n".join(f"{role} = {port}" for role, port in chosen.items())
     file = home / "controller.toml"
     file.write_text(f'state = "state"\n{text}\n[listen]\n{listen}\n')
