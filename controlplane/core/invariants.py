@@ -36,6 +36,7 @@ def check(state: State) -> None:
         )
     kept, fresh = state.job_counters, JobCounters(state.jobs[name] for name in state.active)
     same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
+    same = same and kept.shaped == fresh.shaped
     same = same and (kept.queued, kept.bytes) == (fresh.queued, fresh.bytes)
     _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)

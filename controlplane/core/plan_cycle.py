@@ -10,7 +10,7 @@ as fit it, and slots of a plan that do not fit are exchanged afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
@@ -131,7 +131,6 @@ class PlanCycle:
 
 def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
     """Return the usage and the slots of accounts that the view of the state does not show."""
-    holding = [state.jobs[name] for name in state.jobs_with_processes]
     outside: Counter[str] = Counter()
     holders: dict[JobId, tuple[str, int]] = {}
     for name in {**state.overrides, **state.rigid}:
@@ -142,13 +141,40 @@ def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
     classes = {name: state.jobs[name].spec.stated_class for name in state.active if known}
     classes = {name: one for name, one in classes.items() if one in known}
     return Ledger(
-        usage=usage_now(state.usage, holding, now, half_life_s),
+        usage=_UsageNow(state, now, half_life_s),
         outside=outside,
         began_at=state.began_at,
         holders=holders,
         classes=classes,
         ranks={name: known[one].rank for name, one in classes.items() if known[one].rank},
     )
+
+
+class _UsageNow(Mapping[str, float]):
+    """Usage of each account at a time, which is computed when it is read.
+
+    The division reads it once a turn, and each computation visits all running jobs.
+    """
+
+    def __init__(self, state: State, now: Seconds, half_life_s: float) -> None:
+        self._given = state, now, half_life_s
+        self._found: Mapping[str, float] | None = None
+
+    def _read(self) -> Mapping[str, float]:
+        if self._found is None:
+            state, now, half_life_s = self._given
+            holding = [state.jobs[name] for name in state.jobs_with_processes]
+            self._found = usage_now(state.usage, holding, now, half_life_s)
+        return self._found
+
+    def __getitem__(self, account: str) -> float:
+        return self._read()[account]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
 
 
 # --- elastic jobs with requests
@@ -275,7 +301,11 @@ class _MendedPlan:
 
 def _shaped(jobs: Mapping[JobId, object], state: State) -> dict[JobId, frozenset[SlotId]]:
     """Return the fitting slots of the jobs that have requests."""
-    known = (name for name in jobs if name in state.jobs)
+    shaped = state.job_counters.shaped
+    names: Iterable[JobId] = [name for name in jobs if name in shaped] if shaped else ()
+    if any(state.nodes[name].keeps for name in state.draining):  # closed to some jobs
+        names = jobs
+    known = (name for name in names if name in state.jobs)
     found = {name: state.fit(state.jobs[name]).slots for name in known}
     return {name: fits for name, fits in found.items() if fits is not None}
 

@@ -29,6 +29,7 @@ class ViewBuilder:
         self._all_jobs_stale = True  # any job may have changed
         self._swaps = False  # True: the last view had jobs that trade slots
         self._slot_views: list[SlotView] = []  # of the last view
+        self._shown_slots: tuple[SlotView, ...] = ()  # the same, as views have them
         self._positions: dict[SlotId, int] = {}
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
@@ -44,7 +45,7 @@ class ViewBuilder:
         Jobs under a manual override and jobs that must not start are left out. If a job under an
         override waits for free slots, the view shows these slots as not usable.
         """
-        slots = tuple(self._update_slots())
+        slots = self._update_slots()
         self._update_jobs()
         return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
@@ -85,8 +86,11 @@ class ViewBuilder:
         last = number_of(next(reversed(self._jobs))) if self._jobs else 0
         return any(number < last for number in new)
 
-    def _update_slots(self) -> list[SlotView]:
-        """Rebuild the views of changed slots, and return the views of all slots."""
+    def _update_slots(self) -> tuple[SlotView, ...]:
+        """Rebuild the views of changed slots, and return the views of all slots.
+
+        The tuple is the same object if none of them changed.
+        """
         state, slot_index = self._state, self._state.slot_index
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
@@ -95,9 +99,11 @@ class ViewBuilder:
         )
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
+        changed = bool(self._dirty.slots)
         if held or self._held or promised or self._swaps or self._dirty.everything:
             self._slot_views = self._rebuild_slots(held, leaving, promised)
             self._positions = {view.slot: place for place, view in enumerate(self._slot_views)}
+            changed = True
         else:
             nodes = slot_index.slots()
             for slot in self._dirty.slots:
@@ -110,7 +116,9 @@ class ViewBuilder:
                     )
         self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
-        return self._slot_views
+        if changed:
+            self._shown_slots = tuple(self._slot_views)
+        return self._shown_slots
 
     def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]

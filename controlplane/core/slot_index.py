@@ -207,12 +207,10 @@ class SlotIndex:
 
     def fit(self, spec: JobSpec, closed: tuple[NodeId, ...] = ()) -> Fit:
         """Return the slots that fit the requests of a job, without those of closed nodes."""
+        if not has_requests(spec) and not closed:
+            return _ANY
         self._sync()
         places = spec.slots[1] == 0
-        needs = spec.image, spec.requirements
-        stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes, *needs)
-        if stated == _NO_REQUESTS and not places and not closed:
-            return _ANY
         key = (shape := spec.shape, spec.rigid, places, closed)
         if (found := self._fits.get(key)) is None:
             nodes = [one.spec for name, one in self._all_nodes.items() if name not in closed]
@@ -381,6 +379,13 @@ def _staying(job: Job) -> set[WorkerId] | None:
 
 
 # --- slots and nodes that fit the requests of a job
+
+
+def has_requests(spec: JobSpec) -> bool:
+    """True if a job may not use every slot, or has none."""
+    needs = spec.image, spec.requirements
+    stated = (spec.gpu_type, spec.constraints, spec.cpus, spec.memory_bytes, *needs)
+    return stated != _NO_REQUESTS or spec.slots[1] == 0
 
 
 def _fit_of(shape: Shape, nodes: Sequence[NodeSpec], *, rigid: bool, places: bool) -> Fit:

@@ -18,7 +18,7 @@ from controlplane.core.model.rescale import Rescale, RescalePhase, Swap
 from controlplane.core.model.sweep import LeftSweep
 from controlplane.core.model.usage import Usage
 from controlplane.core.model.worker import Worker, WorkerPhase
-from controlplane.core.slot_index import AvailableSlots, DirtySlots, Fit, SlotIndex
+from controlplane.core.slot_index import AvailableSlots, DirtySlots, Fit, SlotIndex, has_requests
 from controlplane.policy.sharing.start_times import PastRun
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version, node_of
@@ -113,6 +113,7 @@ class JobCounters:
         self.promised: set[JobId] = set()  # jobs with a promised end
         self.queued: Counter[str] = Counter()  # jobs without slots, except arrays, by user
         self.bytes: Counter[str] = Counter()  # of job files, by user
+        self.shaped: set[JobId] = set()  # jobs with requests
         for job in jobs:
             self.add(job)
             if job.promised_end is not None:
@@ -123,6 +124,8 @@ class JobCounters:
         self.phases[job.phase] += 1
         self.bytes[job.user] += spec_bytes(job.spec)
         self.queued[job.user] += _queues(job, job.phase)
+        if has_requests(job.spec):
+            self.shaped.add(job.job)
 
     def move(self, job: Job, before: Phase) -> None:
         """Update the numbers after a job left phase `before`. Ended jobs are not included."""
@@ -130,6 +133,7 @@ class JobCounters:
         self.queued[job.user] -= _queues(job, before)
         if job.phase in ENDED:
             self.promised.discard(job.job)
+            self.shaped.discard(job.job)
             self.bytes[job.user] -= spec_bytes(job.spec)
         else:
             self.phases[job.phase] += 1

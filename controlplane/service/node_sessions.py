@@ -128,6 +128,7 @@ def _is_missed(job: Job, node: NodeId) -> bool:
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
+SLICE: Final = 200  # nodes whose silence is checked in one turn of the event loop
 CONNECTED: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
 SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
 STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence of nodes
@@ -220,7 +221,9 @@ class NodeSessions:
             await asyncio.sleep(TICK_S)
             now = self._now()
             stalled_s, before = now - before - TICK_S, now
-            for node, session in list(self._sessions.items()):
+            for number, (node, session) in enumerate(list(self._sessions.items()), start=1):
+                if number % SLICE == 0:
+                    await asyncio.sleep(0)
                 if stalled_s > STALL_S:  # the controller paused, so messages wait in its queue
                     session.last_received_at = Seconds(session.last_received_at + stalled_s)
                 self._apply(node, session.tick(now))

@@ -269,6 +269,8 @@ def _can_change(job: JobView, up: set[SlotId], now: Seconds) -> bool:
 
 def _view_with(view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
     """Return the view with changed jobs. The slots that they give up are leaving."""
+    if all(job is view.jobs[name] for name, job in shown.items()):
+        return view
     given_up = {
         slot
         for name, job in shown.items()
@@ -276,9 +278,7 @@ def _view_with(view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView
         if slot not in job.running_on
     }
     slots = tuple(_leaving(slot) if slot.slot in given_up else slot for slot in view.slots)
-    changed = any(job is not view.jobs[name] for name, job in shown.items())
-    jobs = {**view.jobs, **shown}
-    return ClusterView(version=view.version, slots=slots, jobs=jobs) if changed else view
+    return ClusterView(version=view.version, slots=slots, jobs={**view.jobs, **shown})
 
 
 @lru_cache(maxsize=1 << 14)  # so that unchanged views stay the same objects

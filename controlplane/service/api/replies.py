@@ -477,12 +477,14 @@ def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
     fit = state.slot_index.fit(spec)
     if fit.missing:
         return (f"{fit.missing}: it waits until such a node joins",)
-    usable = [
-        node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
-    ]
-    slots = [slot_id(node.node, slot.index) for node in usable for slot in node.spec.slots]
-    here = sum(fit.slots is None or slot in fit.slots for slot in slots)
-    if spec.slots[0] <= here:
+    here = 0
+    for node in state.nodes.values():
+        if here >= spec.slots[0]:
+            return ()
+        if node.phase is not NodePhase.LOST and not node.drain:
+            slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
+            here += sum(fit.slots is None or slot in fit.slots for slot in slots)
+    if here >= spec.slots[0]:
         return ()
     fitting = "" if fit.slots is None else " that fit it"
     what = f"it needs {spec.slots[0]} slots, the cluster has {here}{fitting}"

@@ -124,12 +124,20 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     if len(before.slots) != len(after.slots):
         return None
     slots = {}
-    for old, new in zip(before.slots, after.slots, strict=True):
-        if old.slot != new.slot:
-            return None
-        if old != new:
-            slots[new.slot] = new
-    jobs = {name: job for name, job in after.jobs.items() if before.jobs.get(name) != job}
+    if before.slots is not after.slots:
+        for old, new in zip(before.slots, after.slots, strict=True):
+            if old is new:
+                continue
+            if old.slot != new.slot:
+                return None
+            if old != new:
+                slots[new.slot] = new
+    known = before.jobs
+    jobs = {
+        name: job
+        for name, job in after.jobs.items()
+        if (old_job := known.get(name)) is not job and old_job != job
+    }
     removed = [name for name in before.jobs if name not in after.jobs]
     order = [name for name in before.jobs if name in after.jobs]
     order += [name for name in after.jobs if name not in before.jobs]
