@@ -1,0 +1,126 @@
+"""Rolling upgrades across two releases, back and forth, while a job trains.
+
+The release before is built as a wheel from its commit. Its own site-packages come first; what it
+depends on is taken from this environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from schemas.host.files import pid_of
+from tests.support.cluster import (
+    Cluster,
+    assert_nothing_lost,
+    await_gone,
+    further,
+    looked,
+    resize,
+    running,
+    training_job,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+BEFORE = "db6a3ea021b93aca1f596d5aef793b2ca9917fe4"  # commit that stands for the release before; 0.2.0 is the first release
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of a virtual environment with the wheel of the release before."""
+    folder = tmp_path_factory.mktemp("before")
+    archive = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"needs commit {BEFORE} in the history of this clone")
+    source, wheels, home = folder / "source", folder / "wheels", folder / "venv"
+    source.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(source)], input=archive.stdout, check=True)
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        str(wheels),
+        str(source),
+    ]
+    subprocess.run(build, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    (site,) = home.glob("lib/python3*/site-packages")
+    (wheel,) = wheels.glob("*.whl")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True)
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return home / "bin" / "python"
+
+
+_STARTED: Final[list[subprocess.Popen[bytes]]] = []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running(tmp_path, agents=2, slots=2) as made:
+        yield made
+    while _STARTED:
+        _STARTED.pop().wait()
+
+
+def replace(cluster: Cluster, name: str, python: Path | str, *, sign: int = signal.SIGTERM) -> None:
+    """End a daemon of the cluster, and start it with the code of an interpreter."""
+    pid = int((cluster.home / "run" / f"{name}.pid").read_text())
+    os.kill(pid, sign)
+    await_gone(pid)
+    module = "controlplane.service" if name == "controller" else "nodeagent"
+    with (cluster.home / "logs" / f"{name}.log").open("ab") as log:
+        _STARTED.append(subprocess.Popen(
+            [str(python), "-P", "-m", module, "--config", str(cluster.home / f"{name}.toml")],
+            stdout=log, stderr=log, cwd="/", start_new_session=True,
+        ))  # fmt: skip
+    looked(lambda: pid_of(cluster.home / "run" / f"{name}.pid"))
+    cluster.up()  # waits until all are in session
+
+
+@pytest.mark.parametrize("parts", [
+    ("controller", "agent-1", "agent-2"),  # as recommended
+    ("agent-1", "controller", "agent-2"),
+    ("agent-2", "agent-1", "controller"),
+], ids="-".join)  # fmt: skip
+def test_a_job_trains_on_while_all_parts_change_their_release_and_return(
+    cluster: Cluster, before: Path, parts: tuple[str, ...]
+) -> None:
+    for name in parts:
+        replace(cluster, name, before)
+    job = training_job(cluster, slots=4)
+    cluster.until(job, lambda shown: shown["slots"] == 4)
+    for python in (sys.executable, before, sys.executable):
+        groups = cluster.show(job)["versions"]
+        for name in parts:
+            replace(cluster, name, python)
+            further(cluster, job)
+        assert cluster.show(job)["versions"] == groups  # no restart disturbed the group
+        resize(cluster, job, 2)
+        resize(cluster, job, 4)
+
+    assert_nothing_lost(cluster, job)
