@@ -33,9 +33,12 @@ POINTS: Final = frozenset(
         "carried",  # after the reduction of carried rows
         "reduce.later",  # before a later reduction of a step, with several optimizers
         "reduced.later",  # after a later reduction
+        "collect",  # before a collective of the script; its step is the next to finish
+        "collected",  # after it, before its result is used
         "step",  # after the optimizer's step
         "report",  # before the epoch's summary is broadcast
         "agreed",  # after the broadcast, before the worker records its last samples
+        "restore",  # in a broadcast of the whole state, after its large tensors
         "quiesce",  # before the worker reports that it has quiesced
         "recover",  # before the survivors' group is built
         "recovered",  # after this worker has entered the survivors' group

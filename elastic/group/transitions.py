@@ -186,11 +186,22 @@ class GroupTransitions:
         self._report_formed()
 
     def _take_rank_0_state(self) -> None:
-        group = self._membership.group
+        group, full = self._membership.group, self._membership.has_full_state
         if group.size > 1:
-            metadata = self._training.broadcast(group, 0, self.cancelled)
+            metadata = self._broadcast_state(group, 0)
             if metadata is not None:
                 self._training.load_metadata(metadata, group.rank)
+            self._membership.has_full_state = full
+
+    def _broadcast_state(self, group: ProcessGroup, source: int) -> dict[str, Any] | None:
+        """Broadcast the state of rank `source`; return its metadata, or None on rank `source`.
+
+        The other ranks have no full state from here on: it is mixed if the source is lost. The
+        caller sets `has_full_state` when this worker's position is that of the state.
+        """
+        if group.rank != source:
+            self._membership.has_full_state = False
+        return self._training.broadcast(group, source, self.cancelled)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
         """Receive the join plan. If the plan cannot arrive, the controller cancels the wait."""
@@ -462,6 +473,7 @@ class GroupTransitions:
                 group.abort()  # operations without a peer never end and block later device work
         if roll_back is not None:
             roll_back()
+            self._mismatch = Mismatch.NONE  # found in the step that is rolled back
         recovered = self._join_survivors(error)
         self._training.transfer, self._new_batch = None, None
         self._mismatch = Mismatch.NONE
@@ -510,9 +522,13 @@ class GroupTransitions:
         metadata: dict[str, Any] | None = None
         try:
             if order.source is not None:
-                metadata = training.broadcast(group, order.source, cancelled)
+                metadata = self._broadcast_state(group, order.source)
                 if metadata is not None and training.carried is not None:
                     training.carried.load(metadata["carried"])
+            elif self._is_mismatched(group):
+                metadata = self._broadcast_state(group, 0)
+                if metadata is not None:
+                    training.load_metadata(metadata, group.rank)
             own_lr_state = msgspec.msgpack.encode(training.lr_state.state_list())
             lr_state = group.broadcast_bytes(own_lr_state, cancelled, int(order.source or 0))
             self.after_recovery(group, cancelled)
@@ -520,6 +536,7 @@ class GroupTransitions:
             group.abort()
             group.retire()  # in the background, because running operations block
             raise
+        membership.has_full_state = True
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.load_state_list(msgspec.msgpack.decode(lr_state))
         training.lr_state.follow_batch(order.group.global_batch, step)
@@ -532,6 +549,11 @@ class GroupTransitions:
         self._report_formed()
         self._became_rank_0 |= group.rank == 0 and old.rank != 0
         return Recovered(step, metadata)
+
+    def _is_mismatched(self, group: ProcessGroup) -> bool:
+        """Return whether the state of a survivor may differ, and is not repaired yet."""
+        own = b"" if self._mismatch is Mismatch.NONE else b"1"
+        return any(group.gather_bytes(own, self.cancelled))
 
     def _write_for_lost(self) -> None:
         became_rank_0 = self._became_rank_0

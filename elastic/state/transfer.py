@@ -329,6 +329,7 @@ def broadcast_state(
         group.broadcast(as_byte_row(fresh), source, cancel)
         if group.rank != source:
             tensor.copy_(fresh)
+    fault_points.reach("restore", rank=group.rank, version=group.version)
     if small:
         _broadcast_together(small, group, source, cancel)
     finish_device_work(group.device)

@@ -1,9 +1,10 @@
 """Collectives that a script calls: gathered rows, sums, barriers and a shared evaluation.
 
 In the body of the loop over the loader, they belong to a step, which is repeated if a worker is
-lost, so they need no result then. Between epochs, a lost worker is recovered from at once. Workers
-that are ahead may have finished a collective that others have not, so the workers of the recovered
-group share the results since their last step.
+lost, so they need no result then. If the gradients of the step are reduced already, nobody else
+would drop the step, so this worker does. Between epochs, a lost worker is recovered from at once.
+Workers that are ahead may have finished a collective that others have not, so the workers of the
+recovered group share the results since their last step.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class ScriptCollectives:
         self, dataset: Dataset[Any], batch_size: int, **options: Any
     ) -> Iterator[Any]:
         """Yield this worker's batches of `dataset`; see `ScalingAgent.evaluate_loader`."""
-        workers = list(self._membership.workers) if self._takes_part else [self._own_name]
+        workers = self._meet()  # some may have lost a worker since the step that others have not
         left = list(range(len(dataset)))  # type: ignore[arg-type] # a map-style dataset
         while True:
             parts = {name: left[rank :: len(workers)] for rank, name in enumerate(workers)}
@@ -126,9 +127,11 @@ class ScriptCollectives:
         if self._executor.outcome is not StepOutcome.COMMITTED:
             return
         try:
+            self._reach("collect")
             self._membership.group.all_reduce(tensor, self._executor.cancelled)
-        except LOST:
-            return  # the next reduction fails, too
+            self._reach("collected")
+        except LOST as error:
+            self._executor.collective_failed(error)
 
     @property
     def has_samples(self) -> bool:
@@ -176,12 +179,22 @@ class ScriptCollectives:
             return run(ProcessGroup(0, 0, 1, self._membership.device))
         while self._next == len(self._results):
             try:
-                self._results.append(run(self._membership.group))
+                self._reach("collect")
+                made = run(self._membership.group)
+                self._reach("collected")
+                self._results.append(made)
             except LOST as error:
                 self._transitions.recover(error)
-        result: T = self._results[self._next]
+        found: Any = self._results[self._next]
         self._next += 1
+        if isinstance(found, torch.Tensor):
+            found = found.clone()  # the script may change it, and peers may still need it
+        result: T = found
         return result
+
+    def _reach(self, point: str) -> None:
+        step, version = self._training.position.step + 1, self._membership.version
+        fault_points.reach(point, rank=self.rank, step=step, version=version)
 
     def _forget_old(self) -> None:
         """Forget the results of collectives before the last finished step."""
@@ -190,18 +203,23 @@ class ScriptCollectives:
             self._results, self._step, self._next = [], step, 0
 
     def _share_results(self, group: ProcessGroup, cancelled: threading.Event) -> None:
-        """Give all workers of a recovered group the longest list of results."""
+        """Give all workers of a recovered group the longest list of results since the last step.
+
+        A worker that is one step behind adopts that step, so its own results are of an earlier one.
+        """
         self._forget_old()
-        counts = torch.zeros(group.size, dtype=torch.int64, device=group.device)
-        counts[group.rank] = len(self._results)
-        group.all_reduce(counts, cancelled)
-        known: list[int] = counts.tolist()
+        places = torch.zeros(group.size, 2, dtype=torch.int64, device=group.device)
+        places[group.rank] = torch.tensor([self._step, len(self._results)])
+        group.all_reduce(places, cancelled)
+        known: list[list[int]] = places.tolist()
         if min(known) == max(known):
             return
         own = encode_metadata({"results": self._results})
         data = group.broadcast_bytes(own, cancelled, known.index(max(known)))
-        if len(self._results) < max(known):
-            self._results = list(decode_metadata(data)["results"])
+        if known[group.rank] < max(known):
+            self._results = to_device(decode_metadata(data)["results"], self._membership.device)
+            if self._step < max(known)[0]:
+                self._step, self._next = max(known)[0], 0
 
     def _gathered(self, rows: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         sizes = torch.zeros(group.size, dtype=torch.int64, device=group.device)
@@ -277,6 +295,7 @@ class _Sum(torch.autograd.Function):
 
 def _of_all_losses(group: ScriptCollectives, gradient: torch.Tensor) -> torch.Tensor:
     """Return the sum of all workers' gradients times their weights, divided by the own weight."""
-    total = gradient.contiguous() * group.weight
+    weight = group.weight  # with weight 0, the loss may be NaN: a mean over nothing
+    total = gradient.contiguous() * weight if weight else torch.zeros_like(gradient).contiguous()
     group.in_step(total)
-    return total / group.weight if group.weight else torch.zeros_like(total)
+    return total / weight if weight else torch.zeros_like(total)

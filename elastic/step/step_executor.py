@@ -105,6 +105,7 @@ class StepExecutor:
         self.outcome = StepOutcome.COMMITTED  # outcome of the running step
         self.in_loop = True  # False in a worker that joins, until it gets its first batch
         self._skip_steps = False
+        self._failed: Exception | None = None  # error of a collective of the script in the step
         self._reduced = False
         self._trained = False  # a rank has used gradients in the running step
         self._samples = 0  # samples of this worker in the running step so far
@@ -114,6 +115,9 @@ class StepExecutor:
         self._stepped_between = False  # an optimizer stepped in the current batch
         self._marks = ParameterMarks()
         self._marked: list[torch.nn.Parameter] = []  # parameters that only optimizers may change
+        self._owned: list[torch.Tensor] = []  # the same, and those that nobody trains
+        self._at_start: list[tuple[int, int]] = []  # marks of `_owned` before the batch
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters of a recovery
         self._averaged = False  # the script updated averages of parameters in the current batch
         self._skipped_by = 0  # ranks that skipped the current batch
         self._reductions = 0  # number of backward passes whose gradients were reduced
@@ -124,6 +128,7 @@ class StepExecutor:
         self._passes = 0  # passes of the running step so far
         self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
+        self._unscheduled: dict[str, Any] | None = None  # the same before an early schedule
         self._checks_losses = True  # False after the first batch of two samples was checked
         self.counts_steps = True  # True if schedulers count steps, False if they count epochs
         self._sum_warned = False  # the warning about a loss that ends in a sum is printed
@@ -139,6 +144,7 @@ class StepExecutor:
         self._forward_state = ForwardState(tensors)
         limited = {id(each.weight) for each in tensors.limited_embeddings()}  # of forward passes
         self._marked = [each for each in reducer.parameters if id(each) not in limited]
+        self._owned = [each for each in tensors.parameters() if id(each) not in limited]
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
@@ -188,6 +194,7 @@ class StepExecutor:
         self._marks.clear()
         self._passes = 1 if micro_batch.first else self._passes + 1
         if micro_batch.first:
+            self._failed = None
             self._training.losses.last = None
             self._step_items.clear()
             self._samples, self._step_held, self._trained = 0, 0, False
@@ -199,6 +206,8 @@ class StepExecutor:
         self._samples += micro_batch.count
         self._step_held += self._held
         grouped, reducer = self._membership.group.size > 1, self._reducer
+        self._at_start = parameter_marks(self._owned) if grouped else []
+        self._unscheduled = None
         reducer.active = grouped or not (micro_batch.first and micro_batch.last)
         reducer.losses.clear()
         reducer.watch_kept = micro_batch.first and not self._stepped and self._turns is None
@@ -244,11 +253,16 @@ class StepExecutor:
         peers_wait = self._membership.group.size > 1
         if not self._reduced and micro_batch.last and (peers_wait or self._reducer.has_kept):
             self._contribute_nothing(micro_batch)
+        if self._failed is not None and micro_batch.last:
+            self._recover(micro_batch, self._failed)
         self._skip_steps, self.micro_batch = False, None
         self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
+        for parameter, kept in self._kept:
+            parameter.data.copy_(kept)
+        self._kept = []
         if micro_batch.last:
             self._forward_state.conclude()
         if self._turns is not None:
@@ -364,6 +378,18 @@ class StepExecutor:
                 CHANGED_BETWEEN,
             )
 
+    def collective_failed(self, error: Exception) -> None:
+        """Drop the step after a failed collective, which has no result.
+
+        The next reduction of the step does it, unless the gradients are reduced already. A backward
+        pass may run in a thread of the engine, so the end of the pass or of the batch does it.
+        """
+        in_backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - no public name
+        if self.micro_batch is not None and self._reduced and not in_backward:
+            self._recover(self.micro_batch, error)
+        else:
+            self._failed = error
+
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
         self._stepped_between = True
@@ -375,6 +401,8 @@ class StepExecutor:
         micro_batch = self.micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
             return 1  # the scheduler counts epochs, or its step is undone after the pass
+        if not self._reduced and self._unscheduled is None and self._membership.group.size > 1:
+            self._unscheduled = self._training.snapshot()
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
     def refuse(self, problem: str, remedy: str) -> None:
@@ -494,6 +522,8 @@ class StepExecutor:
         batches = micro_batch.row.local_batches
         source = next((rank for rank, batch in enumerate(batches) if batch), 0)
         try:
+            if self._failed is not None:
+                raise self._failed
             self._forward_state.exchange(membership.group, source, self.cancelled)
             agreed = self._reduction.run(membership.group, contribution)
             self._trained |= membership.group.size == 1 or any(agreed.used)
@@ -518,9 +548,10 @@ class StepExecutor:
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
         """Recover from a broken group. Adopt the step if peers finished it, or else drop it."""
-        self._skip_steps = True
+        self._skip_steps, self._failed = True, None
         recovered = self._transitions.recover(error, self._roll_back)
         self._forward_state.recovered()
+        self._keep_parameters()
         if micro_batch.step <= recovered.step:
             self.outcome = StepOutcome.ADOPTED
             state = recovered.metadata
@@ -530,14 +561,27 @@ class StepExecutor:
                 self._turns.adopt()
         else:
             self.outcome = StepOutcome.ROLLED_BACK
+            if self._unscheduled is not None:
+                self._training.restore(self._unscheduled)
             self._undo = self._training.snapshot()
 
     def _roll_back(self) -> None:
         """Restore the state of the last finished step, or set `has_full_state` to False."""
         self._forward_state.roll_back()
-        stepped = self._turns is None and self._stepped_between and self._backwards > 1
-        if stepped or self._averaged or (self._turns is not None and not self._turns.roll_back()):
+        changed = parameter_marks(self._owned) != self._at_start  # by the script, or by a step
+        if self._turns is None:
+            kept = not changed and not self._stepped_between
+        else:
+            kept = self._turns.roll_back() and (self._stepped_between or not changed)
+        if not kept or self._averaged:
             self._membership.has_full_state = False
+
+    def _keep_parameters(self) -> None:
+        """Keep the parameters of a recovered group on the host until the batch is concluded.
+
+        The script may change them after the step, for example to decay them.
+        """
+        self._kept = [(each, each.detach().to("cpu", copy=True)) for each in self._owned]
 
     # --- the end of an epoch
 
@@ -594,16 +638,20 @@ class StepView:
         """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
 
         Workers without samples in the batch contribute nothing. The list is empty outside of the
-        loop over the loader. If a member is lost meanwhile, the list has only this worker's `data`,
-        and the step is repeated or ends without the member. `data` must not be empty.
+        loop over the loader. If a member is lost meanwhile, or was lost earlier in the batch, the
+        list has only this worker's `data`, and the step is repeated or ends without the member.
+        `data` must not be empty.
         """
         batch, group = self.batch, self._membership.group
         if batch is None:
             return []
+        if self._executor.outcome is not StepOutcome.COMMITTED:
+            return [data]  # peers may be in another batch
         own = data if batch.count else b""
         try:
             found = group.gather_bytes(own, self._executor.cancelled)
-        except (BrokenGroupError, CancelledError):  # the next reduction fails too and recovers
+        except (BrokenGroupError, CancelledError) as error:
+            self._executor.collective_failed(error)
             found = [data]
         return [part for part in found if part]
 

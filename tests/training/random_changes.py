@@ -192,7 +192,6 @@ class StormyCrew(Crew):
         """Resume from the last durable point, since all holders of the state are lost."""
         self._kills = None
         self._die()
-        self._hear()
         points = [
             (step, ResumePoint(epoch=one.epoch, version=one.group))
             for one in (*self.reported(EpochReported), *self.reported(Suspended))

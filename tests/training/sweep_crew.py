@@ -107,11 +107,12 @@ class ForkedWorkers(Generic[W]):
         return found[-1] if found else None
 
     def until(self, there: Callable[[], bool], what: str) -> None:
-        """Hear the workers until something is `there`."""
+        """Hear the workers until something is `there`, with all that they reported before it."""
         deadline = time.monotonic() + self.limit_s
         while True:
             self._hear()
             if there():
+                self._hear()  # a worker may have reported and ended since the first call
                 return
             if failed := self._failures():
                 raise AssertionError(f"{failed[0]}\n{self.said()}")

@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.groups import LOOP, PLAIN, SIZE, Alone, alone, crew, furthest, script
+from tests.training.groups import (
+    LOOP,
+    PLAIN,
+    SIZE,
+    Alone,
+    NobodyIsFullError,
+    alone,
+    crew,
+    furthest,
+    script,
+)
 
 pytestmark = pytest.mark.slow
 MODEL = """
@@ -86,6 +96,82 @@ def test_losses_over_the_global_batch_are_those_of_one_process(
         assert [len(found) for found in job.digests().values()] == [1] * last
 
 
+# --- in a step: a collective after the reduction, whose step the others may have finished
+
+CLIPPED = f"""{STEP}\
+        part = agent.all_reduce(float(len(x))) / 12
+        for parameter in model.parameters():
+            parameter.grad.mul_(part)
+"""
+
+
+class Clipped(Alone):
+    """One process that changes its gradients by the size of the batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.optimizer.zero_grad()
+        found = self.model(self.inputs[ids])
+        nn.functional.mse_loss(found, self.targets[ids]).backward()  # type: ignore[no-untyped-call]
+        for parameter in self.model.parameters():
+            parameter.grad.mul_(len(ids) / 12)
+        self.optimizer.step()
+
+
+DECAYED = f"""{STEP}\
+        optimizer.step()
+        part = agent.all_reduce(float(len(x))) / 12
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 - 0.01 * part)
+"""
+
+
+class Decayed(Alone):
+    """One process that decays its parameters by the size of the batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        super().step(ids)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1 - 0.01 * len(ids) / 12)
+
+
+DECAYING = LOOP.replace(STEP + "        optimizer.step()\n", DECAYED)
+
+
+@pytest.mark.parametrize(
+    "fault", ["collect:rank=1:step=9:version=1=kill", "collected:rank=1:step=9:version=1=fail"]
+)
+def test_a_step_whose_gradients_cannot_be_changed_together_is_repeated(
+    tmp_path: Path, fault: str
+) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLIPPED)), faults=fault) as job:
+        last = job.through((4, 4, 4), "loss", 1)[-1].epoch
+
+        assert furthest(job.final(), alone(PLAIN, last, 12, SIZE, Clipped)) < 1e-9
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+def test_a_worker_that_cannot_change_its_new_parameters_goes_on_with_nothing(
+    tmp_path: Path,
+) -> None:
+    fault = "collected:rank=0:step=9:version=1=fail"
+    with crew(tmp_path, script(PLAIN, DECAYING), faults=fault) as job:
+        last = job.through((4, 4, 4), "loss", 1)[-1].epoch
+
+        assert [member.worker for member in job.group.members] == ["toy-1.v1.r1", "toy-1.v1.r2"]
+        assert furthest(job.final(), alone(PLAIN, last, 12, SIZE, Decayed)) < 1e-9
+
+
+def test_nobody_has_the_state_if_none_could_change_its_new_parameters(tmp_path: Path) -> None:
+    fault = "collect:rank=1:step=9:version=1=kill"
+    with (
+        crew(tmp_path, script(PLAIN, DECAYING), faults=fault) as job,
+        pytest.raises(NobodyIsFullError),
+    ):
+        job.through((4, 4, 4), "loss", 1)
+
+
 PASSES = STEP.replace("        nn", "        agent.all_gather(x)\n        nn")
 
 
@@ -144,4 +230,51 @@ def test_the_part_of_a_lost_worker_is_evaluated_by_the_others(tmp_path: Path) ->
         last = job.through((4, 4, 4), "loss", 2)[-1].epoch
 
         assert {word["counted"] for word in job.words()} == {SIZE}
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+BEHIND = "reduced:rank=0:step=6=fail"  # in the last step of an epoch
+DIES_FIRST = f"{BEHIND};collect:rank=1:step=7:version=1=kill"
+DIES_LATER = "collected:rank=0:step=7:version=1=fail"
+
+
+@pytest.mark.parametrize(
+    ("fault", "there"), [(DIES_FIRST, '""'), (DIES_LATER, KILL.replace("2 and", "0 and"))]
+)
+def test_an_evaluation_that_not_all_have_begun_is_divided_equally(
+    tmp_path: Path, fault: str, there: str
+) -> None:
+    source = script(PLAIN, EVALUATING.replace("FAULT", "import os; " + there))
+    with crew(tmp_path, source, faults=fault) as job:
+        last = job.through((4, 4, 4), "loss", 2)[-1].epoch
+
+        assert {word["counted"] for word in job.words()} == {SIZE}
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+SUMMED = """\
+    whole, own = agent.all_reduce(model(inputs.to(agent.device)).sum().detach()), agent.world_size
+    whole /= own
+    whole *= agent.all_reduce(1.0)
+    assert whole.device == agent.device
+    right = model(inputs.to(agent.device)).sum() * own
+    assert abs(float(whole - right)) < 1e-9, (epoch, float(whole), float(right))
+    if agent._membership"""
+SUMMING = LOOP.replace("    if agent._membership", SUMMED)
+
+
+def test_a_result_that_the_script_changed_is_given_to_others_unchanged(tmp_path: Path) -> None:
+    fault = "collected:rank=0:step=7=fail"
+    with crew(tmp_path, script(PLAIN, SUMMING), faults=fault) as job:
+        last = job.through((4, 4, 4), "loss", 2)[-1].epoch
+
+        assert [len(found) for found in job.digests().values()] == [1] * last
+
+
+def test_results_of_the_epoch_before_are_given_to_nobody(tmp_path: Path) -> None:
+    fault = "reduced:rank=1:step=3=fail"
+    with crew(tmp_path, script(PLAIN, SUMMING, size=12), faults=fault) as job:
+        last = job.through((4, 4, 4), "loss", 2)[-1].epoch
+
+        assert furthest(job.final(), alone(PLAIN, last, 12, 12)) < 1e-9
         assert [len(found) for found in job.digests().values()] == [1] * last

@@ -6,6 +6,7 @@ import pytest
 
 from tests.training import (
     test_diverging_workers,
+    test_dropped_steps,
     test_exact_or_refused,
     test_script_collectives,
     test_script_patterns,
@@ -15,6 +16,7 @@ from tests.training import (
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_slots")]
 MODULES = (
     test_diverging_workers,
+    test_dropped_steps,
     test_exact_or_refused,
     test_script_collectives,
     test_script_patterns,
