@@ -23,7 +23,7 @@ import structlog
 from nodeagent.environments import uv
 from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
-from schemas.errors import BadFieldError, SettingsError
+from schemas.errors import BadFieldError, SettingsError, install_hint
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 from schemas.relations import check_labels
@@ -131,7 +131,7 @@ def list_gpus() -> tuple[Gpu, ...]:
         import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
     except ImportError:
         if DRIVER.exists():
-            remedy = "in a checkout of ONES: pip install '.[gpu]'"
+            remedy = install_hint("gpu")
             driver_log.warning("GPU driver found, but pynvml is not installed", remedy=remedy)
         return ()
     try:
