@@ -68,6 +68,8 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
     ("policy", "policy:policy", CLUSTER, None,
      "Show which policy plans, or choose another one (admins)."),
     ("key", "operators:key", CLUSTER, None, "Manage keys and their rights (admins)."),
+    ("doctor", "doctor:doctor", CLUSTER, None,
+     "Check this host as a client, controller or node; each finding has a remedy."),
     ("admin", "admin:admin", CLUSTER, None,
      "Back up, restore, check and read the controller's journal, on its host."),
     ("sim", "sim:sim", SIMULATE, None, "Simulate policies."),
