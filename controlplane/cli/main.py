@@ -74,6 +74,7 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
      "Back up, restore, check and read the controller's journal, on its host."),
     ("sim", "sim:sim", SIMULATE, None, "Simulate policies."),
 )  # fmt: skip
+SAMPLE: Final = "Print a commented settings file or systemd unit; without NAME, list or write all."
 CHECK: Final = "Print every problem of a settings file on this host."
 
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
@@ -147,8 +148,11 @@ def build() -> App:
     node.command(operators.unreserve)
     node.command(operators.undrain)
     node.command(operators.forget)
-    settings = App(name="config", help="Check settings files.", group=CLUSTER)
+    settings = App(
+        name="config", help="Check settings files, and write samples of them.", group=CLUSTER
+    )
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
+    settings.command("controlplane.cli.admin:sample", name="sample", help=SAMPLE)
     for part in (node, settings):
         app.command(part)
     app.command(completion)
