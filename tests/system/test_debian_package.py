@@ -33,7 +33,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The package, and its second revision."""
     folder = tmp_path_factory.mktemp("packages")
     done = subprocess.run(
-        [ROOT / "bin" / "deb", folder], capture_output=True, text=True, check=False
+        [ROOT / "bin" / "deb", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COMPRESSION": "none"},
     )
     if "No module named" in done.stderr or "ensurepip" in done.stdout:
         pytest.skip("needs the package python3-venv")
