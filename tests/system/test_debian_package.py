@@ -106,8 +106,7 @@ def train(box: Box) -> None:
     fields = {"name": "toy", "script": "train.py", "batch_size": 20}
     box.write("/root/job/job.toml", toml(fields))
     home = ("env", "ONES_HOME=/etc/ones", "ones")
-    said = box.run(*home, "submit", "/root/job/job.toml", "--wait").stdout
-    assert "succeeded" in said, said
+    box.run(*home, "submit", "/root/job/job.toml", "--wait")  # fails unless the job succeeds
 
 
 def main_pids(box: Box) -> list[str]:
