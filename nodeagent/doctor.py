@@ -39,6 +39,7 @@ from schemas.host.findings import (
     error,
     ok,
     open_files,
+    refusal,
     settings_findings,
     space,
     versions,
@@ -75,7 +76,8 @@ def diagnose(path: Path, daemon: psutil.Process | None = None) -> Iterator[Findi
     python = python_of(settings)
     if shutil.which(python) is not None:
         yield from trial_findings(python, try_groups(python, settings.address, slots), slots)
-    yield from _controller(settings, path.parent)
+    if not any(problem.field in {"key", "controller.key"} for problem in problems):
+        yield _controller(settings, path.parent)
     for name in ("run", "work", "checkpoints"):
         folder = path.parent / getattr(settings, name)
         yield from space(name, folder, settings.disk_reserve_bytes)
@@ -185,19 +187,19 @@ def trial_findings(python: str, trial: Trial | str, slots: Sequence[SlotSpec]) -
             yield ok(backend, f"two processes formed a group and added numbers in {seconds} s")
 
 
-def _controller(settings: AgentSettings, home: Path) -> Iterator[Finding]:
-    """Check the node's keys, and whether a controller admits them."""
+def _controller(settings: AgentSettings, home: Path) -> Finding:
+    """Check whether the halves of the node's key fit, and whether a controller admits it."""
     controller = settings.controller
     try:
         keys = check_pair(home / (settings.key or f"keys/{settings.node}.key_secret"))
         server_key = load_public(home / controller.key)
-    except OnesError:
-        return  # among the findings about the settings, unless the pair does not fit
+    except OnesError as why:
+        return refusal("keys", why)
     answers = {
         host: handshake(address(host, controller.agents), server_key, keys)
         for host in controller.hosts
     }
-    yield admission(settings.node, answers, controller.agents)
+    return admission(settings.node, answers, controller.agents)
 
 
 def address(host: str, port: int) -> str:
