@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
-import uvloop
 from setproctitle import setproctitle
+
+from schemas.errors import MissingExtraError, OnesError, one_line_error
+
+try:
+    import uvloop
+except ModuleNotFoundError:
+    sys.stderr.write(f"{MissingExtraError('ones-agent', 'uvloop', 'agent')}\n")
+    sys.exit(2)
 
 from nodeagent import app
 from nodeagent.cgroups import find
@@ -26,7 +33,6 @@ from nodeagent.process_identity import open_process, session_members, signal_gro
 from nodeagent.settings import AgentSettings
 from nodeagent.settings_check import NAMELESS
 from nodeagent.zygotes import is_zygote
-from schemas.errors import OnesError, one_line_error
 from schemas.host.checks import check_file
 from schemas.host.logging import configure_logging
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ import structlog
 from nodeagent.environments import uv
 from nodeagent.settings import MIN_FENCE_S, AgentSettings
 from schemas import __version__
-from schemas.errors import BadFieldError, SettingsError
+from schemas.errors import BadFieldError, SettingsError, install_hint
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 from schemas.relations import check_labels
@@ -131,7 +131,7 @@ def list_gpus() -> tuple[Gpu, ...]:
         import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
     except ImportError:
         if DRIVER.exists():
-            remedy = "in a checkout of ONES: pip install '.[gpu]'"
+            remedy = install_hint("gpu")
             driver_log.warning("GPU driver found, but pynvml is not installed", remedy=remedy)
         return ()
     try:
@@ -149,6 +149,17 @@ def list_gpus() -> tuple[Gpu, ...]:
     if gpus and not any(gpu.uuid for gpu in gpus):
         raise _driver_error(f"none of its {len(gpus)} GPUs responds")
     return gpus
+
+
+def driver_version() -> str:
+    """Return the version of the GPU driver; pynvml has to be installed."""
+    import pynvml  # noqa: PLC0415 - an extra that only GPU hosts need
+
+    try:
+        pynvml.nvmlInit()
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return str(error)
 
 
 class DriverError(SettingsError):
@@ -208,9 +219,19 @@ def _text(value: str | bytes) -> str:
 
 
 HARDWARE_XIDS: Final = frozenset({48, 62, 64, 74, 79, 95, 109, 119, 120, 140})
+XID_LINE: Final = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>\d+)")
 UNCORRECTED, SINCE_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 XID_EVENTS: Final = 8  # nvmlEventTypeXidCriticalError
 GPU_REMEDY: Final = "drain the node, and reset the GPU or the host"
+
+
+def logged_xids(lines: Iterable[str]) -> dict[str, int]:
+    """Return the last hardware error of each GPU (PCI address) in lines of the kernel's log."""
+    found = (XID_LINE.search(line) for line in lines)
+    pairs = {
+        one["gpu"]: int(one["xid"]) for one in found if one and int(one["xid"]) in HARDWARE_XIDS
+    }
+    return dict(sorted(pairs.items()))
 
 
 class GpuCheck:

@@ -21,7 +21,7 @@ from typing import Final
 
 from nodeagent.errors import NodeStartError, StartError
 from nodeagent.owned_files import read_small
-from schemas.errors import OnesError
+from schemas.errors import OnesError, install_hint
 
 BUILD_LIMIT_S: Final = 900.0
 MAX_FILE_BYTES: Final = 1 << 20
@@ -51,7 +51,7 @@ def name_of(file: Path, python: str, *, user: str, snapshot: str, env: Mapping[s
     The digest of the working directory counts if the file refers to other files.
     """
     if uv() is None:
-        hint = "beside the agent, in a checkout of ONES: pip install '.[environments]'"
+        hint = f"beside the agent: {install_hint('environments')}"
         raise NodeStartError("uv, which builds the environments of jobs, is not installed", hint)
     try:
         text = read_small(file, MAX_FILE_BYTES)

@@ -22,7 +22,7 @@ PREFIX: Final = "ones-run-"
 ZYGOTES: Final = "zygotes"
 GROUPS_NEEDED: Final = (
     "set jobs.cgroup to a group that the agent may divide, such as that of "
-    "bin/systemd/ones-jobs.service, or remove the limit"
+    "ones-jobs.service, or remove the limit"
 )
 
 

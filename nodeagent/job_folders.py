@@ -33,7 +33,7 @@ from schemas.host.archives import (
     ArchiveTooLargeError,
     members,
     opened,
-    plain_filter,
+    unpack,
 )
 from schemas.host.files import require_regular
 from schemas.host.state_files import StateFile
@@ -88,7 +88,7 @@ def lay_out(
             with acting_as(owner):
                 with opened(file, bounds) as tar:
                     for member in members(tar, bounds):
-                        tar.extract(member, fresh, filter=plain_filter)
+                        unpack(tar, member, fresh)
                 manifest = json.dumps(dict(_laid_out(fresh)))
                 write_private(fresh / MARK, f"{digest}\n{manifest}\n".encode())
         remove_tree(folder)

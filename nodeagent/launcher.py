@@ -36,7 +36,7 @@ from nodeagent.containers import (
 )
 from nodeagent.environments import BuildError, build, last_lines
 from schemas.codec import ASSIGNMENT, SHELL_ORDER, TO_WORKER, encode
-from schemas.errors import OnesError
+from schemas.errors import OnesError, install_hint
 from schemas.host.fork_server import NO_SECRETS, framed, serve_forks
 from schemas.ids import index_of, is_place, node_of
 from schemas.transport.sockets import ThreadDealer
@@ -108,7 +108,7 @@ class Launcher:
         if code := subprocess.run(argv, env=environ, check=False).returncode:  # noqa: S603
             problem = f"image {spec.stated_image}: {last_lines(self._folder / 'log')}"
             if code != ENGINE_FAILED:
-                remedy = f"in a checkout of ONES: {python} -m pip install '.[train]'"
+                remedy = install_hint("train", python)
                 problem += f"; an elastic job needs torch and ONES in it, {remedy}"
             self._report(ScriptFailed, error=problem, where="")
             os._exit(1)

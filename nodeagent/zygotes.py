@@ -43,7 +43,7 @@ from nodeagent.process_identity import (
 )
 from nodeagent.settings import Jobs
 from schemas.codec import FROM_ZYGOTE
-from schemas.errors import MalformedMessageError, OnesError
+from schemas.errors import MalformedMessageError, OnesError, install_hint
 from schemas.host.files import open_regular
 from schemas.host.fork_server import NO_SECRETS, framed, read_frame
 from schemas.host.logging import Audit
@@ -220,8 +220,9 @@ def start_error(python: str, output: Path) -> StartError:
         os.close(descriptor)
     lines = text.strip().splitlines()
     text = lines[-1] if lines else "no output"
-    hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
-    return StartError(f"python {python!r} cannot run workers: {text}", hint)
+    return StartError(
+        f"python {python!r} cannot run workers: {text}", install_hint("train", python)
+    )
 
 
 class Peer(NamedTuple):

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
+from schemas import __version__
+
 TOO_MANY_FILES: Final = "Too many open files"  # message of the operating system and of ZeroMQ
 MORE_FILES_HINT: Final = (
     "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
@@ -34,6 +36,26 @@ class OnesError(Exception):
         self.message = message
         self.hint = hint
         self.field = field
+
+
+class MissingExtraError(OnesError):
+    """A package of an extra is not installed."""
+
+    code = "missing_extra"
+    needs_person = True
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs {package}", install_hint(extra))
+
+
+def install_hint(extra: str, python: str = "") -> str:
+    """Return the command that installs an extra of this release, for an interpreter.
+
+    A plain `ones-scheduler[EXTRA]` would ask a package index, where the project is not.
+    """
+    pip = f"{python} -m pip" if python else "pip"
+    wheel = f"ones_scheduler-{__version__}-py3-none-any.whl"
+    return f"{pip} install '{wheel}[{extra}]', or '.[{extra}]' in a checkout of ONES"
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -355,6 +357,38 @@ def check_settings(
     row = {"file": str(path), "kind": daemon, "problems": rows}
     say(common, row, *(lines or [valid]), quiet=lines)
     return Exit.USAGE if problems else Exit.OK
+
+
+SAMPLES: Final = resources.files("controlplane.cli") / "samples"
+
+
+def sample(
+    name: Annotated[
+        str, Parameter(help="controller, agent, client, or a unit such as ones-agent.service")
+    ] = "",
+    /,
+    *,
+    into: Annotated[Path | None, Parameter(help="folder for all files; none is replaced")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Print a commented settings file or systemd unit; without NAME, list or write all of them."""
+    files = {one.name: one for one in sorted(SAMPLES.iterdir(), key=lambda one: one.name)}
+    if into is None and not name:
+        say(common, [*files], *files, quiet=files)
+        return Exit.OK
+    if into is None:
+        chosen = name if name in files else f"{name}.toml"
+        if chosen not in files:
+            raise SettingsError(f"no sample {name!r}", f"choose one of {', '.join(files)}", "name")
+        sys.stdout.write(files[chosen].read_text(encoding="utf-8"))
+        return Exit.OK
+    if there := [str(into / one) for one in files if (into / one).exists()]:
+        raise SettingsError(f"{there[0]} exists", "choose another folder", "into")
+    into.mkdir(parents=True, exist_ok=True)
+    for one, file in files.items():
+        (into / one).write_bytes(file.read_bytes())
+    say(common, {"folder": str(into), "files": [*files]}, *files, quiet=files)
+    return Exit.OK
 
 
 def _kind_of(path: Path) -> str:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -25,7 +26,7 @@ from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.service.planner.policy_check import check_policy
-from schemas.errors import OnesError, SettingsError, UnreachableError
+from schemas.errors import MissingExtraError, OnesError, SettingsError, UnreachableError
 from schemas.host.files import pid_of
 from schemas.host.settings import read_toml
 from schemas.transport.keys import write_keys
@@ -106,6 +107,9 @@ def up(
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
             raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
+    for package in ("scipy", "uvloop"):  # the daemons would fail one after the other
+        if find_spec(package) is None:
+            raise MissingExtraError("a cluster on this host", package, "local")
     home = home_folder(dir_ or common.home).resolve()
     if policy is not None and not (home / "client.toml").exists():
         check_policy(policy, {})

@@ -26,7 +26,7 @@ from controlplane.cli.output import Exit, exit_code, print_error
 from controlplane.cli.terminal import harmless_stream
 from controlplane.client import Client
 from schemas import __version__
-from schemas.errors import OnesError, UnknownJobError
+from schemas.errors import MissingExtraError, OnesError, UnknownJobError
 
 SUGGESTION_TIMEOUT_S = 2.0  # for the request of job names for a suggestion
 GC_THRESHOLD = 100_000  # allocations between garbage collections; long tables are not garbage
@@ -68,10 +68,13 @@ LATER: Final = (  # commands that are imported when they run: drawing and comput
     ("policy", "policy:policy", CLUSTER, None,
      "Show which policy plans, or choose another one (admins)."),
     ("key", "operators:key", CLUSTER, None, "Manage keys and their rights (admins)."),
+    ("doctor", "doctor:doctor", CLUSTER, None,
+     "Check this host as a client, controller or node; each finding has a remedy."),
     ("admin", "admin:admin", CLUSTER, None,
      "Back up, restore, check and read the controller's journal, on its host."),
     ("sim", "sim:sim", SIMULATE, None, "Simulate policies."),
 )  # fmt: skip
+SAMPLE: Final = "Print a commented settings file or systemd unit; without NAME, list or write all."
 CHECK: Final = "Print every problem of a settings file on this host."
 
 SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
@@ -82,6 +85,12 @@ SYNONYMS: Final = {  # commands of other schedulers and tools, with ours
     "scale": "resize", "scancel": "cancel", "sinfo": "node list", "squeue": "ps",
     "start": "submit", "status": "ps", "stop": "cancel", "suspend": "pause", "up": "local up",
     "version": "--version", "watch": "top",
+}  # fmt: skip
+
+
+EXTRAS: Final = {  # of packages that only some commands import
+    "bokeh": "web", "jinja2": "web", "matplotlib": "sim", "numpy": "sim", "scipy": "sim",
+    "starlette": "web", "torch": "train", "uvicorn": "web",
 }  # fmt: skip
 
 
@@ -139,8 +148,11 @@ def build() -> App:
     node.command(operators.unreserve)
     node.command(operators.undrain)
     node.command(operators.forget)
-    settings = App(name="config", help="Check settings files.", group=CLUSTER)
+    settings = App(
+        name="config", help="Check settings files, and write samples of them.", group=CLUSTER
+    )
     settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
+    settings.command("controlplane.cli.admin:sample", name="sample", help=SAMPLE)
     for part in (node, settings):
         app.command(part)
     app.command(completion)
@@ -175,6 +187,11 @@ def main() -> None:
             error = _with_suggestion(error, _option_value(sys.argv[1:], "--home"))
         print_error(error, output)
         sys.exit(exit_code(error))
+    except ImportError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        print_error(missing, output)
+        sys.exit(exit_code(missing))
     except OverflowError:
         print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
@@ -185,6 +202,17 @@ def main() -> None:
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(code or Exit.OK)
+
+
+def missing_extra(error: ImportError) -> MissingExtraError | None:
+    """Return the error for a command whose packages are not installed; None: another cause."""
+    cause: BaseException | None = error
+    while isinstance(cause, ImportError):
+        package = (cause.name or "").partition(".")[0]
+        if isinstance(cause, ModuleNotFoundError) and package in EXTRAS:
+            return MissingExtraError("this command", package, EXTRAS[package])
+        cause = cause.__cause__
+    return None
 
 
 def usage_error(error: CycloptsError) -> UsageError:

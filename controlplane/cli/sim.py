@@ -40,7 +40,7 @@ from controlplane.sim.traces.foreign_traces import import_trace, layout_of
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.trace_csv import write_trace
 from controlplane.sim.traces.trace_layouts import Layout
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, install_hint
 from schemas.ids import Seconds
 from schemas.jobs import ENDED
 
@@ -295,8 +295,9 @@ def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> None:
     try:
         from controlplane.sim.models.recorded_curves import record  # noqa: PLC0415 - not always there
     except ImportError:
-        hint = "in a checkout of ONES: pip install '.[examples]'"
-        raise ResultsError("recording curves needs scikit-learn", hint) from None
+        raise ResultsError(
+            "recording curves needs scikit-learn", install_hint("examples")
+        ) from None
     wanted = [name.strip() for name in families.split(",") if name.strip()]
     today = datetime.now(tz=UTC).date().isoformat()
     recorded = record(seed, today, wanted, lambda name: sys.stderr.write(f"trained {name}\n"))

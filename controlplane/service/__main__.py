@@ -10,14 +10,20 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-import uvloop
 from setproctitle import setproctitle
+
+from schemas.errors import MissingExtraError, OnesError, one_line_error
+
+try:
+    import uvloop
+except ModuleNotFoundError:
+    sys.stderr.write(f"{MissingExtraError('ones-controller', 'uvloop', 'controller')}\n")
+    sys.exit(2)
 
 from controlplane.service import app
 from controlplane.service.standby.active import LeaseLostError
 from controlplane.service.standby.election import restart
 from controlplane.service.standby.follower import OtherReleaseError
-from schemas.errors import OnesError, one_line_error
 from schemas.host.logging import configure_logging
 
 NEW_OBJECTS: Final = 20_000  # per garbage collection; 700 would cost a tenth of all CPU time

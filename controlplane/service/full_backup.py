@@ -29,7 +29,7 @@ from controlplane.journal.replay import recover
 from controlplane.service import keys
 from controlplane.service.settings import ControllerSettings, load
 from schemas.errors import SettingsError
-from schemas.host.archives import plain_filter
+from schemas.host.archives import unpack
 from schemas.host.state_files import sync_folder
 
 MANIFEST: Final = "backup.json"
@@ -159,7 +159,8 @@ def restore_all(file: Path, home: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=home, prefix=".restore-") as folder:
             copies = Path(folder)
             with tarfile.open(file) as tar:
-                tar.extractall(copies, filter=plain_filter)  # noqa: S202 - files inside only
+                for member in tar:
+                    unpack(tar, member, copies)
             return _place(copies, home)
     except (tarfile.TarError, msgspec.MsgspecError, KeyError) as error:
         raise SettingsError(f"{file}: {error}", NO_BACKUP, "file") from None

@@ -193,6 +193,22 @@ def load_keys(path: Path) -> KeyPair:
     return KeyPair(public, secret)
 
 
+def check_pair(path: Path) -> KeyPair:
+    """Return the pair in a `.key_secret` file whose halves, and whose `.key` file, fit together.
+
+    Raises:
+        SettingsError: if they do not, or `load_keys` refuses the file.
+    """
+    pair = load_keys(path)
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise SettingsError(f"{path}: its halves are not a pair", "copy the file again")
+    public = path.with_suffix(".key")
+    if public != path and public.exists() and load_public(public) != pair.public:
+        what = f"{public} is not the public half of {path}"
+        raise SettingsError(what, "copy both files again")
+    return pair
+
+
 def load_public(path: Path) -> bytes:
     """Return the public key (40 bytes, Z85) in a `.key` or `.key_secret` file.
 

@@ -17,6 +17,7 @@ import pytest
 import zmq
 import zmq.auth
 
+from schemas.errors import install_hint
 from tests.support.cluster import TOY, Cluster, await_gone
 from tests.support.sizes import examples
 
@@ -183,9 +184,7 @@ def test_an_interpreter_without_torch_is_named(cluster: Cluster, tmp_path: Path)
     cluster.wait(absent)
 
     assert f"python '{python}' cannot run workers" in cluster.show(bare)["reason"]
-    assert (
-        f"in a checkout of ONES: {python} -m pip install '.[train]'" in cluster.show(bare)["reason"]
-    )
+    assert install_hint("train", python) in cluster.show(bare)["reason"]
     assert "No such file or directory" in cluster.show(absent)["reason"]
 
 

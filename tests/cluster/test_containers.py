@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from schemas.errors import install_hint
 from tests.support.cluster import (
     Cluster,
     assert_nothing_lost,
@@ -239,6 +240,6 @@ def test_an_image_without_torch_is_the_reason(trains: Cluster) -> None:
     trains.wait(job)
 
     needs = "an elastic job needs torch and ONES in it"
-    remedy = "in a checkout of ONES: python3 -m pip install '.[train]'"
+    remedy = install_hint("train", "python3")
     reason = f"image {IMAGE}: no module 'torch'; {needs}, {remedy} (exit code 1)"
     assert trains.show(job)["reason"] == reason

@@ -13,7 +13,7 @@ from tests.support.documented import FENCE, PAGES, ROOT
 LINK: Final = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING: Final = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 ANCHOR: Final = re.compile(r'<a id="([^"]+)">')
-UNITS: Final = sorted((ROOT / "bin" / "systemd").glob("ones-*.*"))
+UNITS: Final = sorted((ROOT / "controlplane" / "cli" / "samples").glob("ones-*.*"))
 
 
 def prose(page: Path) -> str:

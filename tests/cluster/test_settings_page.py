@@ -1,4 +1,4 @@
-"""The complete files of docs/operations/settings.md: each setting is there, with its default or an example."""
+"""The files of `ones config sample`, which docs/operations/settings.md shows: each setting is there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from controlplane.cli.admin import SAMPLES, sample
+from controlplane.client.connection import find_home
 from controlplane.service import settings as controller
 from nodeagent import settings as agent
+from schemas.errors import SettingsError
 from tests.support.documented import FENCE, ROOT
 
-PAGE: Final = (ROOT / "docs" / "operations" / "settings.md").read_text(encoding="utf-8")
-FILES: Final = [block for language, block in FENCE.findall(PAGE) if language == "toml"]
+PAGES: Final = ROOT / "docs" / "operations"
+FILES: Final = [(SAMPLES / f"{name}.toml").read_text("utf-8") for name in ("controller", "agent")]
 CONTROLLER: Final = pytest.param(
     FILES[0], controller, controller.ControllerSettings(), id="controller.toml"
 )
@@ -50,6 +53,47 @@ def values(settings: msgspec.Struct, above: str = "") -> dict[str, object]:
 def holds(table: dict[str, Any], name: str) -> bool:
     """True if a table of TOML has a key of this dotted name."""
     return reduce(lambda inner, key: inner.get(key, {}), name.split("."), table) != {}
+
+
+@pytest.mark.parametrize(("page", "names"), [
+    ("settings.md", ["controller", "agent"]),
+    ("install.md", ["client"]),
+])  # fmt: skip
+def test_a_page_shows_the_samples_without_their_heads(page: str, names: list[str]) -> None:
+    blocks = FENCE.findall((PAGES / page).read_text(encoding="utf-8"))
+    samples = [(SAMPLES / f"{name}.toml").read_text("utf-8") for name in names]
+
+    assert [block for language, block in blocks if language == "toml"] == [
+        text.partition("\n\n")[2] for text in samples
+    ]
+
+
+def test_a_client_reads_the_sample(tmp_path: Path) -> None:
+    sample(into=tmp_path)
+
+    home = find_home(tmp_path)
+
+    assert (home.endpoint, home.key) == ("tcp://10.0.0.1:7702", tmp_path / "keys/alice.key_secret")
+
+
+def test_samples_are_printed_or_written_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample("agent")
+    printed = capsys.readouterr().out
+    sample("ones-agent.service")
+    unit = capsys.readouterr().out
+    sample()
+
+    assert printed == FILES[1]
+    assert "ExecStart=" in unit
+    assert "ones-agent.service" in capsys.readouterr().out.splitlines()
+    sample(into=tmp_path / "new")
+    assert (tmp_path / "new" / "agent.toml").read_text() == printed
+    with pytest.raises(SettingsError, match="exists"):
+        sample(into=tmp_path / "new")
+    with pytest.raises(SettingsError, match="no sample 'nothing'"):
+        sample("nothing")
 
 
 @pytest.mark.parametrize(("text", "module", "defaults"), [CONTROLLER, AGENT])

@@ -20,6 +20,7 @@ from zmq.utils import z85
 from schemas.codec import MAX_BYTES
 from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport import connection_limits, sockets
+from schemas.transport import handshake as handshakes
 from schemas.transport.keys import (
     Identity,
     KeyPair,
@@ -114,6 +115,27 @@ def socket_path() -> Iterator[Path]:
     folder = Path(mkdtemp(prefix="ones-link-"))  # tmp_path may be too long for AF_UNIX
     yield folder / "agent.sock"
     shutil.rmtree(folder)
+
+
+# --- the handshake alone
+
+
+async def test_a_handshake_tells_why_a_key_is_not_admitted(
+    setup: Setup,
+) -> None:
+    keys, server = setup.keys, setup.server_key
+    router, closed = setup.bind(), free_address()
+
+    async def outcome(name: str, address: str, server_key: bytes, limit_s: float = BOUND_S) -> str:
+        return await asyncio.to_thread(
+            handshakes.handshake, address, server_key, keys[name], limit_s=limit_s
+        )
+
+    assert await outcome("node", setup.address, server) == ""
+    assert await outcome("stranger", setup.address, server) == handshakes.REFUSED
+    assert await outcome("node", setup.address, keys["ada"].public, 0.5) == handshakes.OTHER
+    assert await outcome("node", closed, server, 0.2) == handshakes.CLOSED
+    assert not await router._socket.poll(0)  # nothing was sent
 
 
 # --- identities

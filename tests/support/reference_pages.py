@@ -52,7 +52,7 @@ COMMANDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # title and comm
     "commands-cluster": ("Commands: sharing, policy and events", (
         "events", "usage", "quota", "project", "scheduling", "policy",
     )),
-    "commands-admin": ("Commands: keys, journal and settings", ("key", "admin", "config")),
+    "commands-admin": ("Commands: keys, journal and settings", ("key", "admin", "config", "doctor")),
     "commands-simulator": ("Commands: simulator", ("sim",)),
 }  # fmt: skip
 EXPLAINED: Final = {  # page of a policy, if it is not that of its options

@@ -30,12 +30,13 @@ PACKAGES = ("schemas", "controlplane", "nodeagent", "elastic", "bin", "docs", "R
 
 
 class Box:
-    """One booted container without network but loopback; the software is in /opt/ones."""
+    """One booted container without network but loopback; the software is in `prefix`."""
 
-    def __init__(self, base: Path, name: str) -> None:
+    def __init__(self, base: Path, name: str, prefix: str = "/opt/ones") -> None:
         self.base = base
         self.root = base / "root"
         self.name = name
+        self.prefix = prefix
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._leader = 0
         bounding = [tree.base for tree in find() if not tree.unified]
@@ -75,7 +76,7 @@ class Box:
         (self.root / "etc/machine-id").write_text(uuid.uuid4().hex + "\n")
         for wants in self.root.glob("etc/systemd/system/*.wants/*.service"):
             wants.unlink()
-        target = self.root / "opt/ones"
+        target = self.root / self.prefix.lstrip("/")
         target.mkdir(parents=True)
         for name in PACKAGES:
             source = ROOT / name
@@ -86,20 +87,22 @@ class Box:
         prefix = Path(sys.base_prefix)
         shutil.copytree(prefix, target / "python", symlinks=True, ignore=_no_packages)
         own = target / "python/bin" / python.name
-        _run("chroot", str(self.root), f"/opt/ones/python/bin/{own.name}", "-m", "venv",
-             "--without-pip", "/opt/ones/.venv")  # fmt: skip
+        _run("chroot", str(self.root), f"{self.prefix}/python/bin/{own.name}", "-m", "venv",
+             "--without-pip", f"{self.prefix}/.venv")  # fmt: skip
         packages = Path(sysconfig.get_path("purelib"))
         inside = target / f".venv/lib/{packages.parent.name}/site-packages"
         self._lay(packages, "packages", inside)
         for editable in inside.glob("*ones*.pth"):
-            editable.write_text("/opt/ones\n")
+            editable.write_text(f"{self.prefix}\n")
         for program, module in (
             ("ones", "controlplane.cli.main"),
             ("ones-controller", "controlplane.service.__main__"),
             ("ones-agent", "nodeagent.__main__"),
         ):
             script = target / ".venv/bin" / program
-            script.write_text(f"#!/opt/ones/.venv/bin/python\nfrom {module} import main\nmain()\n")
+            script.write_text(
+                f"#!{self.prefix}/.venv/bin/python\nfrom {module} import main\nmain()\n"
+            )
             script.chmod(0o755)
 
     def _boot(self) -> None:

@@ -17,7 +17,7 @@ from nodeagent.cgroups import MEMORY, find
 from tests.support.cluster import TOY, toml
 from tests.system.box import Box
 
-UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("ones-*.*"))
+UNITS = sorted((Path(__file__).parents[2] / "controlplane" / "cli" / "samples").glob("ones-*.*"))
 LIMIT_S = 120.0
 
 

@@ -18,7 +18,7 @@ from controlplane.client.files import replacement
 from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
 from controlplane.client.sweeps.sweep import format_values
 from controlplane.sim.analysis.plot_style import new_figure, save
-from schemas.errors import BadFieldError, SettingsError
+from schemas.errors import BadFieldError, SettingsError, install_hint
 from schemas.wire.client import SweepDetail, TrialInfo
 
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - seldom needed, not always there
     except ImportError:
-        hint = "in a checkout of ONES: pip install '.[tensorboard]'"
-        raise SettingsError("--tensorboard needs tensorboardX", hint, "tensorboard") from None
+        raise SettingsError(
+            "--tensorboard needs tensorboardX", install_hint("tensorboard"), "tensorboard"
+        ) from None
     count = 0
     try:
         for trial in detail.trials:

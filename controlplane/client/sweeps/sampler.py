@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from controlplane.sweeps.configurations import conditions_first, stream
-from schemas.errors import SettingsError
+from schemas.errors import SettingsError, install_hint
 from schemas.sweeps import Parameter, Space, Value
 from schemas.wire.client import SweepDetail, TrialInfo
 
@@ -47,8 +47,7 @@ def _optuna() -> Any:
     try:
         import optuna  # noqa: PLC0415 - slow to import, and optional
     except ImportError:
-        hint = "in a checkout of ONES: pip install '.[optuna]'"
-        raise SettingsError("samplers need Optuna", hint, "sampler") from None
+        raise SettingsError("samplers need Optuna", install_hint("optuna"), "sampler") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record
-from schemas.errors import SettingsError
+from schemas.errors import SettingsError, install_hint
 from schemas.host.files import replace_file
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 1.0  # for one request
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-EXTRA: Final = "pip install '.[standby]' in the checkout"
 
 
 def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
@@ -44,7 +43,9 @@ def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
         if scheme == "etcd":
             return EtcdLease([f"http://{host}" for host in rest.strip("/").split(",")], cluster)
     except ImportError as error:
-        raise SettingsError(f"standby.lease: {error}", EXTRA, "standby.lease") from None
+        raise SettingsError(
+            f"standby.lease: {error}", install_hint("standby"), "standby.lease"
+        ) from None
     if separator:
         what = f"standby.lease: unknown scheme {scheme}://"
         raise SettingsError(what, "use postgresql://, etcd:// or a path", "standby.lease")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
+from schemas.errors import install_hint
 from schemas.ids import SlotId, node_of
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional dependency
     except ImportError:
-        hint = "in a checkout of ONES: pip install '.[sim]'"
-        raise ResultsError("figures need matplotlib", hint) from None
+        raise ResultsError("figures need matplotlib", install_hint("sim")) from None
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 

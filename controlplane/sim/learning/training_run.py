@@ -20,6 +20,7 @@ from controlplane.policy.learned.model_file import ModelCard, encode_model
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
 from controlplane.sim.cluster import TrainingError
 from controlplane.sim.models.recording import write_whole
+from schemas.errors import install_hint
 
 if TYPE_CHECKING:
     from controlplane.sim.learning.actor_critic import ActorCriticTrainer
@@ -222,8 +223,7 @@ def make_trainer(policy: str, seed: int) -> ActorCriticTrainer:
     try:
         importlib.import_module("torch")
     except ImportError:
-        hint = "in a checkout of ONES: pip install '.[train]'"
-        raise TrainingError("training a policy needs torch", hint) from None
+        raise TrainingError("training a policy needs torch", install_hint("train")) from None
     module, _, name = ENVIRONMENTS[policy].partition(":")
     environment = getattr(importlib.import_module(module), name)(seed)
     return cast("ActorCriticTrainer", _actor_critic().ActorCriticTrainer(environment, seed))

@@ -11,6 +11,7 @@ import pytest
 from nodeagent import environments
 from nodeagent.environments import name_of
 from nodeagent.errors import NodeStartError, StartError
+from schemas.errors import install_hint
 
 
 @pytest.fixture(autouse=True)
@@ -69,4 +70,4 @@ def test_a_node_without_uv_says_how_to_install_it(
     with pytest.raises(NodeStartError) as refused:
         name(tmp_path, PLAIN)
 
-    assert refused.value.hint.endswith("pip install '.[environments]'")
+    assert refused.value.hint == f"beside the agent: {install_hint('environments')}"

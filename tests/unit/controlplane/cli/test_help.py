@@ -39,7 +39,7 @@ def test_help_is_in_groups_in_the_order_of_first_use(capsys: pytest.CaptureFixtu
             "release", "rerun", "resize", "resume", "samples", "shell", "show", "sweep", "timeline", "trace",
             "wait",
         ],
-        "Cluster": ["admin", "cluster", "config", "events", "key", "node", "policy", "project", "quota", "scheduling", "usage"],
+        "Cluster": ["admin", "cluster", "config", "doctor", "events", "key", "node", "policy", "project", "quota", "scheduling", "usage"],
         "Simulate": ["sim"],
         "More": ["completion"],
     }  # fmt: skip

@@ -28,6 +28,7 @@ from controlplane.client.allocations import (
 )
 from controlplane.sim.analysis.plot_style import is_dark
 from controlplane.sim.cluster import ResultsError
+from schemas.errors import install_hint
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, S0, S1, T0, A, B, C, news
@@ -297,7 +298,7 @@ def test_errors_of_a_png_name_the_remedy(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ResultsError) as caught:
         png((), (), tmp_path / "t.png", "slots")
-    remedy = "in a checkout of ONES: pip install '.[sim]'"
+    remedy = install_hint("sim")
     assert str(caught.value) == f"figures need matplotlib; {remedy}"
 
 

@@ -258,7 +258,7 @@ def test_a_metric_with_mode_min_becomes_small() -> None:
 def test_without_optuna_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
 
-    with pytest.raises(SettingsError, match=r"samplers need Optuna; .* pip install '.\[optuna\]'"):
+    with pytest.raises(SettingsError, match=r"samplers need Optuna; pip install '.*\[optuna\]'"):
         suggested(tried(2))
 
 

@@ -124,7 +124,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused(
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    problem = r"figures need matplotlib; in a checkout of ONES: pip install '.\[sim\]'"
+    problem = r"figures need matplotlib; pip install 'ones_scheduler-.*\[sim\]'"
     with pytest.raises(ResultsError, match=problem):
         plots.averages([times("ones", 1.0)], tmp_path / "f.svg")
 

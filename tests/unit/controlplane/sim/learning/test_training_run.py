@@ -143,7 +143,7 @@ def test_an_untrained_policy_and_a_missing_torch_are_refused(
         make_trainer("fifo", 0)
     assert make_trainer("drl", 0).iterations == 60
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(TrainingError, match=r"training a policy needs torch; in a checkout"):
+    with pytest.raises(TrainingError, match=r"training a policy needs torch; pip install"):
         make_trainer("drl", 0)
 
 
