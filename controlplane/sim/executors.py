@@ -7,11 +7,14 @@ it may run several in its threads and, under Dask, may not use `multiprocessing`
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -22,6 +25,9 @@ from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import Submit, message_of
 from schemas import __version__
 
+REACH_S: Final = 5.0  # longest wait for a connection
+WATCH_S: Final = 5.0  # between two looks at a cluster
+GONE_S: Final = 30.0  # after which a cluster is gone
 ExecutorName = Literal["local", "ray", "dask"]
 
 
@@ -50,21 +56,53 @@ def executor(name: ExecutorName) -> Iterator[Submit | None]:
 def _ray(on_worker: Callable[[str, bytes], bytes]) -> Iterator[Submit]:
     import ray  # noqa: PLC0415 - optional dependency
 
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
+        if ":" in address and "://" not in address:
+            _reach(address)  # Ray tries for five minutes
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         hint = "set RAY_ADDRESS, or start one here: ray start --head"
         raise ResultsError(f"no Ray cluster: {_first_line(error)}", hint) from None
+    sent: set[Future[bytes]] = set()
+    over = threading.Event()
+    task = ray.remote(on_worker)
+    watch = partial(_watch, ray.get_runtime_context().gcs_address, sent, over)
+    threading.Thread(target=watch, daemon=True).start()
+
+    def submit(job: bytes) -> Future[bytes]:
+        future: Future[bytes] = task.remote(__version__, job).future()
+        sent.add(future)
+        future.add_done_callback(sent.discard)
+        return future
+
     try:
-        task = ray.remote(on_worker)
-
-        def submit(job: bytes) -> Future[bytes]:
-            future: Future[bytes] = task.remote(__version__, job).future()
-            return future
-
         yield submit
     finally:
+        over.set()
         ray.shutdown()
+
+
+def _watch(address: str, sent: set[Future[bytes]], over: threading.Event) -> None:
+    """End all futures when the cluster is gone; Ray would end this process, after 60 s."""
+    seen = time.monotonic()
+    while not over.wait(WATCH_S):
+        try:
+            _reach(address)
+            seen = time.monotonic()
+        except OSError:
+            if time.monotonic() - seen > GONE_S:
+                break
+    for future in [] if over.is_set() else list(sent):
+        future.set_exception(ConnectionError(f"the Ray cluster at {address} is gone"))
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except OSError as error:
+        raise ConnectionError(f"{address}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
@@ -81,6 +119,7 @@ def _dask(on_worker: Callable[[str, bytes], bytes]) -> Iterator[Submit]:
     except (OSError, ValueError) as error:
         hint = "correct DASK_SCHEDULER_ADDRESS, or start it: dask scheduler"
         raise ResultsError(f"no Dask scheduler: {_first_line(error)}", hint) from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # failures have their own message
     with client:
         yield partial(client.get_executor(pure=False).submit, on_worker, __version__)
 

@@ -349,12 +349,14 @@ class _Experiment:
         while todo or sent:
             while todo and len(sent) < at_once:
                 cell = todo.pop(0)
-                sent[submit(pickle.dumps((simulate, cell)))] = cell
+                sent[_sent(submit, simulate, cell)] = cell
             for future in futures.wait(sent, return_when=futures.FIRST_COMPLETED).done:
                 cell = sent.pop(future)
                 try:
                     message = future.result()
-                except (Exception, futures.CancelledError) as error:  # noqa: BLE001 - of any cluster
+                except futures.CancelledError:
+                    message = ERROR_PREFIX + b"the scheduler of the cluster is gone"
+                except Exception as error:  # noqa: BLE001 - of any cluster
                     message = ERROR_PREFIX + one_line_error(error).encode(errors="replace")
                 if message.startswith(UNFIT_PREFIX):
                     raise _UnfitWorkerError(message[len(UNFIT_PREFIX) :].decode())
@@ -411,6 +413,15 @@ class _Experiment:
     ) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
         self.on_progress(ExperimentProgress(*counts, cell=cell, result=result))
+
+
+def _sent(submit: Submit, simulate: Simulate, cell: Cell) -> futures.Future[bytes]:
+    try:
+        return submit(pickle.dumps((simulate, cell)))
+    except Exception as error:  # noqa: BLE001 - the cluster is gone
+        failed: futures.Future[bytes] = futures.Future()
+        failed.set_exception(error)
+        return failed
 
 
 @contextlib.contextmanager
