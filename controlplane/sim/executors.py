@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
@@ -24,8 +23,8 @@ from typing import Final, Literal
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import Submit, message_of
 from schemas import __version__
+from schemas.host.reachable import reach
 
-REACH_S: Final = 5.0  # longest wait for a connection
 WATCH_S: Final = 5.0  # between two looks at a cluster
 GONE_S: Final = 30.0  # after which a cluster is gone
 ExecutorName = Literal["local", "ray", "dask"]
@@ -59,7 +58,7 @@ def _ray(on_worker: Callable[[str, bytes], bytes]) -> Iterator[Submit]:
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         if ":" in address and "://" not in address:
-            _reach(address)  # Ray tries for five minutes
+            reach(address)  # Ray tries for five minutes
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         hint = "set RAY_ADDRESS, or start one here: ray start --head"
@@ -88,21 +87,13 @@ def _watch(address: str, sent: set[Future[bytes]], over: threading.Event) -> Non
     seen = time.monotonic()
     while not over.wait(WATCH_S):
         try:
-            _reach(address)
+            reach(address)
             seen = time.monotonic()
         except OSError:
             if time.monotonic() - seen > GONE_S:
                 break
     for future in [] if over.is_set() else list(sent):
         future.set_exception(ConnectionError(f"the Ray cluster at {address} is gone"))
-
-
-def _reach(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except OSError as error:
-        raise ConnectionError(f"{address}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
@@ -119,7 +110,8 @@ def _dask(on_worker: Callable[[str, bytes], bytes]) -> Iterator[Submit]:
     except (OSError, ValueError) as error:
         hint = "correct DASK_SCHEDULER_ADDRESS, or start it: dask scheduler"
         raise ResultsError(f"no Dask scheduler: {_first_line(error)}", hint) from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # failures have their own message
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures have their own message
     with client:
         yield partial(client.get_executor(pure=False).submit, on_worker, __version__)
 
