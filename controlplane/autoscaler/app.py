@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,6 +18,7 @@ from controlplane.autoscaler import settings as settings_
 from controlplane.autoscaler.decision import (
     Action,
     Allocation,
+    Bounds,
     Drain,
     Forget,
     Memory,
@@ -25,6 +27,7 @@ from controlplane.autoscaler.decision import (
     Undrain,
     decide,
 )
+from controlplane.autoscaler.ray import Ray
 from controlplane.autoscaler.slurm import Slurm
 from controlplane.client import Client
 from schemas.errors import OnesError
@@ -41,6 +44,10 @@ class Engine(Protocol):
 
     prefix: str  # the nodes are named PREFIX-MACHINE
 
+    @property
+    def most(self) -> int | None:
+        """Number of machines that there are, at the latest report; None: unknown."""
+
     async def allocations(self) -> list[Allocation]:
         """Return the machines and requests of this cluster, oldest first."""
 
@@ -49,6 +56,15 @@ class Engine(Protocol):
 
     async def release(self, allocation: str) -> None:
         """Return a machine, after TERM to its agent, or withdraw its request."""
+
+    async def controller_host(self) -> str:
+        """Return the address of the engine's controller, by which this host's own is found."""
+
+    async def on_term_s(self) -> float:
+        """Return the seconds that jobs have to leave a machine after TERM to its agent."""
+
+    async def aclose(self) -> None:
+        """Disconnect from the engine."""
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -80,6 +96,7 @@ class Autoscaler:
         self._settings = settings
         self._home = home
         self._engine = engine
+        self._bounds = settings.bounds
         self._memory = Memory()
         self._note = ""
         self._allocations: list[Allocation] = []
@@ -105,9 +122,8 @@ class Autoscaler:
         now = time.time()
         prefix = f"{self._engine.prefix}-"
         mine = {str(one.node): one for one in nodes if one.node.startswith(prefix)}
-        outcome = decide(
-            self._allocations, mine, jobs, self._settings.bounds, self._memory, now=now
-        )
+        self._bounds = _within(self._settings.bounds, self._engine.most)
+        outcome = decide(self._allocations, mine, jobs, self._bounds, self._memory, now=now)
         self._memory, self._note = outcome.memory, outcome.note
         for action in outcome.actions:
             log.info(type(action).__name__.lower(), target=_target(action), why=action.why)
@@ -133,8 +149,8 @@ class Autoscaler:
 
     def _write_status(self, problem: str) -> None:
         status = Status(
-            time=time.time(), engine=self._settings.engine, min_nodes=self._settings.min_nodes,
-            max_nodes=self._settings.max_nodes, problem=problem, note=self._note,
+            time=time.time(), engine=self._settings.engine, min_nodes=self._bounds.min_nodes,
+            max_nodes=self._bounds.max_nodes, problem=problem, note=self._note,
             allocations=tuple(self._allocations), decisions=tuple(self._decisions),
         )  # fmt: skip
         try:
@@ -155,7 +171,15 @@ def _target(action: Action) -> str:
 
 def engine_of(settings: settings_.AutoscalerSettings, home: Path) -> Engine:
     """Return the engine that the settings name."""
-    return Slurm(settings, home)
+    return Ray(settings, home) if settings.engine == "ray" else Slurm(settings, home)
+
+
+def _within(bounds: Bounds, most: int | None) -> Bounds:
+    """Return the bounds for an engine that has `most` machines."""
+    if most is None:
+        return bounds
+    limits = min(bounds.min_nodes, most), min(bounds.max_nodes, most)
+    return replace(bounds, min_nodes=limits[0], max_nodes=limits[1])
 
 
 async def run(path: Path) -> None:
@@ -170,10 +194,12 @@ async def run(path: Path) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    work = asyncio.create_task(Autoscaler(settings, home, engine_of(settings, home)).run())
+    engine = engine_of(settings, home)
+    work = asyncio.create_task(Autoscaler(settings, home, engine).run())
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if work in done:
         work.result()
     work.cancel()
     await asyncio.wait({work})
+    await engine.aclose()

@@ -27,12 +27,19 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()  # further options of sbatch, such as "--account=vision"
 
 
+class Ray(msgspec.Struct, frozen=True, kw_only=True):
+    """The Ray cluster whose nodes run agents."""
+
+    address: str = "auto"  # HOST:PORT of its head; auto: the cluster that this host belongs to
+    notice_s: Seconds = 120.0  # that jobs have to leave a node which is returned
+
+
 class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of autoscaler.toml. Relative paths start at the file's folder."""
 
     EXAMPLES: ClassVar = {"name": '"ones-3fa2"', "python": '"/opt/ones/bin/python"'}
 
-    engine: Literal["slurm"]
+    engine: Literal["slurm", "ray"]
     name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9-]{1,40}$")]  # of its jobs at the engine
     python: str  # interpreter of the agents; its path is the same on all machines
     min_nodes: Count
@@ -43,6 +50,7 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: Annotated[float, msgspec.Meta(ge=0.5, le=60)] = 5.0  # between two decisions
     pid_file: str = ""
     slurm: Slurm = Slurm()
+    ray: Ray = Ray()
 
     @property
     def bounds(self) -> Bounds:

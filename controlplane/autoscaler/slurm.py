@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from controlplane.autoscaler.decision import Allocation
+from controlplane.autoscaler.machine_script import machine_script
 from controlplane.autoscaler.settings import AutoscalerSettings
 from schemas.errors import OnesError
 
@@ -22,32 +22,20 @@ LISTED: Final = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
 CALL_S: Final = 30.0  # limit of one command of Slurm; without munge they hang
 LEAVING: Final = ("drain", "fail", "maint", "down")  # beginnings of the states of such machines
 KILL_WAIT: Final = "KillWait"
+NOTICE_MARGIN_S: Final = 5.0  # between an agent's own deadline and Slurm's KILL
 DEFAULT_KILL_WAIT_S: Final = 30.0
-SCRIPT: Final = """\
+HEAD: Final = """\
 #!/bin/bash
 # Agent of one machine. Slurm starts this script, and `ones cluster up` submitted it.
 #   TERM (scancel, requeue, end of the job): jobs move away or are saved, then the agent ends.
 #   USR1 ({notice_s:.0f} s before the time limit): the same, with more time.
-umask 077
-node={prefix}-$SLURMD_NODENAME
-run=${{TMPDIR:-/tmp}}/{name}-$UID-$SLURMD_NODENAME  # short, for the paths of Unix sockets
-mkdir -p "$run" && [ -O "$run" ] || {{ echo "$run belongs to another user" >&2; exit 1; }}
+machine=$SLURMD_NODENAME slots={slots} cores=$SLURM_CPUS_ON_NODE
 address=$(scontrol show node "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*')
-export ONES__NODE=$node ONES__RUN=$run/run ONES__WORK={home}/state/work/$node
-export ONES__ADDRESS=${{address#*=}} ONES__KEY=$run/keys/$node.key_secret
-export ONES__SLOTS={slots} ONES__CORES=$SLURM_CPUS_ON_NODE
-export ONES__NOTICE__FILE=$run/end-of-time-limit ONES__CONTROLLER__KEY=$run/keys/server.key
-agent=({python} -P -m nodeagent --config {home}/autoscaler-agent.toml)
-"${{agent[@]}}" --end-workers > "$run/ended" 2>&1  # of an earlier job that was killed
-rm -rf "$run/run" "$run/keys" "$run/end-of-time-limit"
-{python} -P -m controlplane.cli.main key add "$node" --role node --home {home}/join --out "$run" \\
-  || exit 1
+address=${{address#*=}}
+"""
+SIGNALS: Final = """\
 trap 'echo {notice_s:.0f} > "$run/end-of-time-limit"' USR1
 trap 'kill -TERM $child' TERM
-"${{agent[@]}}" & child=$!
-while kill -0 $child 2> "$run/ended"; do wait $child; done
-"${{agent[@]}}" --end-workers > "$run/ended" 2>&1
-rm -rf "$run"
 """
 
 
@@ -61,6 +49,7 @@ class Slurm:
     """Machines from Slurm, by its own commands."""
 
     prefix = PREFIX
+    most = None
 
     def __init__(self, settings: AutoscalerSettings, home: Path) -> None:
         self._name = settings.name
@@ -110,10 +99,11 @@ class Slurm:
             *([f"--exclude={hosts}"] if hosts else ()),
             *said.options,
         ]  # fmt: skip
-        script = SCRIPT.format(
-            prefix=PREFIX, name=self._name, home=shlex.quote(str(self._home)),
-            python=shlex.quote(self._python), notice_s=said.notice_s,
-            slots=said.slots or "$SLURM_CPUS_ON_NODE",
+        slots = said.slots or "$SLURM_CPUS_ON_NODE"
+        script = machine_script(
+            HEAD.format(notice_s=said.notice_s, slots=slots),
+            before=SIGNALS.format(notice_s=said.notice_s),
+            prefix=PREFIX, name=self._name, home=self._home, python=self._python,
         )  # fmt: skip
         for _ in range(count):
             await _call("sbatch", *options, given=script)
@@ -122,24 +112,26 @@ class Slurm:
         """End a job, or withdraw it."""
         await _call("scancel", allocation)
 
+    async def controller_host(self) -> str:
+        """Return the address of slurmctld, by which this host's own address is found."""
+        for line in (await _call("scontrol", "show", "config")).splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == "SlurmctldHost[0]":
+                host, _, address = value.strip().partition("(")
+                return address.rstrip(")") or host
+        raise SlurmError("scontrol names no SlurmctldHost", "give --address")
 
-async def kill_wait_s() -> float:
-    """Return the seconds between TERM and KILL at the end of a job, as slurmctld is configured."""
-    for line in (await _call("scontrol", "show", "config")).splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == KILL_WAIT:
-            return float(value.split()[0])
-    return DEFAULT_KILL_WAIT_S
+    async def on_term_s(self) -> float:
+        """Return the seconds between TERM and KILL at the end of a job, with a margin."""
+        kill_wait_s = DEFAULT_KILL_WAIT_S
+        for line in (await _call("scontrol", "show", "config")).splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == KILL_WAIT:
+                kill_wait_s = float(value.split()[0])
+        return max(1.0, kill_wait_s - NOTICE_MARGIN_S)
 
-
-async def controller_host() -> str:
-    """Return the address of slurmctld, by which this host's own address is found."""
-    for line in (await _call("scontrol", "show", "config")).splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == "SlurmctldHost[0]":
-            host, _, address = value.strip().partition("(")
-            return address.rstrip(")") or host
-    raise SlurmError("scontrol names no SlurmctldHost", "give --address")
+    async def aclose(self) -> None:
+        """Do nothing; there is no connection."""
 
 
 async def _call(*command: str, given: str = "") -> str:

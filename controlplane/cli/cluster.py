@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,6 @@ from cyclopts import App, Parameter
 
 from controlplane.autoscaler import settings
 from controlplane.autoscaler.app import STATUS_FILE, Status, engine_of
-from controlplane.autoscaler.slurm import controller_host, kill_wait_s
 from controlplane.cli import local
 from controlplane.cli.operators import write_key
 from controlplane.cli.output import COMMON, Common, say, seconds_of
@@ -30,7 +30,7 @@ from schemas.host.settings import read_toml
 
 AGENT_FILE: Final = "autoscaler-agent.toml"
 JOIN: Final = "join"  # folder of the join key
-NOTICE_MARGIN_S: Final = 5.0  # between an agent's own deadline and Slurm's KILL
+ALL: Final = 10_000  # nodes; --nodes of Ray unless given
 RELEASE_S: Final = 180.0  # until all machines are returned
 POLL_S: Final = 0.5
 AGENT: Final = """\
@@ -49,18 +49,22 @@ on_term_s = {on_term_s}
 {jobs}"""
 TRUST: Final = """
 [jobs]
-trust_each_other = true  # jobs run as this user, as in other jobs of Slurm
+trust_each_other = true  # jobs run as this user, like other work of the engine
 """
 
-cluster = App(name="cluster", help="Get nodes from Slurm, and return them.")
+cluster = App(name="cluster", help="Get nodes from Slurm or Ray, and return them.")
 
 
 @cluster.command
 def up(
     *,
     slurm: Annotated[bool, Parameter(help="start agents in jobs of Slurm")] = False,
+    ray: Annotated[
+        bool, Parameter(help="start agents as actors on the Ray cluster of RAY_ADDRESS")
+    ] = False,
     nodes: Annotated[
-        int | None, Parameter(name=("--nodes", "-N"), help="least number of nodes (default: 1)")
+        int | None,
+        Parameter(name=("--nodes", "-N"), help="least number of nodes (default: 1, or all of Ray)"),
     ] = None,
     max_nodes: Annotated[
         int | None, Parameter(help="most nodes, while jobs wait for slots (default: --nodes)")
@@ -74,7 +78,7 @@ def up(
         int | None, Parameter(help="CPU slots of a node without GPUs (default: its cores)")
     ] = None,
     notice: Annotated[
-        str | None, Parameter(help="jobs leave a node so long before its time limit (default: 2m)")
+        str | None, Parameter(help="jobs have this long to leave a node that ends (default: 2m)")
     ] = None,
     wait: Annotated[
         str | None, Parameter(help="nodes are requested when jobs wait so long (default: 1m)")
@@ -87,44 +91,49 @@ def up(
         Parameter(help="further option of sbatch, such as --option=--account=vision; repeatable"),
     ] = None,
     address: Annotated[
-        str | None, Parameter(help="of this host, as nodes reach it (default: as Slurm does)")
+        str | None, Parameter(help="of this host, as nodes reach it (default: as the engine does)")
     ] = None,
     dir_: Annotated[Path | None, Parameter(name="--dir", help=local.DIR_HELP)] = None,
     common: Common = COMMON,
 ) -> None:
-    """Start a cluster whose nodes come from Slurm, or change its options.
+    """Start a cluster whose nodes come from Slurm or Ray, or change its options.
 
     If the folder has the key of an existing cluster, its controller is used.
     """
-    if not slurm:
-        raise BadFieldError("no engine is given", "give --slurm", "slurm")
+    if slurm == ray:
+        raise BadFieldError("no engine, or several", "give --slurm or --ray", "slurm")
+    engine_name = "ray" if ray else "slurm"
     home = home_folder(dir_ or common.home).resolve()
     stated = {
         "min_nodes": nodes, "max_nodes": max_nodes,
         "wait_s": None if wait is None else seconds_of(wait, "wait"),
         "idle_s": None if idle is None else seconds_of(idle, "idle"),
     }  # fmt: skip
+    notice_s = None if notice is None else seconds_of(notice, "notice")
     of_slurm = {
         "partition": partition, "time": time_, "gpus": gpus, "slots": slots, "options": option,
-        "notice_s": None if notice is None else seconds_of(notice, "notice"),
     }  # fmt: skip
-    on_term_s = max(1.0, asyncio.run(kill_wait_s()) - NOTICE_MARGIN_S)
+    if ray and (wrong := [name for name, value in of_slurm.items() if value is not None]):
+        raise BadFieldError(f"--{wrong[0]} is an option of Slurm", "leave it out", wrong[0])
+    of_ray = {"address": os.environ.get("RAY_ADDRESS")}
+    of_engine = {**(of_ray if ray else of_slurm), "notice_s": notice_s}
     with progress(common.output, "starting the cluster"), local.lock(home):
+        found = _write_settings(home, engine_name, stated, of_engine)
+        host, on_term_s = asyncio.run(_ask(found, home))
         if not (home / "client.toml").exists():
-            local.create_controller(home, address or _own_address())
+            local.create_controller(home, address or _own_address(host))
         _start_controller(home)
-        found = _write_settings(home, "slurm", stated, of_slurm)
-        engine = engine_of(found, home)
-        _let_join(home, engine.prefix, on_term_s)
+        _let_join(home, engine_of(found, home).prefix, on_term_s)
         _start_autoscaler(home)
     endpoint = find_home(home).endpoint
     data = {"dir": str(home), "endpoint": endpoint, "min_nodes": found.min_nodes,
             "max_nodes": found.max_nodes}  # fmt: skip
-    count = str(found.min_nodes)
+    count = "all" if found.min_nodes == ALL else str(found.min_nodes)
     if found.max_nodes > found.min_nodes:
         count = f"{count} to {found.max_nodes}"
+    nodes_from = f"{count} nodes from {engine_name.capitalize()}"
     lines = [
-        f"cluster in {home} is up at {endpoint}, with {count} nodes from Slurm",
+        f"cluster in {home} is up at {endpoint}, with {nodes_from}",
         f"export ONES_HOME={home}",
         "`ones cluster status` shows the requests and why they are made",
     ]
@@ -187,11 +196,17 @@ def down(
     say(common, {"dir": str(home), "state": "down"}, text, quiet=[text])
 
 
-def _own_address() -> str:
+async def _ask(found: settings.AutoscalerSettings, home: Path) -> tuple[str, float]:
+    """Return the address of the engine's controller, and the time that TERM leaves to jobs."""
+    async with contextlib.aclosing(engine_of(found, home)) as engine:
+        return await engine.controller_host(), await engine.on_term_s()
+
+
+def _own_address(controller_host: str) -> str:
     """Return this host's address on the way to the engine's controller."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((asyncio.run(controller_host()), 9))  # sends nothing
+            probe.connect((controller_host, 9))  # sends nothing
         except OSError as error:
             problem = f"the address of this host is not known: {error.strerror}"
             raise SettingsError(problem, "give --address", "address") from None
@@ -212,7 +227,8 @@ def _write_settings(
     file = home / local.AUTOSCALER_FILE
     known = read_toml(file) if file.exists() else {}
     name = f"ones-{os.urandom(4).hex()}"
-    table: dict[str, Any] = {"name": name, "min_nodes": 1, **known, "engine": engine}
+    least = ALL if engine == "ray" else 1
+    table: dict[str, Any] = {"name": name, "min_nodes": least, **known, "engine": engine}
     table.update({key: value for key, value in stated.items() if value is not None})
     if stated["max_nodes"] is None:
         table["max_nodes"] = max(table.get("max_nodes", 0), table["min_nodes"])
@@ -251,6 +267,10 @@ def _let_join(home: Path, prefix: str, on_term_s: float) -> None:
         on_term_s=on_term_s, jobs=TRUST if os.getuid() else "",
     )  # fmt: skip
     local.write_settings(home / AGENT_FILE, text)
+    if not os.getuid():  # jobs may run as other users, who pass through these
+        for folder in (home, home / "state", home / "state/work", home / "state/checkpoints"):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o711)
 
 
 def _start_autoscaler(home: Path) -> None:
@@ -268,12 +288,12 @@ def _start_autoscaler(home: Path) -> None:
 
 async def _release_all(found: settings.AutoscalerSettings, home: Path) -> None:
     """Return all machines and wait until they are gone."""
-    engine = engine_of(found, home)
-    for one in await engine.allocations():
-        await engine.release(one.id)
-    deadline = time.monotonic() + RELEASE_S
-    while left := await engine.allocations():
-        if time.monotonic() > deadline:
-            names = ", ".join(one.id for one in left)
-            raise UnreachableError(f"not returned after {RELEASE_S:.0f} s: {names}")
-        await asyncio.sleep(POLL_S)
+    async with contextlib.aclosing(engine_of(found, home)) as engine:
+        for one in await engine.allocations():
+            await engine.release(one.id)
+        deadline = time.monotonic() + RELEASE_S
+        while left := await engine.allocations():
+            if time.monotonic() > deadline:
+                names = ", ".join(one.id for one in left)
+                raise UnreachableError(f"not returned after {RELEASE_S:.0f} s: {names}")
+            await asyncio.sleep(POLL_S)

@@ -130,13 +130,13 @@ class Setup:
             given["interference"] = f"gavel:{_absolute(form.file)}"
         for file in ("profiles", "workload", "curves"):
             given[file] = _absolute(given[file])
-        return replace(
+        found = replace(
             usual,
-            content=_content((self.workload, self.curves, form.file), self.profiles),
             nodes=self._nodes(usual.nodes[0], gpus),
             record_allocations=record_allocations,
             **given,
         )
+        return replace(found, content=content_of(found))
 
     def _nodes(self, usual: NodeGroup, gpus: int | None) -> tuple[NodeGroup, ...]:
         per_node = usual.slots if self.gpus_per_node is None else self.gpus_per_node
@@ -147,11 +147,13 @@ class Setup:
         )
 
 
-def _content(named: tuple[str, ...], profiles: str) -> str:
+def content_of(scenario: Scenario) -> str:
     """Return a digest of the input files, so that results of other files are not reused."""
+    interference = parse_interference(scenario.interference).file
+    named = (scenario.workload, scenario.curves, interference)
     files = [Path(name) for name in named if name]
-    if profiles:
-        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MAX_FILES]
+    if scenario.profiles:
+        files += sorted(Path(scenario.profiles).expanduser().rglob("*.csv"))[:MAX_FILES]
     seen = sha256()
     for file in files:
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -17,18 +19,19 @@ from cyclopts import App, Parameter
 from controlplane.cli.output import print_data, print_table
 from controlplane.cli.policy import policy_options
 from controlplane.cli.progress import progress
-from controlplane.cli.scenario_options import Setup
+from controlplane.cli.scenario_options import Setup, content_of
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import Input
 from controlplane.policy.guard import PolicyError
 from controlplane.service.planner.policy_check import check_policy
-from controlplane.sim import experiment
+from controlplane.sim import executors, experiment
 from controlplane.sim.analysis import comparison
 from controlplane.sim.analysis import plots as figures
 from controlplane.sim.analysis.comparison import comparison_json
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import ResultsError, TraceError
 from controlplane.sim.engine.simulation import Recorder
+from controlplane.sim.executors import ExecutorName
 from controlplane.sim.experiment import Cell
 from controlplane.sim.models.curves import encode
 from controlplane.sim.models.recording import write_recording, write_whole
@@ -211,6 +214,7 @@ def compare(
     output: Output = "table",
     plots: Path | None = None,
     results: Path | None = None,
+    executor: ExecutorName = "local",
     workers: int | None = None,
     setup: Setup = DEFAULT,
 ) -> None:
@@ -234,22 +238,27 @@ def compare(
         Folder for drawings.
     results
         File that stores results so that a run interrupted by Ctrl-C can continue; JSON lines.
+    executor
+        Where simulations run: on this host, or on the cluster of RAY_ADDRESS or
+        DASK_SCHEDULER_ADDRESS.
     workers
-        Number of processes; default: one for each core.
+        Number of simulations at a time; default: one for each core, or all that a cluster takes.
     setup
         Simulated scenario.
     """
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
-    seed_numbers, processes = numbers(seeds, "seeds"), workers or os.cpu_count() or 1
+    seed_numbers, local = numbers(seeds, "seeds"), executor == "local"
+    at_once = workers or ((os.cpu_count() or 1) if local else MAX_WORKERS)
     own = ours or ("ones" if "ones" in names else "".join(names[-1:]))
     given = options_by_policy(option or [], names)
     options = {name: given.get(name, {}) for name in names}
-    codes = check_run(options, own, seed_numbers, processes, plots)
+    codes = check_run(options, own, seed_numbers, at_once, plots)
     sizes: list[int | None] = [*numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
     cells = experiment.grid(options.items(), scenarios, seed_numbers, codes)
-    with experiment.bar("simulating") as on_progress:
-        simulated = experiment.run(cells, simulate_cell, results, processes, on_progress)
+    call = simulate_cell if local else SimulateElsewhere(str(Path.cwd()))
+    with executors.executor(executor) as submit, experiment.bar("simulating") as on_progress:
+        simulated = experiment.run(cells, call, results, at_once, on_progress, submit=submit)
     if plots is not None:
         figures.draw(simulated, plots, own)
     if output in {"json", "jsonl"}:
@@ -355,6 +364,26 @@ def simulate_cell(cell: Cell) -> SimulationResult:
     """Run one simulation of an experiment in a worker process."""
     on_call = experiment.called if cell.code else None
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options, on_call=on_call)
+
+
+@dataclass(frozen=True)
+class SimulateElsewhere:
+    """Function that runs one simulation on a host whose files may differ from the user's."""
+
+    folder: str  # from which modules of policies are imported
+
+    def __call__(self, cell: Cell) -> SimulationResult:
+        """Check the files of the cell and simulate it."""
+        here, hint = platform.node(), "put it into a folder that all hosts share"
+        if cell.code:
+            sys.path.insert(0, self.folder)
+            folder = Path(self.folder)
+            found = check_policy(cell.policy, cell.options, simulated=True, folder=folder)
+            if found.code != cell.code:
+                raise PolicyError(f"policy {cell.policy} has another file on {here}", hint)
+        if content_of(cell.scenario) != cell.scenario.content:
+            raise TraceError(f"a file of the scenario is missing or differs on {here}", hint)
+        return simulate_cell(cell)
 
 
 def _simulate_apart(cell: Cell) -> SimulationResult:

@@ -1,4 +1,4 @@
-"""Parallel simulations in worker processes; each result is saved as soon as it arrives.
+"""Parallel simulations, here or on a cluster; each result is saved as soon as it arrives.
 
 A result file consists of JSON lines; a last line that a crash left incomplete is ignored. A file
 that cannot be read or written, and a line that is not a result, raise `ResultsError`.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -26,7 +29,7 @@ import msgspec
 from controlplane.policy.guard import REMEDY
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
-from schemas.errors import OnesError
+from schemas.errors import OnesError, one_line_error
 from schemas.host.memory import limit_memory
 from schemas.ids import Seconds
 
@@ -116,6 +119,7 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
 MAX_SHOWN_FAILURES: Final = 5  # number of failures that an error message describes
 ERROR_PREFIX: Final = b"!"  # first byte of a message in which a worker reports an error
 RESULT_PREFIX: Final = b"="  # first byte of a message that contains a result
+UNFIT_PREFIX: Final = b"?"  # first byte of a message of a cluster's worker that can run no cell
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,6 +140,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 Simulate = Callable[[Cell], SimulationResult]  # a module-level function, because workers import it
 OnProgress = Callable[["ExperimentProgress"], None]
+# Sends a pickled (simulate, cell) to a cluster. The future is the message of `message_of`.
+Submit = Callable[[bytes], "futures.Future[bytes]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ class Failure:
 
 
 class StoppedError(OnesError):
-    """Raised when the user stops an experiment with Ctrl-C."""
+    """Raised when Ctrl-C, or a worker that can run nothing, stops an experiment."""
 
     code: ClassVar[str] = "stopped"
 
@@ -217,6 +223,9 @@ def run(
     path: Path | None = None,
     workers: int = 1,
     on_progress: OnProgress | None = None,
+    *,
+    submit: Submit | None = None,
+    fork: bool = False,
 ) -> list[SimulationResult]:
     """Simulate all cells, each in its own process, and return their results in the same order.
 
@@ -224,10 +233,13 @@ def run(
         cells: simulations to run; equal cells are simulated once.
         path: file to which results are appended. A cell that already has a result in this file is
             not simulated again. None: results are not saved.
-        workers: number of processes that run at the same time, at least 1.
+        workers: number of cells that run, or are queued on a cluster, at the same time; at least 1.
+        submit: sends a cell to a cluster; None: cells run on this host.
+        fork: fork processes from this one, which spares imports; it should have no other threads.
 
     Raises:
-        StoppedError: at Ctrl-C, after all workers exited; the file contains the finished results.
+        StoppedError: at Ctrl-C, after all workers on this host exited, or if a cluster's worker
+            can run no cell; the file contains the finished results.
         CellsFailedError: if workers crashed or raised; all other cells are simulated first.
     """
     if workers < 1:
@@ -244,13 +256,17 @@ def run(
         on_progress=on_progress or (lambda _: None),
     )
     try:
-        experiment.run(simulate, workers)
-    except KeyboardInterrupt:
+        if submit is None:
+            experiment.run(simulate, workers, fork=fork)
+        else:
+            experiment.run_on(submit, simulate, workers)
+    except (KeyboardInterrupt, _UnfitWorkerError) as error:
         hint = "name a results file to be able to resume"
         if path is not None:
             hint = f"run the same command again to resume from {path}"
         done = f"stopped after {len(experiment.found)} of {len(wanted)} simulations"
-        raise StoppedError(done, hint) from None
+        why = f": {error}" if isinstance(error, _UnfitWorkerError) else ""
+        raise StoppedError(done + why, hint) from None
     found = [experiment.found[key] for key in map(cell_key, cells) if key in experiment.found]
     if experiment.failures:
         place = {key: index for index, key in enumerate(wanted)}
@@ -286,9 +302,13 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
         yield show
 
 
+class _UnfitWorkerError(Exception):
+    """A worker of a cluster can run no cell."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    process: ForkServerProcess
+    process: BaseProcess
     cell: Cell
     called_at: c_double  # see `called`
 
@@ -302,11 +322,11 @@ class _Experiment:
     failures: list[Failure] = field(default_factory=list)
     busy: dict[Connection, _Worker] = field(default_factory=dict)
 
-    def run(self, simulate: Simulate, workers: int) -> None:
+    def run(self, simulate: Simulate, workers: int, *, fork: bool) -> None:
         """Simulate the cells without a result; all workers have exited when this call ends."""
-        self._report_progress()
-        todo = [cell for key, cell in self.cells.items() if key not in self.found]
-        context = multiprocessing.get_context("forkserver")
+        todo = self._begin()
+        context: ForkContext | ForkServerContext
+        context = get_context("fork") if fork else get_context("forkserver")
         context.set_forkserver_preload([__name__, simulate.__module__])
         try:
             while todo or self.busy:
@@ -322,7 +342,34 @@ class _Experiment:
                 worker.process.join()
                 pipe.close()
 
-    def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
+    def run_on(self, submit: Submit, simulate: Simulate, at_once: int) -> None:
+        """Simulate the cells without a result on a cluster, which repeats those that it loses."""
+        todo = self._begin()
+        sent: dict[futures.Future[bytes], Cell] = {}
+        while todo or sent:
+            while todo and len(sent) < at_once:
+                cell = todo.pop(0)
+                sent[_sent(submit, simulate, cell)] = cell
+            for future in futures.wait(sent, return_when=futures.FIRST_COMPLETED).done:
+                cell = sent.pop(future)
+                try:
+                    message = future.result()
+                except futures.CancelledError:
+                    message = ERROR_PREFIX + b"the scheduler of the cluster is gone"
+                except Exception as error:  # noqa: BLE001 - of any cluster
+                    message = ERROR_PREFIX + one_line_error(error).encode(errors="replace")
+                if message.startswith(UNFIT_PREFIX):
+                    raise _UnfitWorkerError(message[len(UNFIT_PREFIX) :].decode())
+                self._take(cell, message)
+
+    def _begin(self) -> list[Cell]:
+        """Report the start and return the cells without a result."""
+        self._report_progress()
+        return [cell for key, cell in self.cells.items() if key not in self.found]
+
+    def _start(
+        self, context: ForkContext | ForkServerContext, simulate: Simulate, cell: Cell
+    ) -> None:
         mine, theirs = context.Pipe(duplex=False)
         called_at = context.RawValue("d", -1.0)
         arguments = (simulate, cell, theirs, called_at)
@@ -344,11 +391,13 @@ class _Experiment:
         worker.process.join(timeout=None if message else 1.0)
         del self.busy[pipe]
         pipe.close()
+        self._take(cell, message or ERROR_PREFIX + _describe_end(worker).encode())
+
+    def _take(self, cell: Cell, message: bytes) -> None:
         if message.startswith(RESULT_PREFIX):
             self._save(cell, message[len(RESULT_PREFIX) :])
         else:
-            why = message[len(ERROR_PREFIX) :].decode() or _describe_end(worker)
-            self.failures.append(Failure(cell, why))
+            self.failures.append(Failure(cell, message[len(ERROR_PREFIX) :].decode()))
             self._report_progress(cell)
 
     def _save(self, cell: Cell, encoded: bytes) -> None:
@@ -364,6 +413,15 @@ class _Experiment:
     ) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
         self.on_progress(ExperimentProgress(*counts, cell=cell, result=result))
+
+
+def _sent(submit: Submit, simulate: Simulate, cell: Cell) -> futures.Future[bytes]:
+    try:
+        return submit(pickle.dumps((simulate, cell)))
+    except Exception as error:  # noqa: BLE001 - the cluster is gone
+        failed: futures.Future[bytes] = futures.Future()
+        failed.set_exception(error)
+        return failed
 
 
 @contextlib.contextmanager
@@ -405,6 +463,16 @@ def _describe_exit(code: int | None) -> str:
 
 # --- in a worker
 
+
+def message_of(simulate: Simulate, cell: Cell) -> bytes:
+    """Simulate a cell in a process forked from this one; return its result or its failure."""
+    try:
+        (result,) = run([cell], simulate, fork=True)
+    except CellsFailedError as error:
+        return ERROR_PREFIX + error.failures[0].reason.encode()
+    return RESULT_PREFIX + msgspec.json.encode(result)
+
+
 CALL_TIMEOUT_S: Final = 60.0  # longest call of a policy from outside
 _called_at: c_double | None = None  # of this worker
 
@@ -436,7 +504,7 @@ def _run_worker(simulate: Simulate, cell: Cell, pipe: Connection, called_at: c_d
 
 
 def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
+    parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
