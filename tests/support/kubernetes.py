@@ -1,0 +1,181 @@
+"""The manifests of `deploy/kubernetes`: rendered by kustomize, and run by podman as a kubelet would.
+
+A `Host` starts the containers of a pod's template with its commands, variables, volumes and security
+context. It knows what these manifests use and nothing else, and raises an error at the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[2]
+FOLDER: Final = ROOT / "deploy" / "kubernetes"
+COMPONENTS: Final = sorted(path.name for path in (FOLDER / "components").iterdir())
+STORE: Final = ROOT / ".cache" / "kubernetes" / "images"  # of `bin/check-kubernetes`
+Object = dict[str, Any]
+
+
+def render(folder: Path, components: Iterable[str] = (), more: Mapping[str, Any] = {}) -> list[Object]:
+    """Return the objects of the base with these components, by `kubectl kustomize`.
+
+    `more` are further keys of the kustomization that is written into `folder`.
+    """
+    inside = lambda path: os.path.relpath(path, folder)  # noqa: E731 - kustomize takes no absolute paths
+    text = {
+        "resources": [inside(FOLDER / "base")],
+        "components": [inside(FOLDER / "components" / name) for name in components],
+        **more,
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    words = ["kubectl", "kustomize", str(folder), "--load-restrictor=LoadRestrictionsNone"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr  # deprecations
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def one(objects: Iterable[Object], kind: str, name: str) -> Object:
+    """Return the object of this kind and name."""
+    (found,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+@dataclass
+class Pod:
+    """Running containers of a pod, by name."""
+
+    name: str
+    containers: dict[str, str]
+
+
+@dataclass
+class Host:
+    """Host that runs pods of rendered manifests with podman, on the network of this machine.
+
+    Attributes:
+        folder: of its volumes.
+        name: `spec.nodeName` of its pods.
+        address: `status.podIP` of its pods, on loopback.
+    """
+
+    folder: Path
+    name: str
+    address: str
+    objects: list[Object]
+    names: Mapping[str, str] = field(default_factory=dict)  # addresses by host name, as of DNS
+    limits: tuple[str, ...] = ()
+
+    def podman(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run podman on the images of `bin/check-kubernetes`."""
+        return podman(*words, check=check)
+
+    def start(self, pod: str, template: Object) -> Pod:
+        """Run the init containers of a pod one after the other, then start its containers."""
+        spec = template["spec"]
+        folder = self.folder / pod
+        volumes = {one["name"]: self._volume(folder, one, spec) for one in spec["volumes"]}
+        for claim in template.get("claims", ()):
+            volumes[claim] = self._made(self.folder / "claims" / claim, spec)
+        for each in spec.get("initContainers", ()):
+            self.podman("run", "--rm", *self._options(f"{pod}-{each['name']}", each, spec, volumes))
+        started = Pod(pod, {})
+        for each in spec["containers"]:
+            name = f"{pod}-{each['name']}"
+            self.podman("run", "--detach", *self._options(name, each, spec, volumes))
+            started.containers[each["name"]] = name
+        return started
+
+    def end(self, pod: Pod, grace_s: int) -> None:
+        """End a pod: TERM, KILL after the grace period, and the loss of its volumes."""
+        for name in pod.containers.values():
+            self.podman("stop", "--time", str(grace_s), name, check=False)
+            self.podman("rm", "--force", name, check=False)
+        shutil.rmtree(self.folder / pod.name)
+
+    def _volume(self, folder: Path, volume: Object, spec: Object) -> Path:
+        path = folder / volume["name"]
+        (kind,) = volume.keys() - {"name"}
+        match kind, volume[kind]:
+            case "emptyDir", _:
+                return self._made(path, spec)
+            case "persistentVolumeClaim", {"claimName": claim}:
+                return self._made(self.folder.parent / "claims" / claim, spec)
+            case ("configMap" | "secret"), source:
+                return self._files(path, [{kind: source}], 0o644, spec)
+            case "projected", {"sources": sources, "defaultMode": mode}:
+                return self._files(path, sources, mode, spec)
+        raise NotImplementedError(volume)
+
+    def _files(self, path: Path, sources: list[Object], mode: int, spec: Object) -> Path:
+        path.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            ((kind, which),) = source.items()
+            name = which.get("secretName") or which["name"]
+            wanted = {"configMap": "ConfigMap", "secret": "Secret"}[kind]
+            for file, text in one(self.objects, wanted, name).get("data", {}).items():
+                data = base64.b64decode(text) if wanted == "Secret" else text.encode()
+                (path / file).write_bytes(data)
+                (path / file).chmod(which.get("defaultMode", mode))
+                os.chown(path / file, 0, spec["securityContext"].get("fsGroup", 0))
+        path.chmod(0o755)
+        return path
+
+    def _made(self, path: Path, spec: Object) -> Path:
+        """Make a folder with the mode of an emptyDir, and the group of the pod."""
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o2777 if "fsGroup" in spec["securityContext"] else 0o777)
+        os.chown(path, 0, spec["securityContext"].get("fsGroup", 0))
+        return path
+
+    def _options(
+        self, name: str, container: Object, spec: Object, volumes: Mapping[str, Path]
+    ) -> list[str]:
+        """Return the words of `podman run` after its own options: those of the container."""
+        context = spec["securityContext"] | container["securityContext"]
+        groups = [f"--group-add={context['fsGroup']}"] if "fsGroup" in context else []
+        words = [
+            f"--name={name}", "--network=host", "--cgroups=no-conmon", *self.limits, *groups,
+            f"--hostname={name}", f"--user={context['runAsUser']}:{context['runAsGroup']}",
+            *(f"--add-host={host}:{address}" for host, address in self.names.items()),
+        ]  # fmt: skip
+        words += [f"--cap-{do}={each}" for do in ("drop", "add") for each in context["capabilities"].get(do, ())]
+        words += ["--security-opt=no-new-privileges"] if context["allowPrivilegeEscalation"] is False else []
+        words += ["--read-only", "--read-only-tmpfs=false"] if context["readOnlyRootFilesystem"] else []
+        known: dict[str, str] = {}
+        for variable in container.get("env", ()):
+            known[variable["name"]] = self._value(variable, known)
+        words += [f"--env={key}={value}" for key, value in known.items()]
+        for mount in container["volumeMounts"]:
+            source = volumes[mount["name"]] / mount.get("subPath", "")
+            if not source.exists():
+                self._made(source, spec)
+            how = "ro" if mount.get("readOnly") else "rw"
+            words.append(f"--volume={source}:{mount['mountPath']}:{how}")
+        command = [*container["command"], *container.get("args", ())]
+        return [*words, container["image"], *command]
+
+    def _value(self, variable: Object, known: Mapping[str, str]) -> str:
+        if "valueFrom" in variable:
+            path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+            return {"spec.nodeName": self.name, "status.podIP": self.address}[path]
+        text = str(variable["value"])
+        for key, value in known.items():
+            text = text.replace(f"$({key})", value)
+        return text
+
+
+def podman(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run podman on the images of `bin/check-kubernetes`, with its output as text."""
+    own = ["--root", str(STORE), "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime=runc"]
+    done = subprocess.run(["podman", *own, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done
