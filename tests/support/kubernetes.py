@@ -143,7 +143,7 @@ class Host:
         context = spec["securityContext"] | container["securityContext"]
         groups = [f"--group-add={context['fsGroup']}"] if "fsGroup" in context else []
         words = [
-            f"--name={name}", "--network=host", "--cgroups=no-conmon", *self.limits, *groups,
+            f"--name={name}", "--pull=never", "--network=host", "--cgroups=no-conmon", *self.limits, *groups,
             f"--hostname={name}", f"--user={context['runAsUser']}:{context['runAsGroup']}",
             *(f"--add-host={host}:{address}" for host, address in self.names.items()),
         ]  # fmt: skip
@@ -175,7 +175,7 @@ class Host:
 
 def podman(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run podman on the images of `bin/check-kubernetes`, with its output as text."""
-    own = ["--root", str(STORE), "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime=runc"]
+    own = ["--root", str(STORE), "--cgroup-manager=cgroupfs", "--runtime=runc"]
     done = subprocess.run(["podman", *own, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0 or not check, f"{words}\n{done.stdout}\n{done.stderr}"
     return done
