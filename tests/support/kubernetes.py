@@ -1,26 +1,32 @@
 """The manifests of `deploy/kubernetes`: rendered by kustomize, and run by podman as a kubelet would.
 
 A `Host` starts the containers of a pod's template with its commands, variables, volumes and security
-context. It knows what these manifests use and nothing else, and raises an error at the rest.
+context. It knows what these manifests use and nothing else, and raises an error at the rest. An
+`ApiServer` is a real one without hosts.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "deploy" / "kubernetes"
 COMPONENTS: Final = sorted(path.name for path in (FOLDER / "components").iterdir())
-STORE: Final = ROOT / ".cache" / "kubernetes" / "images"  # of `bin/check-kubernetes`
+CACHE: Final = ROOT / ".cache" / "kubernetes"  # of `bin/check-kubernetes`
+INIT_TRIES: Final = 10
+WAIT_S: Final = 120.0
 Object = dict[str, Any]
 
 
@@ -74,10 +80,6 @@ class Host:
     names: Mapping[str, str] = field(default_factory=dict)  # addresses by host name, as of DNS
     limits: tuple[str, ...] = ()
 
-    def podman(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run podman on the images of `bin/check-kubernetes`."""
-        return podman(*words, check=check)
-
     def start(self, pod: str, template: Object) -> Pod:
         """Run the init containers of a pod one after the other, then start its containers."""
         spec = template["spec"]
@@ -86,19 +88,24 @@ class Host:
         for claim in template.get("claims", ()):
             volumes[claim] = self._made(self.folder / "claims" / claim, spec)
         for each in spec.get("initContainers", ()):
-            self.podman("run", "--rm", *self._options(f"{pod}-{each['name']}", each, spec, volumes))
+            words = ("run", "--rm", *self._options(f"{pod}-{each['name']}", each, spec, volumes))
+            for _ in range(INIT_TRIES):  # the controller may start at the same time
+                if podman(*words, check=False).returncode == 0:
+                    break
+            else:
+                podman(*words)
         started = Pod(pod, {})
         for each in spec["containers"]:
             name = f"{pod}-{each['name']}"
-            self.podman("run", "--detach", *self._options(name, each, spec, volumes))
+            podman("run", "--detach", *self._options(name, each, spec, volumes))
             started.containers[each["name"]] = name
         return started
 
     def end(self, pod: Pod, grace_s: int) -> None:
         """End a pod: TERM, KILL after the grace period, and the loss of its volumes."""
         for name in pod.containers.values():
-            self.podman("stop", "--time", str(grace_s), name, check=False)
-            self.podman("rm", "--force", name, check=False)
+            podman("stop", "--time", str(grace_s), name, check=False)
+            podman("rm", "--force", name, check=False)
         shutil.rmtree(self.folder / pod.name)
 
     def _volume(self, folder: Path, volume: Object, spec: Object) -> Path:
@@ -150,10 +157,7 @@ class Host:
         words += [f"--cap-{do}={each}" for do in ("drop", "add") for each in context["capabilities"].get(do, ())]
         words += ["--security-opt=no-new-privileges"] if context["allowPrivilegeEscalation"] is False else []
         words += ["--read-only", "--read-only-tmpfs=false"] if context["readOnlyRootFilesystem"] else []
-        known: dict[str, str] = {}
-        for variable in container.get("env", ()):
-            known[variable["name"]] = self._value(variable, known)
-        words += [f"--env={key}={value}" for key, value in known.items()]
+        words += [f"--env={key}={value}" for key, value in self.environ(container).items()]
         for mount in container["volumeMounts"]:
             source = volumes[mount["name"]] / mount.get("subPath", "")
             if not source.exists():
@@ -162,6 +166,13 @@ class Host:
             words.append(f"--volume={source}:{mount['mountPath']}:{how}")
         command = [*container["command"], *container.get("args", ())]
         return [*words, container["image"], *command]
+
+    def environ(self, container: Object) -> dict[str, str]:
+        """Return the variables of a container on this host."""
+        known: dict[str, str] = {}
+        for variable in container.get("env", ()):
+            known[variable["name"]] = self._value(variable, known)
+        return known
 
     def _value(self, variable: Object, known: Mapping[str, str]) -> str:
         if "valueFrom" in variable:
@@ -175,7 +186,110 @@ class Host:
 
 def podman(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run podman on the images of `bin/check-kubernetes`, with its output as text."""
-    own = ["--root", str(STORE), "--cgroup-manager=cgroupfs", "--runtime=runc"]
+    own = ["--root", str(CACHE / "images"), "--cgroup-manager=cgroupfs", "--runtime=runc"]
     done = subprocess.run(["podman", *own, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0 or not check, f"{words}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+class ApiServer:
+    """API server on loopback, with etcd, the controllers that these manifests need, and a scheduler.
+
+    Hosts are objects without a kubelet: pods are created and placed, but no container is started.
+    """
+
+    CONTROLLERS: Final = "daemonset,statefulset,deployment,replicaset,disruption,persistentvolume-binder"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.config = folder / "config"
+
+    def __enter__(self) -> Self:
+        """Start everything, and wait until the server is ready."""
+        etcd, peer, port = free_port(), free_port(), free_port()
+        store, member = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
+        key, tokens = self._folder / "account.key", self._folder / "tokens"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        tokens.write_text("token,admin,1,system:masters\n")
+        user = {"cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}}
+        self.config.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", **user}],
+            "users": [{"name": "u", "user": {"token": "token"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }))  # fmt: skip
+        self._start(
+            "etcd", f"--data-dir={self._folder / 'etcd'}", "--name=one", f"--initial-cluster=one={member}",
+            f"--listen-client-urls={store}", f"--advertise-client-urls={store}",
+            f"--listen-peer-urls={member}", f"--initial-advertise-peer-urls={member}",
+        )  # fmt: skip
+        self._start(
+            str(CACHE / "kube-apiserver"), f"--etcd-servers={store}", "--bind-address=127.0.0.1",
+            f"--secure-port={port}", "--insecure-port=0", "--advertise-address=127.0.0.1",
+            f"--cert-dir={self._folder}", f"--token-auth-file={tokens}", "--authorization-mode=RBAC",
+            f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://ones.test", "--service-cluster-ip-range=10.96.0.0/16",
+            "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
+        )  # fmt: skip
+        self.until(lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0)
+        own = (f"--kubeconfig={self.config}", "--leader-elect=false", "--port=0")
+        self._start(
+            str(CACHE / "kube-controller-manager"), *own, "--secure-port=0",
+            f"--controllers={self.CONTROLLERS}",
+        )  # fmt: skip
+        self._start(str(CACHE / "kube-scheduler"), *own, "--secure-port=0")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+        for process in reversed(self._started):
+            process.kill()
+            process.wait()
+
+    def kubectl(
+        self, *words: str, text: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl against this server, with `text` as its input."""
+        done = subprocess.run(
+            ["kubectl", f"--kubeconfig={self.config}", "--namespace=ones", *words],
+            input=text, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    def get(self, *words: str) -> Any:
+        """Return what `kubectl get` shows, as an object."""
+        return json.loads(self.kubectl("get", *words, "-o", "json").stdout)
+
+    def add_host(self, name: str, gpus: int, **labels: str) -> None:
+        """Add a ready host with labels and GPUs."""
+        labels["kubernetes.io/hostname"] = name
+        meta = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        size = {"cpu": "64", "memory": "512Gi", "pods": "100", "nvidia.com/gpu": str(gpus)}
+        ready = {"type": "Ready", "status": "True"}
+        status = {"status": {"capacity": size, "allocatable": size, "conditions": [ready]}}
+        self.kubectl("create", "-f", "-", text=json.dumps(meta))
+        words = ("patch", "node", name, "--subresource=status", "--type=merge", "-p")
+        self.kubectl(*words, json.dumps(status))
+        self.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)
+
+    @staticmethod
+    def until(holds: Callable[[], object]) -> None:
+        """Wait for something, with a limit that only ends a hanging test."""
+        end = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < end, holds
+            time.sleep(0.2)
+
+    def _start(self, *words: str) -> None:
+        log = (self._folder / f"{Path(words[0]).name}.log").open("wb")
+        with log:
+            self._started.append(subprocess.Popen(words, stdout=log, stderr=log))
+
+
+def free_port() -> int:
+    """Return a port of loopback that nothing uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
