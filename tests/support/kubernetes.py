@@ -27,6 +27,7 @@ COMPONENTS: Final = sorted(path.name for path in (FOLDER / "components").iterdir
 CACHE: Final = ROOT / ".cache" / "kubernetes"  # of `bin/check-kubernetes`
 INIT_TRIES: Final = 10
 WAIT_S: Final = 120.0
+LIMITS: Final = ("--ulimit=nofile=10000:10000", "--ulimit=nproc=10000:10000")  # no higher than here
 Object = dict[str, Any]
 
 
@@ -55,6 +56,12 @@ def one(objects: Iterable[Object], kind: str, name: str) -> Object:
     return found
 
 
+def secret(name: str, files: Mapping[str, str]) -> Object:
+    """Return a Secret with these files, as `kubectl create secret generic` makes it."""
+    data = {file: base64.b64encode(text.encode()).decode() for file, text in files.items()}
+    return {"kind": "Secret", "metadata": {"name": name}, "data": data}
+
+
 @dataclass
 class Pod:
     """Running containers of a pod, by name."""
@@ -78,7 +85,6 @@ class Host:
     address: str
     objects: list[Object]
     names: Mapping[str, str] = field(default_factory=dict)  # addresses by host name, as of DNS
-    limits: tuple[str, ...] = ()
 
     def start(self, pod: str, template: Object) -> Pod:
         """Run the init containers of a pod one after the other, then start its containers."""
@@ -150,7 +156,7 @@ class Host:
         context = spec["securityContext"] | container["securityContext"]
         groups = [f"--group-add={context['fsGroup']}"] if "fsGroup" in context else []
         words = [
-            f"--name={name}", "--pull=never", "--network=host", "--cgroups=no-conmon", *self.limits, *groups,
+            f"--name={name}", "--pull=never", "--network=host", "--cgroups=no-conmon", *LIMITS, *groups,
             f"--hostname={name}", f"--user={context['runAsUser']}:{context['runAsGroup']}",
             *(f"--add-host={host}:{address}" for host, address in self.names.items()),
         ]  # fmt: skip

@@ -38,7 +38,7 @@ RELEASES: Final = ("1.25", "1.30", "1.37")  # oldest and newest whose schemas ar
 ALL: Final = [
     chosen for count in range(len(COMPONENTS) + 1) for chosen in itertools.combinations(COMPONENTS, count)
 ]
-WAIT_S: Final = 120.0  # that only ends a hanging test
+AGENT_USER: Final = 10001  # of the image
 
 
 def objects() -> list[Object]:
@@ -170,7 +170,8 @@ def test_a_pod_has_few_rights(pod: Object) -> None:
 def test_the_images_user_is_that_of_the_manifests() -> None:
     image = (ROOT / "deploy" / "Containerfile").read_text()
 
-    assert f"\nUSER {CONTROLLER['securityContext']['runAsUser']}\n" in image
+    assert f"\nUSER {AGENT_USER}\n" in image
+    assert CONTROLLER["securityContext"]["runAsUser"] == AGENT_USER
 
 
 # --- rendered, against the published schemas
@@ -321,3 +322,214 @@ def test_a_real_api_server_places_the_pods_of_an_allocation_on_different_hosts(
     server.until(lambda: len(set(placed(server)["ones-agent"])) == 4)
 
     assert placed(server)["ones-agent"] == ["", "host-1", "host-2", "host-3"]  # one waits for a host
+
+
+# --- as running pods
+
+SCRIPT: Final = """
+import os, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+agent = ScalingAgent.from_env()
+seen = [path for path in ("/join", "/run/ones/keys") if os.access(path, os.R_OK)]
+print("uid", os.getuid(), "sees", seen, flush=True)
+data = TensorDataset(torch.randn(512, 8), torch.randn(512, 1))
+model, optimizer, loader = agent.load(
+    lambda: nn.Linear(8, 1), lambda p: torch.optim.SGD(p, lr=0.01), data, batch_size=32, lr=0.01
+)
+for epoch in agent.epochs(1_000_000):
+    for x, y in loader:
+        time.sleep(0.05)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    agent.report()
+"""
+QUICK: Final = "\n[silence]\nsuspect_s = 3.0\nlost_s = 5.0\n"  # for a test of a lost node
+
+
+class Pods:
+    """A cluster of pods on this machine, each on a host of its own."""
+
+    def __init__(self, folder: Path, *components: str) -> None:
+        self.folder, keys = folder, folder / "home" / "keys"
+        pairs = {name: write_keys(keys, name) for name in ("server", "k8s", "admin")}
+        listed = "".join(
+            f'[[key]]\npublic = "{pairs[name].public.decode()}"\nname = "{name}"\nrole = "{role}"\n'
+            for name, role in (("k8s", "join"), ("admin", "admin"))
+        )
+        (folder / "home" / "client.toml").write_text('endpoint = "tcp://127.0.0.20:7702"\n')
+        images = [{"name": name, "newName": f"localhost/{name}"} for name in ("ones-controller", "ones-agent")]
+        (folder / "o").mkdir()
+        self.objects = kubernetes.render(folder / "o", ("cpu", *components), {"images": images})
+        self.objects += [
+            kubernetes.secret("ones-controller-keys", {
+                "server.key_secret": (keys / "server.key_secret").read_text(), "authorised.toml": listed,
+            }),
+            kubernetes.secret("ones-join-key", {
+                "k8s.key_secret": (keys / "k8s.key_secret").read_text(),
+                "server.key": (keys / "server.key").read_text(),
+            }),
+        ]  # fmt: skip
+        one(self.objects, "ConfigMap", "ones-controller")["data"]["controller.toml"] += QUICK
+        self.started: list[tuple[Host, Pod]] = []
+        owner = one(self.objects, "StatefulSet", "ones-controller")["spec"]
+        claims = [claim["metadata"]["name"] for claim in owner["volumeClaimTemplates"]]
+        self.start("ones-controller-0", 0, owner["template"] | {"claims": claims})
+        self.client = BlockingClient(folder / "home")
+
+    def start(self, pod: str, host: int, template: Object | None = None) -> Pod:
+        """Start a pod on a host; by default an agent's."""
+        folder = self.folder / f"host-{host}"
+        names = {"ones-controller": "127.0.0.20"}
+        where = Host(folder, f"host-{host}", f"127.0.0.{20 + host}", self.objects, names)
+        template = template or one(self.objects, "DaemonSet", "ones-agent")["spec"]["template"]
+        started = where.start(pod, template)
+        self.started.append((where, started))
+        return started
+
+    def end(self, pod: Pod, grace_s: int = AGENT["terminationGracePeriodSeconds"]) -> None:
+        (place,) = [each for each in self.started if each[1] is pod]
+        self.started.remove(place)
+        place[0].end(pod, grace_s)
+
+    def close(self) -> None:
+        self.client.close()
+        for _, pod in reversed(list(self.started)):
+            self.end(pod, 0)
+
+    def nodes(self) -> dict[str, str]:
+        """The nodes with their states."""
+        return {node.node: node.state for node in self.client.nodes()}
+
+    def until(self, holds: Callable[[], object]) -> None:
+        kubernetes.ApiServer.until(holds)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that users of pods can pass through."""
+    if shutil.which("podman") is None or not (CACHE / "images").exists():
+        pytest.skip("needs podman, and the images of bin/check-kubernetes")
+    for parent in tmp_path.parents:
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
+    yield tmp_path
+
+
+@pytest.fixture
+def pods(folder: Path) -> Iterator[Pods]:
+    made = Pods(folder)
+    yield made
+    made.close()
+
+
+def probe(host: int, path: str) -> str:
+    """The answer of an agent's probe, and its status."""
+    words = ["curl", "-s", "--noproxy", "*", "-w", " %{http_code}", f"http://127.0.0.{20 + host}:9465/{path}"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+
+def main_process(pod: Pod) -> psutil.Process:
+    """The first process of a pod."""
+    (name,) = pod.containers.values()
+    return psutil.Process(int(podman("inspect", "-f", "{{.State.Pid}}", name).stdout))
+
+
+def agent_of(pod: Pod) -> psutil.Process:
+    (found,) = [child for child in main_process(pod).children() if "ones: agent" in child.cmdline()[0]]
+    return found
+
+
+def workers(pod: Pod) -> set[int]:
+    return {
+        child.pid for child in main_process(pod).children(recursive=True)
+        if re.search(r"rank \d", " ".join(child.cmdline()))
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_job_trains_in_pods_through_a_crash_of_an_agent_and_the_end_of_a_pod(
+    pods: Pods, tmp_path: Path
+) -> None:
+    first, second = pods.start("ones-agent-a", 1), pods.start("ones-agent-b", 2)
+    pods.until(lambda: pods.nodes() == {"k8s-host-1": "up", "k8s-host-2": "up"})
+    work = tmp_path / "job"
+    work.mkdir()
+    (work / "train.py").write_text(SCRIPT)
+    job = pods.client.submit(
+        JobSpec(name="pods", script="train.py", workdir=str(work), batch_size=32, lr=0.01, slots=(6, 6))
+    )
+    pods.until(lambda: len(workers(first) | workers(second)) == 6)
+    pods.until(lambda: pods.client.job(job).summary.epoch > 1)
+
+    # A job has an account of its own, and no key.
+    uids = {psutil.Process(pid).uids().real for pid in workers(first)}
+    assert len(uids) == 1
+    assert 0 not in uids
+    said = {line for line in pods.client.tail(job, follow=False) if line.startswith("uid")}
+    assert said == {f"uid {uids.pop()} sees []"}
+
+    # The agent crashes: its workers train on, and the next agent finds them.
+    before, crashed = workers(first), agent_of(first).pid
+    os.kill(crashed, 9)
+    pods.until(lambda: not psutil.pid_exists(crashed))
+    pods.until(lambda: probe(1, "readyz") == "ok\n 200")
+    epoch = pods.client.job(job).summary.epoch
+    pods.until(lambda: pods.client.job(job).summary.epoch > epoch)
+    assert workers(first) == before
+
+    # The pod ends: its jobs leave in time. A job of six slots waits for slots with its state.
+    began = time.monotonic()
+    pods.end(second)
+    assert time.monotonic() - began < AGENT["terminationGracePeriodSeconds"] - 5
+    assert pods.client.job(job).summary.state in {"paused", "queued"}
+    epoch = pods.client.job(job).summary.epoch
+
+    # It comes back on another host, which is another node.
+    pods.start("ones-agent-c", 3)
+    pods.until(lambda: pods.client.job(job).summary.epoch > epoch)
+    pods.until(lambda: pods.nodes()["k8s-host-2"] == "lost")
+    assert pods.nodes() == {"k8s-host-1": "up", "k8s-host-2": "lost", "k8s-host-3": "up"}
+    pods.client.forget_node("k8s-host-2")
+    pods.client.cancel(job)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_pod_takes_over_the_name_of_its_host_and_no_other(pods: Pods) -> None:
+    first = pods.start("ones-agent-a", 1)
+    pods.until(lambda: probe(1, "readyz") == "ok\n 200")
+    owner = one(pods.objects, "DaemonSet", "ones-agent")["spec"]["template"]
+
+    # A second pod on the host, as after a forced deletion: the key of the first one ends.
+    stolen = pods.folder / "host-1" / "ones-agent-a" / "keys"
+    (init,) = owner["spec"]["initContainers"]
+    other = owner | {"spec": owner["spec"] | {"containers": []}}
+    pods.start("ones-agent-b", 1, other)
+    pods.until(lambda: probe(1, "readyz").endswith(" 503"))
+    assert probe(1, "healthz") == "ok\n 200"  # its workers are not ended for that
+    assert stolen.exists()
+    pods.end(first, 0)
+    pods.start("ones-agent-c", 1)
+    pods.until(lambda: probe(1, "readyz") == "ok\n 200")
+
+    # A pod with a name that the join key does not cover gets no key.
+    init = init | {"env": [*init["env"], {"name": "ONES__NODE", "value": "host-1"}]}
+    with pytest.raises(AssertionError, match="ones key add|key"):
+        pods.start("ones-agent-d", 2, {"spec": owner["spec"] | {"initContainers": [init]}})
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_an_agent_of_one_user_starts_without_root(folder: Path) -> None:
+    pods = Pods(folder, "one-user")
+    try:
+        started = pods.start("ones-agent-a", 1)
+        pods.until(lambda: probe(1, "readyz") == "ok\n 200")
+        assert agent_of(started).uids().real == AGENT_USER
+    finally:
+        pods.close()
