@@ -24,14 +24,14 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "deploy" / "kubernetes"
 COMPONENTS: Final = sorted(path.name for path in (FOLDER / "components").iterdir())
-CACHE: Final = ROOT / ".cache" / "kubernetes"  # of `bin/check-kubernetes`
+CACHE: Final = Path.home() / ".cache" / "ones-kubernetes"  # of `bin/check-kubernetes`
 INIT_TRIES: Final = 10
 WAIT_S: Final = 120.0
 LIMITS: Final = ("--ulimit=nofile=10000:10000", "--ulimit=nproc=10000:10000")  # no higher than here
 Object = dict[str, Any]
 
 
-def render(folder: Path, components: Iterable[str] = (), more: Mapping[str, Any] = {}) -> list[Object]:
+def render(folder: Path, components: Iterable[str] = (), **more: object) -> list[Object]:
     """Return the objects of the base with these components, by `kubectl kustomize`.
 
     `more` are further keys of the kustomization that is written into `folder`.
@@ -52,7 +52,9 @@ def render(folder: Path, components: Iterable[str] = (), more: Mapping[str, Any]
 
 def one(objects: Iterable[Object], kind: str, name: str) -> Object:
     """Return the object of this kind and name."""
-    (found,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    (found,) = [
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
     return found
 
 
@@ -122,7 +124,7 @@ class Host:
                 return self._made(path, spec)
             case "persistentVolumeClaim", {"claimName": claim}:
                 return self._made(self.folder.parent / "claims" / claim, spec)
-            case ("configMap" | "secret"), source:
+            case (("configMap" | "secret"), source):
                 return self._files(path, [{kind: source}], 0o644, spec)
             case "projected", {"sources": sources, "defaultMode": mode}:
                 return self._files(path, sources, mode, spec)
@@ -160,9 +162,19 @@ class Host:
             f"--hostname={name}", f"--user={context['runAsUser']}:{context['runAsGroup']}",
             *(f"--add-host={host}:{address}" for host, address in self.names.items()),
         ]  # fmt: skip
-        words += [f"--cap-{do}={each}" for do in ("drop", "add") for each in context["capabilities"].get(do, ())]
-        words += ["--security-opt=no-new-privileges"] if context["allowPrivilegeEscalation"] is False else []
-        words += ["--read-only", "--read-only-tmpfs=false"] if context["readOnlyRootFilesystem"] else []
+        words += [
+            f"--cap-{do}={each}"
+            for do in ("drop", "add")
+            for each in context["capabilities"].get(do, ())
+        ]
+        words += (
+            ["--security-opt=no-new-privileges"]
+            if context["allowPrivilegeEscalation"] is False
+            else []
+        )
+        words += (
+            ["--read-only", "--read-only-tmpfs=false"] if context["readOnlyRootFilesystem"] else []
+        )
         words += [f"--env={key}={value}" for key, value in self.environ(container).items()]
         for mount in container["volumeMounts"]:
             source = volumes[mount["name"]] / mount.get("subPath", "")
@@ -204,7 +216,9 @@ class ApiServer:
     Hosts are objects without a kubelet: pods are created and placed, but no container is started.
     """
 
-    CONTROLLERS: Final = "daemonset,statefulset,deployment,replicaset,disruption,persistentvolume-binder"
+    CONTROLLERS: Final = (
+        "daemonset,statefulset,deployment,replicaset,disruption,persistentvolume-binder"
+    )
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -218,7 +232,9 @@ class ApiServer:
         key, tokens = self._folder / "account.key", self._folder / "tokens"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         tokens.write_text("token,admin,1,system:masters\n")
-        user = {"cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}}
+        user = {
+            "cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+        }
         self.config.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{"name": "c", **user}],
