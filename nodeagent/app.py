@@ -125,6 +125,7 @@ class Agent:
         )
         self._notices = NoticeWatch(lambda: self._settings.notice, home, self._record_event)
         self._leaving: asyncio.Task[None] | None = None
+        self._refusal = ""  # of the controller, since the last welcome
         self._shipper = LogShipper(
             self._node,
             lambda worker: self._handle(reconciler.LogsStored(worker)),
@@ -215,7 +216,7 @@ class Agent:
         await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
         metrics = NodeMetrics()
-        server = MetricsServer(metrics.registry.page)
+        server = MetricsServer(metrics.registry.page, self._unready)
         folders = {name: getattr(self._folders, name) for name in ("run", "work", "checkpoints")}
         async with (
             server.served(self._settings.address, self._settings.metrics),
@@ -327,6 +328,7 @@ class Agent:
                 case wire.Welcome():
                     self._welcomed(output)
                 case wire.Refused(message=why):
+                    self._refusal = f"the controller refuses this node: {why}"
                     log.error("controller refused this node", why=why)
 
     def _hello(self) -> wire.Hello:
@@ -347,6 +349,7 @@ class Agent:
 
     def _welcomed(self, welcome: wire.Welcome) -> None:
         self._server_keys.confirm()
+        self._refusal = ""
         log.info("welcome", session=welcome.session, term=welcome.term)
         if (bulk := self._ports.welcomed(welcome)) is not None:
             self._bulk.use(bulk)
@@ -361,6 +364,12 @@ class Agent:
             events_waiting=len(self._session.spool),
             unconfirmed_s=self._session.unconfirmed_s(self._now()),
         )
+
+    def _unready(self) -> str:
+        """Return why the controller gives this node no work, or "" if it may."""
+        if self._session.session is None:
+            return self._refusal or "no session with the controller"
+        return "; ".join(self._health.problems)
 
     def _folder_of(self, asked: OpenStream) -> WorkerFolder | None:
         known = self._reconciler.workers.get(asked.worker)

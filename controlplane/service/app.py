@@ -181,6 +181,7 @@ class Controller:
         self._plans = PlanCoordinator(self._commit_loop)
         self._telemetry = TelemetryTable()
         self._metrics = Metrics()
+        self._ready = False
         self._observer = PolicyObserver(self._commit_loop, self._plans, self._telemetry)
         self._notes = PolicyNotes(stated.name, checked.needs)
         self._use_policy(*self._policy_at_start(checked))
@@ -415,7 +416,10 @@ class Controller:
         """
         listen = self._settings.listen
         failure: OnesError | None = None
-        server = MetricsServer(self._metrics.registry.page)
+        server = MetricsServer(
+            self._metrics.registry.page,
+            lambda: "" if self._ready else "the start of this term is not durable yet",
+        )
         async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(work) for work in self._tasks()]
             try:
@@ -447,6 +451,7 @@ class Controller:
         if not is_ready:
             return failure
         log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
+        self._ready = True
         notify("READY=1")
         return None
 

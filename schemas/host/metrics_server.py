@@ -1,6 +1,7 @@
 """Metrics of a daemon for Prometheus: their registry, and the HTTP server for GET /metrics.
 
-The server runs in the event loop. Slow or idle clients cannot block others.
+The server also answers probes: `/healthz` while the event loop runs, and `/readyz` with 503 and the
+reason while the daemon is not ready. Slow or idle clients cannot block others.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ REQUEST_TIMEOUT_S: Final = 5.0  # from the start of the connection to the comple
 REPLY_TIMEOUT_S: Final = 10.0  # for sending a reply
 PAGE_REUSE_S: Final = 0.5  # time for which a rendered page is reused
 CHUNK: Final = 4096
+PATHS: Final = frozenset({b"/metrics", b"/healthz", b"/readyz"})
 Render = Callable[[str], tuple[bytes, str]]  # Accept header -> page, content type
 
 
@@ -67,10 +69,12 @@ class MetricsServer:
     """HTTP server that answers one request per connection and then closes the connection.
 
     At the connection limit, the host with the most connections loses its oldest connection.
+    `unready` returns why the daemon is not ready, or "".
     """
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, unready: Callable[[], str] = lambda: "") -> None:
         self._render = render
+        self._unready = unready
         self._pages: dict[str, tuple[float, bytes, str]] = {}
         self._connections: dict[_Connection, None] = {}  # in order of arrival
         self._answering: set[asyncio.Task[None]] = set()
@@ -133,10 +137,14 @@ class MetricsServer:
         kind, page = "text/plain; charset=utf-8", b""
         if not isinstance(request, h11.Request):
             status = request
-        elif request.target.partition(b"?")[0] != b"/metrics":
+        elif (path := request.target.partition(b"?")[0]) not in PATHS:
             status, page = HTTPStatus.NOT_FOUND, b"use /metrics\n"
         elif request.method not in {b"GET", b"HEAD"}:
             status = HTTPStatus.METHOD_NOT_ALLOWED
+        elif path != b"/metrics":
+            why = self._unready() if path == b"/readyz" else ""
+            status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+            page = f"{why or 'ok'}\n".encode()
         else:
             status = HTTPStatus.OK
             accept = b",".join(value for name, value in request.headers if name == b"accept")

@@ -28,7 +28,10 @@ class House:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         pages = count(1)
-        self.server = MetricsServer(lambda accept: (b"page %d\n" % next(pages), f"text/{accept}"))
+        self.unready = ""
+        self.server = MetricsServer(
+            lambda accept: (b"page %d\n" % next(pages), f"text/{accept}"), lambda: self.unready
+        )
         self._opened: list[asyncio.StreamWriter] = []
 
     async def connect(self, host: str = "127.0.0.1") -> Streams:
@@ -64,6 +67,25 @@ async def test_a_scrape_is_answered_and_the_connection_closed(house: House) -> N
     assert reply.split(b"\r\n")[1:] == [
         b"Content-Type: text/plain", b"Content-Length: 7", b"Connection: close", b"", b"page 1\n",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "unready", "status", "page"),
+    [
+        (b"/healthz", "", b"200", b"ok\n"),
+        (b"/healthz", "no session", b"200", b"ok\n"),  # no reason to end the process
+        (b"/readyz", "", b"200", b"ok\n"),
+        (b"/readyz", "no session", b"503", b"no session\n"),
+    ],
+)
+async def test_a_probe_tells_life_from_readiness(
+    house: House, path: bytes, unready: str, status: bytes, page: bytes
+) -> None:
+    house.unready = unready
+
+    reply = await house.ask(b"GET " + path + b" HTTP/1.1\r\nHost: here\r\n\r\n")
+
+    assert (reply.split()[1], reply.partition(b"\r\n\r\n")[2]) == (status, page)
 
 
 async def test_three_hundred_idle_connections_block_no_scrape(house: House) -> None:
