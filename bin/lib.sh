@@ -16,8 +16,8 @@ install() {
   local extra=$1 stamp
   stamp=".venv/.ones-$extra-$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)"
   if [ ! -x .venv/bin/python ]; then
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || {
-      echo "Python 3.11.4 or newer is needed; name one with PYTHON=/path/to/python3" >&2
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+      echo "Python 3.11 or newer is needed; name one with PYTHON=/path/to/python3" >&2
       exit 2
     }
     "$python" -m venv .venv || {
