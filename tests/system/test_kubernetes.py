@@ -165,7 +165,7 @@ def test_a_probe_ends_no_workers_that_the_controller_still_counts() -> None:
 
 
 def test_the_agent_has_the_capabilities_of_its_unit() -> None:
-    unit = (ROOT / "bin" / "systemd" / "ones-agent.service").read_text()
+    unit = (ROOT / "controlplane" / "cli" / "samples" / "ones-agent.service").read_text()
     bound = unit.partition("CapabilityBoundingSet=")[2].splitlines()[0]
 
     capabilities = AGENT["containers"][0]["securityContext"]["capabilities"]
