@@ -48,7 +48,9 @@ class Provided(Cluster):
 
     def nodes(self) -> dict[str, tuple[str, int]]:
         """Return state and slots of the nodes that are up."""
-        rows: list[dict[str, Any]] = self.ones("node", "list", "-o", "json").json
+        done = self.ones("node", "list", "-o", "json")
+        assert done.code == 0, done.err
+        rows: list[dict[str, Any]] = done.json
         found = {row["node"]: (row["state"], row["slots"]) for row in rows}
         return {name: one for name, one in found.items() if one[0] == "up"}
 
