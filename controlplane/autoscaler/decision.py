@@ -17,6 +17,7 @@ from schemas.wire.client import JobSummary, NodeInfo
 FOR_SLOTS: Final = frozenset({"no_slots", "too_large", "waits", "next_in_line", "shape", "planned"})
 ON_ONE_NODE: Final = frozenset({"command", "interactive"})  # kinds of jobs
 MARK: Final = "autoscaler: allocation "  # begins the reasons of drains that it orders
+STOPPED: Final = "its agent was told to stop"  # the agent's notice; no operator wants it away
 GOING: Final = frozenset({"draining", "drained", "cordoned"})
 FIRST_PAUSE_S: Final = 15.0  # after an allocation on which no agent joined; then twice as long
 MAX_PAUSE_S: Final = 3600.0
@@ -164,7 +165,7 @@ def decide(
     room = bounds.max_nodes - len(usable)
     exclude = tuple(sorted(
         name for name, node in nodes.items()
-        if node.state in GOING and not node.reason.startswith(MARK)
+        if node.state in GOING and not node.reason.startswith((MARK, STOPPED))
     ))  # fmt: skip
     if missing > 0 and room > 0 and now >= memory.not_before:
         actions.append(Request(min(missing, room), exclude, why))

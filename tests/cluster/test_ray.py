@@ -40,10 +40,19 @@ class Provided(Cluster):
         assert done.code == 0, done.err + self.said()
         return done
 
+    def up_with_ray(self) -> None:
+        """Start the cluster, with jobs as the user of the tests: others may not see its Python."""
+        self.cluster("up", "--ray", "--notice", "20s", "--address", "127.0.0.1")
+        with (self.home / "autoscaler-agent.toml").open("a") as file:
+            file.write("\n[jobs]\ntrust_each_other = true\n")
+
     def nodes(self) -> dict[str, tuple[str, int]]:
-        """Return state and slots of each node."""
-        rows: list[dict[str, Any]] = self.ones("node", "list", "-o", "json").json
-        return {row["node"]: (row["state"], row["slots"]) for row in rows}
+        """Return state and slots of the nodes that are up."""
+        done = self.ones("node", "list", "-o", "json")
+        assert done.code == 0, done.err
+        rows: list[dict[str, Any]] = done.json
+        found = {row["node"]: (row["state"], row["slots"]) for row in rows}
+        return {name: one for name, one in found.items() if one[0] == "up"}
 
     def until_nodes(self, *slots: int) -> set[str]:
         """Return the names of the nodes when all are up and have these slots."""
@@ -68,7 +77,7 @@ def cluster(tmp_path: Path) -> Iterator[Provided]:
         engine.add("b", cpus=2)
         made = Provided(tmp_path / "home", tmp_path / "jobs")
         made.ray = engine
-        made.cluster("up", "--ray", "--notice", "20s", "--address", "127.0.0.1")
+        made.up_with_ray()
         try:
             yield made
         finally:
@@ -101,7 +110,7 @@ def test_agents_come_and_go_with_the_nodes_of_ray_and_a_job_keeps_every_sample(
     assert any("Ray drains it" in why for why in whys), whys
 
 
-def test_resources_return_to_ray_and_the_autoscaler_outlives_its_driver(
+def test_resources_return_to_ray_after_a_drain_and_at_the_end(
     cluster: Provided,
 ) -> None:
     cluster.until_nodes(2, 2)
@@ -113,5 +122,5 @@ def test_resources_return_to_ray_and_the_autoscaler_outlives_its_driver(
     cluster.cluster("down")
 
     looked(cluster.free, lambda free: free == {"CPU": 4.0})
-    cluster.cluster("up", "--ray")
+    cluster.up_with_ray()
     cluster.until_nodes(2, 2)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
+import psutil
 import pytest
 
 from tests.support.documented import ROOT
@@ -41,10 +42,15 @@ class ComputeCluster:
         raise NotImplementedError
 
     def kill(self, node: str, sign: int = signal.SIGKILL) -> None:
-        """Kill a node with all its processes, or send them another signal."""
+        """Kill a node with all its processes, or send them another signal.
+
+        Trackers of shared memory are left, which then clean up and end.
+        """
         process = self.nodes.pop(node)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getpgid(pid) == process.pid and not _is_tracker(pid):
+                    os.kill(pid, sign)
         process.wait()
 
     def __enter__(self) -> Self:
@@ -66,7 +72,8 @@ class ComputeCluster:
             with log.open("wb") as file:
                 self.nodes[node] = subprocess.Popen(
                     [str(scripts / command[0]), *command[1:]],
-                    env={**os.environ, **(env or {}), "NODE": node, "PYTHONPATH": paths},
+                    env={**os.environ, **(env or {}), "NODE": node, "PYTHONPATH": paths,
+                         "DASK_TEMPORARY_DIRECTORY": str(self.folder)},
                     stdout=file, stderr=file, start_new_session=True,
                 )  # fmt: skip
             while self.nodes[node].poll() is None:
@@ -149,6 +156,10 @@ class RayCluster(ComputeCluster):
              "--deadline-remaining-seconds", "60"],
             check=True, capture_output=True,
         )  # fmt: skip
+
+
+def _is_tracker(pid: int) -> bool:
+    return any("resource_tracker" in part for part in psutil.Process(pid).cmdline())
 
 
 def _skip_without(module: str) -> None:
