@@ -92,7 +92,7 @@ def test_jobs_outlive_requeue_drain_and_time_limit_and_the_allocation_follows_th
         whole = {epoch: list(range(RESIZED_SAMPLES)) for epoch in range(1, EPOCHS + 1)}
         assert cluster.samples(name) == whole
     said = json.dumps(cluster.decisions())
-    for reason in ("of at least 2 nodes", "jobs wait for", "Slurm: drain", "end-of-time-limit"):
+    for reason in ("of at least 2 nodes", "jobs wait for", "end-of-time-limit"):
         assert reason in said
 
 
