@@ -117,7 +117,7 @@ def test_resources_return_to_ray_after_a_drain_and_at_the_end(
     (drained, *_) = cluster.nodes()
     assert cluster.ones("node", "drain", drained).code == 0
     looked(cluster.free, lambda free: free == {"CPU": 2.0})
-    cluster.until_nodes(2)
+    looked(lambda: cluster.ones("node", "list").out, lambda out: drained not in out)
 
     cluster.cluster("down")
 
