@@ -22,6 +22,7 @@ from schemas.jobs import STATES
 from schemas.wire.client import SearchInfo
 
 UPDATE_INTERVAL_S: Final = 1.0
+MAX_SHARE: Final = 0.01  # of the time of the event loop
 QUEUE_WAIT_BUCKETS_S: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 604_800)
 PROMISES: Final = ("open", "kept", "broken")
 SEARCH_GAUGES: Final = {  # field of `SearchInfo` -> name and help
@@ -129,12 +130,13 @@ class Metrics:
         search: Callable[[], SearchInfo],
         figures: Callable[[], ServiceFigures],
     ) -> None:
-        """Update the metrics about once a second until cancelled."""
+        """Update the metrics until cancelled: once a second, or in a large cluster less often."""
         loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             self.write(core(), search(), figures())
-            due = loop.time() + UPDATE_INTERVAL_S
-            await asyncio.sleep(UPDATE_INTERVAL_S)
+            due = loop.time() + max(UPDATE_INTERVAL_S, (loop.time() - began) / MAX_SHARE)
+            await asyncio.sleep(due - loop.time())
             self._lag.set(max(0.0, loop.time() - due))
 
     def write(

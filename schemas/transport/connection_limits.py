@@ -13,6 +13,7 @@ A refused peer gets no reply. libzmq retries after the handshake timeout, 30 s b
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,8 +59,8 @@ class _Silent:
         """
         if len(self.admissions) <= self.connections:
             return b""
-        later = (place for place, (at, _) in enumerate(self.admissions) if at >= since)
-        return self.admissions.pop(next(later, 0))[1]
+        later = bisect_left(self.admissions, (since, b""))  # they are in the order of their times
+        return self.admissions.pop(later if later < len(self.admissions) else 0)[1]
 
 
 class KeyConnections:
