@@ -30,7 +30,7 @@ from controlplane.autoscaler.decision import (
 from controlplane.autoscaler.ray import Ray
 from controlplane.autoscaler.slurm import Slurm
 from controlplane.client import Client
-from schemas.errors import OnesError
+from schemas.errors import OnesError, one_line_error
 from schemas.host.files import replace_file, take_pid_file
 
 STATUS_FILE: Final = "autoscaler.json"  # in `run`, for `ones cluster status`
@@ -112,6 +112,9 @@ class Autoscaler:
                 except OnesError as error:
                     problem = str(error)
                     log.warning("no decision", problem=problem)
+                except Exception as error:  # the next round decides again
+                    problem = one_line_error(error)
+                    log.exception("no decision")
                 self._write_status(problem)
                 await asyncio.sleep(self._settings.interval_s)
 

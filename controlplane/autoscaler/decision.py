@@ -16,8 +16,7 @@ from schemas.wire.client import JobSummary, NodeInfo
 # Codes of reasons that more nodes may end. Others are of the job itself, or of its user's limits.
 FOR_SLOTS: Final = frozenset({"no_slots", "too_large", "waits", "next_in_line", "shape", "planned"})
 ON_ONE_NODE: Final = frozenset({"command", "interactive"})  # kinds of jobs
-MARK: Final = "autoscaler: allocation "  # begins the reasons of drains that it orders
-STOPPED: Final = "its agent was told to stop"  # the agent's notice; no operator wants it away
+MARK: Final = "autoscaler: allocation "  # in the reasons of drains that it orders
 GOING: Final = frozenset({"draining", "drained", "cordoned"})
 FIRST_PAUSE_S: Final = 15.0  # after an allocation on which no agent joined; then twice as long
 MAX_PAUSE_S: Final = 3600.0
@@ -129,7 +128,7 @@ def decide(
     Args:
         allocations: machines and requests of this autoscaler, in the order of their ids.
         nodes: nodes of the cluster that this autoscaler provides, by name.
-        jobs: all jobs that have not ended.
+        jobs: at least all jobs without slots that have not ended.
         bounds: limits of the user.
         memory: memory of the previous decision.
         now: seconds since the epoch.
@@ -165,7 +164,7 @@ def decide(
     room = bounds.max_nodes - len(usable)
     exclude = tuple(sorted(
         name for name, node in nodes.items()
-        if node.state in GOING and not node.reason.startswith((MARK, STOPPED))
+        if node.state in GOING and MARK not in node.reason
     ))  # fmt: skip
     if missing > 0 and room > 0 and now >= memory.not_before:
         actions.append(Request(min(missing, room), exclude, why))
@@ -190,7 +189,7 @@ def _state(one: Allocation, node: NodeInfo | None) -> State:
 
 def _is_former(one: Allocation, node: NodeInfo) -> bool:
     """True if the node was drained for an earlier allocation of the same machine."""
-    return node.reason.startswith(MARK) and not node.reason.startswith(f"{MARK}{one.id}: ")
+    return MARK in node.reason and f"{MARK}{one.id}: " not in node.reason
 
 
 def _of_allocation(

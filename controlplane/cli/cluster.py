@@ -25,7 +25,7 @@ from controlplane.cli.progress import progress
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.client.formats import second
-from schemas.errors import BadFieldError, SettingsError, UnreachableError
+from schemas.errors import BadFieldError, OnesError, SettingsError, UnreachableError
 from schemas.host.settings import read_toml
 
 AGENT_FILE: Final = "autoscaler-agent.toml"
@@ -118,8 +118,14 @@ def up(
     of_ray = {"address": os.environ.get("RAY_ADDRESS")}
     of_engine = {**(of_ray if ray else of_slurm), "notice_s": notice_s}
     with progress(common.output, "starting the cluster"), local.lock(home):
+        is_new = not (home / local.AUTOSCALER_FILE).exists()
         found = _write_settings(home, engine_name, stated, of_engine)
-        host, on_term_s = asyncio.run(_ask(found, home))
+        try:
+            host, on_term_s = asyncio.run(_ask(found, home))
+        except OnesError:
+            if is_new:  # else `ones local` would take the folder for one with an engine
+                (home / local.AUTOSCALER_FILE).unlink()
+            raise
         if not (home / "client.toml").exists():
             local.create_controller(home, address or _own_address(host))
         _start_controller(home)

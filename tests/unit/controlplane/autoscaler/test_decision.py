@@ -20,7 +20,8 @@ from controlplane.autoscaler.decision import (
     Undrain,
     decide,
 )
-from schemas.ids import JobId
+from controlplane.core.model.node import Drain as NodeDrain
+from schemas.ids import JobId, Seconds
 from schemas.wire.client import JobSummary, NodeInfo
 from tests.support.client_examples import summary
 
@@ -36,6 +37,11 @@ def node(name: str = "slurm-n1", state: str = "up", **fields: Any) -> NodeInfo:
         free=fields.pop("free", 0), kind="cpu", model="CPU", release="",
         jobs=fields.pop("jobs", ("a",)), **fields,
     )  # type: ignore[arg-type]  # fmt: skip
+
+
+def drained(reason: str) -> str:
+    """Return the reason of a node that somebody drained, as the controller reports it."""
+    return NodeDrain(user="root", reason=reason, since=Seconds(0.0), deadline=None).text
 
 
 def waits(slots: int = 1, code: str = "waits", kind: str = "elastic") -> JobSummary:
@@ -93,7 +99,7 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
             (Drain("slurm-n1", "autoscaler: allocation 1: idle for 400 s"),),
         ),
         (
-            {"nodes": (node(state="drained", reason="autoscaler: allocation 1: idle for 400 s"),)},
+            {"nodes": (node(state="drained", reason=drained("autoscaler: allocation 1: idle for 400 s")),)},
             (
                 Release("1", "slurm-n1 has no jobs: idle for 400 s"),
                 Request(1, (), "0 of at least 1 nodes"),
@@ -104,12 +110,12 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
             (Drain("slurm-n1", OF_1, 60.0), Request(1, (), "0 of at least 1 nodes")),
         ),
         (
-            {"nodes": (node(state="draining", reason="new disk"),)},  # by an operator
+            {"nodes": (node(state="draining", reason=drained("new disk")),)},  # by an operator
             (Request(1, ("slurm-n1",), "0 of at least 1 nodes"),),
         ),
         (
             {"allocations": (Allocation(id="4", node="slurm-n1"),),
-             "nodes": (node(state="drained", reason=OF_1),)},
+             "nodes": (node(state="drained", reason=drained(OF_1)),)},
             (Undrain("slurm-n1", "slurm-n1 is allocation 4 now"),),
         ),
         (
@@ -156,7 +162,9 @@ def test_each_failure_doubles_the_pause_and_a_join_ends_it() -> None:
 
 
 states = st.sampled_from(["up", "draining", "drained", "cordoned", "lost", "unhealthy"])
-reasons = st.sampled_from(["", "new disk", OF_1, "autoscaler: allocation 9: idle for 400 s"])
+reasons = st.sampled_from(
+    ["", *map(drained, ("new disk", OF_1, "autoscaler: allocation 9: idle for 400 s"))]
+)
 
 
 @given(
