@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -27,7 +27,7 @@ from schemas.errors import OnesError
 from schemas.host.logging import Audit
 from schemas.ids import NodeId, WorkerId, worker_id
 from schemas.transport.keys import ServerKeys
-from schemas.transport.sockets import Incoming, Link, Socket
+from schemas.transport.sockets import PATIENT_RECONNECT_MS, Incoming, Link, Socket
 from schemas.wire import Message
 from schemas.wire.agent import GroupDelta, Welcome
 from schemas.wire.feed import GetSnapshot, LogStored, SnapshotPiece
@@ -126,16 +126,16 @@ class ControllerPorts:
         self._ports, self._welcomed_key = ports, self._keys.current
         if self.events is not None:
             self.events.close()
-        self.events = self._connect("PUB", welcome.event_port)
-        return self._connect("DEALER", welcome.log_port)
+        self.events = self._connect("PUB", welcome.event_port, reconnect_ms=PATIENT_RECONNECT_MS)
+        return self._connect("DEALER", welcome.log_port, reconnect_ms=PATIENT_RECONNECT_MS)
 
     def publish(self, data: bytes) -> None:
         """Publish an event or telemetry."""
         if self.events is not None:
             self.events.send(self._node.encode(), data)
 
-    def _connect(self, kind: str, port: int, *, prompt: bool = False) -> Socket:
-        return self._link.connect(kind, self._address(port), self._keys.current, prompt=prompt)
+    def _connect(self, kind: str, port: int, **options: Any) -> Socket:
+        return self._link.connect(kind, self._address(port), self._keys.current, **options)
 
     def _address(self, port: int) -> str:
         return ",".join(f"tcp://{host}:{port}" for host in self._hosts)

@@ -10,6 +10,7 @@ clock.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -43,6 +44,7 @@ Key = tuple[JobId, bool]  # job, and True for its sweep
 MAX_RESENT: Final = 256  # events in one Resent
 MAX_DOUBLINGS: Final = 10  # then the pause between hellos grows no further
 MAX_HELLO_PAUSE_S: Final = 8.0  # longest pause between hellos; the first one is one heartbeat
+HEARTBEATS_PER_S: Final = 2000.0  # of all nodes together
 MAX_SPOOLED: Final = 20_000  # events; then the agent stops reading its workers' reports
 MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
@@ -57,6 +59,12 @@ class SessionTimings:
     missed_s: float = 5.0  # replaces `lost_s` if workers of other nodes wait for this node's
     retry_s: float = 2.0
     forget_s: float = 30 * 86400.0  # a node that was lost for so long is removed
+
+    def of_cluster(self, nodes: int) -> SessionTimings:
+        """Return timings with fewer heartbeats, so that many nodes do not keep a core busy."""
+        longest_s = min(self.suspect_s, self.missed_s) / 3.0  # two may be lost
+        pause_s = min(longest_s, nodes / HEARTBEATS_PER_S)
+        return dataclasses.replace(self, heartbeat_s=max(self.heartbeat_s, pause_s))
 
 
 def equivalent_hellos(one: Hello, other: Hello) -> bool:
@@ -222,6 +230,7 @@ class AgentSession:
         if message.session != self.session:
             self._pending.clear()
         self.session, self.term = message.session, message.term
+        self.timings = dataclasses.replace(self.timings, heartbeat_s=message.heartbeat_s)
         self._last_received_at = self._last_sent = now
         self._drop_through(message.committed)
         return [message, *self._resend(message.committed + 1)]
@@ -379,6 +388,7 @@ class ControllerSession:
             log_port=log_port,
             event_port=event_port,
             report_again=self._report_again,
+            heartbeat_s=self.timings.heartbeat_s,
         )
         return [ToNode(welcome)]
 

@@ -85,6 +85,8 @@ MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
 MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting one delays all other requests
 QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 EXTENSION_US: Final = 60_000_000  # start timeout of systemd, renewed while the start goes on
+# A thread of libzmq accepts one connection per port between other work of all its connections.
+IO_THREADS: Final = 4
 BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
@@ -161,7 +163,7 @@ class Controller:
         self._folder = home / settings.state
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
-        self._link = Link(load_keys(home / settings.keys.server))
+        self._link = Link(load_keys(home / settings.keys.server), io_threads=IO_THREADS)
         self._key_file = KeyFile(self._folder / keys.FILE)
         self._keys = KeyTable(self._key_file, self._listed_keys(settings))
         self._keys.on_revoked = self._cut_off
@@ -623,6 +625,7 @@ class Controller:
             commit_s=loop.longest_commit_s(),
             requests=self._request_server.requests,
             webhooks=self._webhooks.waiting(),
+            standbys=self._active.missing_inputs() if self._active else {},
             key_ends={row.name: row.expires for row in rows if row.expires is not None},
         )
 

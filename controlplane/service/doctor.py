@@ -60,7 +60,7 @@ def diagnose(path: Path, daemon: psutil.Process | None = None) -> Iterator[Findi
     yield from space("state", state, MIN_FREE_BYTES)
     if state.is_dir():
         yield sync_finding(f"state {state}", sync_time(state))
-    if settings.standby.lease:
+    if settings.standby.lease and not any(one.field == "standby.lease" for one in problems):
         yield _lease(settings, home)
     yield open_files(daemon)
     yield clock_synchronised()

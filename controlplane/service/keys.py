@@ -92,6 +92,7 @@ class KeyTable:
         self._online = file.read()
         self.known = KnownKeys(self._merged(), clock)
         self._valid = dict(self.known)
+        self._expires_at = self.known.next_expiry()
         self.on_revoked: OnRevoked = lambda _: None  # called with the owners of keys now invalid
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
@@ -103,11 +104,13 @@ class KeyTable:
         """Disconnect owners of expired keys, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._refresh()
+            if self._clock() >= self._expires_at:
+                self._refresh()
 
     def _refresh(self) -> None:
         """Update `known`, and report the owners of keys that are no longer valid."""
         self.known.listed = self._merged()
+        self._expires_at = self.known.next_expiry()
         valid = dict(self.known)
         gone = [who for key, who in self._valid.items() if valid.get(key) != who]
         self._valid = valid

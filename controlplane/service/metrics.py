@@ -75,6 +75,7 @@ class ServiceFigures:
     key_ends: Mapping[str, float] = field(default_factory=dict)  # name -> seconds since the epoch
     requests: Mapping[str, int] = field(default_factory=dict)  # user -> number since the start
     webhooks: Mapping[str, int] = field(default_factory=dict)  # name -> events that wait
+    standbys: Mapping[str, int] = field(default_factory=dict)  # host -> inputs that it lacks
 
 
 SERVICE_GAUGES: Final = {  # field of `ServiceFigures` -> name and help
@@ -115,6 +116,9 @@ class Metrics:
         self._user_slots = gauge("ones_user_slots", "Slots of jobs.", "user", "project")
         self._requests = count("ones_requests", "Requests of users on port 7702.", "user")
         self._webhooks = gauge("ones_webhook_waiting", "Events not delivered yet.", "name")
+        self._standbys = gauge(
+            "ones_standby_missing_inputs", "Inputs that a standby has not stored yet.", "host"
+        )
         self.queue_wait = Histogram(
             "ones_queue_wait_seconds",
             "Time from a job's submission to its first slots.",
@@ -184,6 +188,8 @@ class Metrics:
             self._count(f"requests {user}", self._requests.labels(user), number)
         for name, waiting in figures.webhooks.items():
             self._webhooks.labels(name).set(waiting)
+        for host, missing in figures.standbys.items():
+            self._standbys.labels(host).set(missing)
         self._key_ends.clear()
         for name, at in figures.key_ends.items():
             self._key_ends.labels(name).set(at)

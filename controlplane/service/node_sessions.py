@@ -168,7 +168,7 @@ class NodeSessions:
         """Apply these timings from now on."""
         self.timings = timings
         for session in self._sessions.values():
-            session.timings = timings
+            session.timings = timings.of_cluster(len(self._sessions))
 
     def announce_key(self, public: str) -> None:
         """Send the server's next public key to all nodes, including nodes that greet later."""
@@ -350,6 +350,7 @@ class NodeSessions:
                 self._routes[hello.node] = route
             asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
+            session.timings = self.timings.of_cluster(len(self._sessions))
             outputs = session.open_session(hello, committed, self._now(), *self.ports)
             self._apply(hello.node, outputs)
             self._send_key(route)
@@ -456,7 +457,7 @@ class NodeSessions:
             condition = Condition.SUSPECT
         if condition is Condition.LOST and known.phase is not NodePhase.LOST:
             self.commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
-        elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:
+        elif condition is Condition.SUSPECT and known.phase is NodePhase.UP:
             self.commit_loop.handle(NodeSuspected(node=node, silent_s=silent_s))
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
             self.commit_loop.handle(NodeHeard(node=node))

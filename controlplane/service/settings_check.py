@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from controlplane.service.keys import FILE, KeyFile
 from controlplane.service.planner.policy_check import check_policy
-from controlplane.service.settings import ControllerSettings, Listen
+from controlplane.service.settings import ControllerSettings, Listen, StandbySettings
+from controlplane.service.standby.lease import LeaseError
+from controlplane.service.standby.lease_stores import open_store
 from controlplane.service.webhooks import check_webhooks
 from schemas.errors import SettingsError
 from schemas.host.checks import Findings, check_file
@@ -14,7 +17,7 @@ from schemas.transport.keys import load_authorised, load_keys
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Return every problem of the settings on this host, with field and remedy. Change nothing.
+    """Return every problem of the settings on this host, with field and remedy.
 
     Ports in use by a controller with this same settings file are treated as free.
     """
@@ -33,8 +36,25 @@ def check(path: Path) -> list[SettingsError]:
     findings.folder("state", home / settings.state)
     findings.attempt("webhooks", lambda: check_webhooks(settings.webhooks, home))
     findings.pid_file(settings.pid_file)
+    if settings.standby.lease:
+        findings.attempt("standby.lease", lambda: asyncio.run(_try_lease(settings.standby, home)))
     _check_ports(findings, settings.listen)
     return findings.found
+
+
+async def _try_lease(standby: StandbySettings, home: Path) -> None:
+    """Read the lease. In PostgreSQL, its table is created.
+
+    Raises:
+        SettingsError: if its store cannot be used or does not reply.
+    """
+    store = open_store(standby.lease, standby.cluster, home)
+    try:
+        await store.read()
+    except LeaseError as error:
+        raise SettingsError(error.message, error.hint) from None
+    finally:
+        await store.close()
 
 
 def _check_ports(findings: Findings, listen: Listen) -> None:

@@ -9,11 +9,12 @@ watches the memory of this process. When the memory grows, the guard cuts connec
 kernel repeatedly has many unread bytes. When the memory grows further and no connection stands out,
 the guard cuts all connections. The cut frees their memory, and honest peers soon reconnect.
 
-A stranger can open connections without a handshake until no descriptor is free. So each port has a
-limit of such connections. Beyond it, the oldest connection without a message is cut, of the network
-with the most connections without a handshake. libzmq does not name the connection of a handshake,
-so this may also be a silent connection of a client on that host, which reconnects. The guards need
-no free descriptor for their own work.
+A stranger can open connections without a handshake until no descriptor is free. Therefore, when few
+are left, the oldest connection without a message is cut, of the network with the most connections
+without a handshake to one port. libzmq does not name the connection of a handshake, so this may
+also be a silent connection of a client on that host, which reconnects. A lower limit would cut the
+nodes of a large cluster, which all connect at the same time after a restart, and reconnect when
+they are cut. The guards need no free descriptor for their own work.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -45,6 +45,7 @@ from schemas.transport.connection_limits import KeyConnections, ReconnectBackoff
 MAX_UNREAD_BYTES: Final = 64 << 20  # limit of arrived, unread bytes of one connection
 MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same limit for all connections together
 CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that causes a check
+CONNECTION_BYTES: Final = 48 << 10  # memory of an idle connection, which is no growth
 CHECK_INTERVAL_S: Final = 0.1
 MAX_EVENTS: Final = 1000  # per port at once, so that a port with many events does not block others
 CHECKS_PER_TURN: Final = 200  # connections that are checked without returning to the loop
@@ -66,9 +67,9 @@ MIN_SAMPLES: Final = 4  # minimum number of samples above MAX_KERNEL_BYTES for a
 MAX_KERNEL_BYTES: Final = 16 << 10  # limit of unread bytes of a connection; a message is smaller
 MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFILE / 4
 MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
-MAX_SILENT: Final = 4096  # connections of a port without a handshake
+MAX_SILENT: Final = 24_576  # connections without a handshake
 MAX_CUTS: Final = 500  # such connections that are cut without returning to the loop
-SILENT_SHARE: Final = 16  # one in so many descriptors, for each port
+CONNECTION_SHARE: Final = 7 / 8  # of all descriptors; above it, such connections are cut
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -134,23 +135,24 @@ class FloodGuard:
         self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
-        self._silent: dict[str, SilentConnections] = {}  # by port name
+        self._silent = SilentConnections()
         self._spare = SpareDescriptor()
-        self._growth = GrowthDetector(memory_bytes, CHECK_GROWTH_BYTES)
+        self._growth = GrowthDetector(self._data_bytes, CHECK_GROWTH_BYTES)
+
+    def _data_bytes(self) -> int:
+        return memory_bytes() - len(self._connections) * CONNECTION_BYTES
 
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
         """Watch the connections of a bound TCP socket. `name` is a unique name of its port."""
         self._monitors[name] = _monitor(bound, context)
-        self._silent[name] = SilentConnections()
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
         """Count a message that was read from the connection with descriptor `source`."""
         extra = CURVE_OVERHEAD_BYTES if secured else 0
-        if (connection := self._connections.get(source)) is not None:
-            self._silent[connection.port].remove(source)
+        self._silent.remove(source)
         self._taken[source] += sum(
             size + extra + (2 if size + extra < SHORT_FRAME_BYTES else 9) for size in sizes
         )
@@ -183,18 +185,17 @@ class FloodGuard:
                 self._connections.pop(descriptor, None)
                 self._taken.pop(descriptor, None)
                 self.keys.closed(descriptor)
-                self._silent[port].remove(descriptor)
+                self._silent.remove(descriptor)
         elif (peer := self._peer(descriptor, port)) is not None:
             self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
             self.keys.record_opened(descriptor, port, peer[0])
-            self._silent[port].add(descriptor, peer[0])
+            self._silent.add(descriptor, port, peer[0])
 
     def _limit_silent(self) -> None:
-        most = min(MAX_SILENT, max_descriptors() // SILENT_SHARE)
-        for port, silent in self._silent.items():
-            if len(silent) > most:
-                for descriptor in silent.surplus(most, partial(self.keys.admitted, port)):
-                    self._end(descriptor)
+        needed = len(self._connections) - int(max_descriptors() * CONNECTION_SHARE)
+        if needed > 0 or len(self._silent) > MAX_SILENT:
+            for descriptor in self._silent.surplus(MAX_SILENT, needed, self.keys.admitted):
+                self._end(descriptor)
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all connections."""
@@ -237,8 +238,7 @@ class FloodGuard:
 
     def _end(self, descriptor: int) -> _Ended | None:
         connection = self._connections.pop(descriptor, None)
-        if connection is not None:
-            self._silent[connection.port].remove(descriptor)
+        self._silent.remove(descriptor)
         key = self.keys.cut(descriptor)
         if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return None
@@ -310,58 +310,62 @@ class FloodGuard:
 
 
 class SilentConnections:
-    """Connections of one port over which no message has arrived, oldest first."""
+    """Connections over which no message has arrived, oldest first."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, str] = {}  # by file descriptor
-        self._of: dict[str, dict[int, None]] = {}  # descriptors by host
+        self._peers: dict[int, tuple[str, str]] = {}  # (port, host) by file descriptor
+        self._of: dict[tuple[str, str], dict[int, None]] = {}  # descriptors by (port, host)
 
     def __len__(self) -> int:
         """Return the number of connections."""
-        return len(self._hosts)
+        return len(self._peers)
 
-    def add(self, descriptor: int, host: str) -> None:
+    def add(self, descriptor: int, port: str, host: str) -> None:
         """Add a new connection. An earlier connection with this descriptor is closed."""
         self.remove(descriptor)
-        self._hosts[descriptor] = host
-        self._of.setdefault(host, {})[descriptor] = None
+        self._peers[descriptor] = port, host
+        self._of.setdefault((port, host), {})[descriptor] = None
 
     def remove(self, descriptor: int) -> None:
         """Remove a connection over which a message arrived, or that was closed, if it is known."""
-        host = self._hosts.pop(descriptor, None)
-        if host is not None:
-            del self._of[host][descriptor]
-            if not self._of[host]:
-                del self._of[host]
+        peer = self._peers.pop(descriptor, None)
+        if peer is not None:
+            del self._of[peer][descriptor]
+            if not self._of[peer]:
+                del self._of[peer]
 
-    def surplus(self, most: int, admitted: Callable[[str], int]) -> list[int]:
+    def surplus(self, most: int, needed: int, admitted: Callable[[str, str], int]) -> list[int]:
         """Return connections to cut, so that `most` without a handshake are left.
 
-        They are the oldest of the networks with the most connections without a handshake. A call
-        returns at most `MAX_CUTS`, and costs as much for one as for many.
+        They are the oldest of the networks with the most connections without a handshake to one
+        port. A call returns at most `MAX_CUTS`, and costs as much for one as for many.
 
         Args:
             most: limit of connections without a handshake.
-            admitted: returns how many silent connections of a host have completed a handshake.
+            needed: number of connections to cut although there are fewer, because descriptors are
+                needed; at most all without a handshake.
+            admitted: returns how many silent connections to a port, of a host, have completed a
+                handshake.
         """
-        hosts: dict[str, list[str]] = {}
-        strangers = Counter[str]()
-        for host, descriptors in self._of.items():
-            network = network_of(host)
-            hosts.setdefault(network, []).append(host)
-            strangers[network] += len(descriptors) - admitted(host)
-        excess = min(MAX_CUTS, sum(strangers.values()) - most)
+        peers: dict[tuple[str, str], list[tuple[str, str]]] = {}  # by port and network
+        strangers = Counter[tuple[str, str]]()
+        for (port, host), descriptors in self._of.items():
+            group = port, network_of(host)
+            peers.setdefault(group, []).append((port, host))
+            strangers[group] += len(descriptors) - admitted(port, host)
+        total = sum(strangers.values())
+        excess = min(MAX_CUTS, max(total - most, min(total, needed)))
         ahead = {
-            network: itertools.chain.from_iterable(self._of[host] for host in hosts[network])
-            for network in strangers
+            group: itertools.chain.from_iterable(self._of[peer] for peer in peers[group])
+            for group in strangers
         }
-        largest = [(-count, network) for network, count in strangers.items()]
+        largest = [(-count, group) for group, count in strangers.items()]
         heapq.heapify(largest)
         found = list[int]()
         while len(found) < excess:
-            count, network = heapq.heappop(largest)
-            found.append(next(ahead[network]))
-            heapq.heappush(largest, (count + 1, network))
+            count, group = heapq.heappop(largest)
+            found.append(next(ahead[group]))
+            heapq.heappush(largest, (count + 1, group))
         return found
 
 

@@ -17,6 +17,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -416,3 +417,7 @@ class KnownKeys(Mapping[bytes, Identity]):
     def __len__(self) -> int:
         """Return the number of valid keys."""
         return sum(1 for _ in self)
+
+    def next_expiry(self) -> float:
+        """Return the time at which the next valid key expires, in seconds since the epoch."""
+        return min((who.expires for who in self.values() if who.expires is not None), default=inf)

@@ -24,6 +24,11 @@ from schemas.transport.keys import Authority, Identity, KeyPair
 # a partition a new connection carries data sooner than TCP's next retransmission.
 PROMPT_MS: Final = 4000
 CONNECT_TIMEOUT_MS: Final = 1000
+MAX_RECONNECT_MS: Final = 1000
+RECONNECT_MS: Final = 50  # first pause before the next attempt to connect; later ones are longer
+# As RECONNECT_MS, for connections that can wait: when a controller is back, all nodes first connect
+# for their orders.
+PATIENT_RECONNECT_MS: Final = 3000
 HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
 MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; more stay at the sender
@@ -216,8 +221,8 @@ class Socket:
 class Link:
     """Sockets of one process. Without keys, only loopback and ipc addresses can be used."""
 
-    def __init__(self, keys: KeyPair | None = None) -> None:
-        self._context = zmq.asyncio.Context()
+    def __init__(self, keys: KeyPair | None = None, *, io_threads: int = 1) -> None:
+        self._context = zmq.asyncio.Context(io_threads)
         self._keys = keys
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
@@ -306,7 +311,13 @@ class Link:
         return Socket(socket, self._known if secured else None, self._flood_guard)
 
     def connect(
-        self, kind: str, address: str, server_key: bytes | None = None, *, prompt: bool = False
+        self,
+        kind: str,
+        address: str,
+        server_key: bytes | None = None,
+        *,
+        prompt: bool = False,
+        reconnect_ms: int = RECONNECT_MS,
     ) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB), which queues nothing while disconnected.
 
@@ -314,9 +325,12 @@ class Link:
         controllers of which one listens. `server_key` is the public key of the peer in Z85, or None
         on ipc.
         A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
-        because a peer that reads late counts as lost and misses messages.
+        because a peer that reads late counts as lost and misses messages. After a lost connection,
+        the first pause is between `reconnect_ms` and twice as long.
         """
         socket = self._socket(kind)
+        socket.reconnect_ivl = reconnect_ms
+        socket.reconnect_ivl_max = max(reconnect_ms, MAX_RECONNECT_MS)
         addresses = address.split(",")
         socket.ipv6 = any(has_only_ipv6(_host(one)) for one in addresses)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
@@ -412,18 +426,19 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.maxmsgsize = MAX_BYTES + ENVELOPE
     socket.sndhwm = HIGH_WATER
     socket.rcvhwm = HIGH_WATER
-    socket.reconnect_ivl = 50
-    socket.reconnect_ivl_max = 1000
+    socket.reconnect_ivl = RECONNECT_MS
+    socket.reconnect_ivl_max = MAX_RECONNECT_MS
     socket.handshake_ivl = 30_000  # ms, because a thousand other peers may be handled first
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
 
 
 def _host(address: str) -> str:
-    """Return the host of tcp://HOST:PORT, or "" for other addresses."""
+    """Return the host of tcp://HOST:PORT or tcp://SOURCE;HOST:PORT, or "" for other addresses."""
     if not address.startswith("tcp://"):
         return ""
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    peer = address.removeprefix("tcp://").rpartition(";")[2]
+    return peer.rpartition(":")[0].strip("[]")
 
 
 def has_only_ipv6(host: str) -> bool:

@@ -406,6 +406,7 @@ class Welcome(Message, tag="agent.welcome.1"):
     log_port: int
     event_port: int
     report_again: bool = False  # True: resend all stored reports, because the journal lost some
+    heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 1.0  # pause between heartbeats
 
 
 class Refused(Message, tag="agent.refused.1"):

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import uvloop
-import zmq
+import zmq.asyncio
 
 from controlplane.core.reactor import Reactor
 from schemas.ids import JobId, NodeId, Rank, Version
+from schemas.transport import sockets
 from schemas.wire.agent import GroupDelta, ToAgent, Welcome, WorkerSeen
 from tests.bench import report
 from tests.bench.long_journal import Size, history, write
-from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch
+from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch, open_all
 
 SLOTS: Final = 4
 SETTLE_S: Final = 5.0
 LIMIT_S: Final = 120.0
-TICK_S: Final = 0.25  # of an agent, as a real one's
+AGENTS_PER_PROCESS: Final = 2500  # each has three connections, with two descriptors each
+SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Arrivals(Watch):
@@ -60,39 +65,81 @@ class BusyAgent(SimulatedAgent):
             for slot, job in enumerate(self.jobs)
         )  # fmt: skip
 
-    async def live(self) -> None:
-        while True:
-            self.do(self.session.tick(self.now()))
-            await asyncio.sleep(TICK_S)
+
+class AgentProcess:
+    """Some of the agents, in a process of their own: all would need more descriptors than one has."""
+
+    def __init__(self, agents: Sequence[BusyAgent]) -> None:
+        self._pipe, theirs = SPAWN.Pipe()
+        given = [(one.node, one.keys, one.server_key, one.ports, one.jobs) for one in agents]
+        self._process = SPAWN.Process(target=_run_agents, args=(theirs, given), daemon=True)
+        self._process.start()
+
+    def ask(self, request: str) -> Any:
+        """Send a request to `_serve`, and return its reply."""
+        self._pipe.send(request)
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _run_agents(pipe: Pipe, given: Sequence[tuple[Any, ...]]) -> None:
+    sockets.CONNECT_TIMEOUT_MS = 20_000  # thousands of sockets share a thread of libzmq here
+    watch = Arrivals()
+    agents = [BusyAgent(*rest, slots=SLOTS, watch=watch) for *rest, _ in given]
+    for agent, (*_, jobs) in zip(agents, given, strict=True):
+        agent.jobs = jobs
+    uvloop.run(_serve(pipe, agents, watch))
+
+
+async def _serve(pipe: Pipe, agents: Sequence[BusyAgent], watch: Arrivals) -> None:
+    context = zmq.asyncio.Context(4)
+    context.set(zmq.MAX_SOCKETS, 4 * len(agents) + 100)
+    tasks: list[asyncio.Task[None]] = []
+    while True:
+        match await asyncio.to_thread(pipe.recv):
+            case "open":
+                tasks += open_all(agents, context)
+                pipe.send(time.monotonic())
+            case "forget":
+                watch.forget()
+                pipe.send(None)
+            case "welcomed":
+                pipe.send([*watch.welcomed.values()])
+            case "deltas":
+                pipe.send([*watch.deltas.values()])
+            case "in session":
+                pipe.send(sum(agent.session.session is not None for agent in agents))
 
 
 async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
-    watch = Arrivals()
-    fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
-    fleet.context.set(zmq.MAX_SOCKETS, 4 * count + 100)
+    fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS))
     report.now(f"the journal of {jobs} jobs is written")
     (home / "state").mkdir()
     training = min(jobs, count * SLOTS)
     inputs = history(Size(count, jobs, training), 0, SLOTS, time.time() - 3600.0)
     write(home / "state" / "journal.sqlite", inputs, Reactor())
     every = [JobId(f"job-{number}") for number in range(1, training + 1)]
-    for number, agent in enumerate(fleet.agents):
-        assert isinstance(agent, BusyAgent)
+    agents = [agent for agent in fleet.agents if isinstance(agent, BusyAgent)]
+    for number, agent in enumerate(agents):
         agent.jobs = tuple(every[number * SLOTS : (number + 1) * SLOTS])
+    parts = [
+        AgentProcess(agents[first : first + AGENTS_PER_PROCESS])
+        for first in range(0, count, AGENTS_PER_PROCESS)
+    ]
     figures: dict[str, float] = {"agents": count, "jobs": jobs}
     try:
         report.now(f"{count} agents connect")
         fleet.start()
         ready = await until_ready(fleet, 1)
-        for agent in fleet.agents:
-            agent.open(fleet.context)
-            fleet.tasks.append(asyncio.create_task(agent.listen()))
-            fleet.tasks.append(asyncio.create_task(agent.live()))
-        opened = time.monotonic()
-        await until_welcome(watch, count)
-        figures["connected_s"] = max(watch.welcomed.values()) - max(opened, ready)
+        opened = max(part.ask("open") for part in parts)
+        welcomed = await all_welcomed(parts, count)
+        figures["connected_s"] = welcomed[-1] - max(opened, ready)
         await asyncio.sleep(SETTLE_S)
-        watch.forget()
+        for part in parts:
+            part.ask("forget")
         greeted = lines(fleet, "node greeted")
         killed = time.monotonic()
         report.now(f"{count} agents come back after kill -9")
@@ -100,8 +147,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         fleet.process.wait()
         fleet.start()
         ready = await until_ready(fleet, 2)
-        await until_welcome(watch, count)
-        back = sorted(watch.welcomed.values())
+        back = await all_welcomed(parts, count)
         figures |= {
             "ready_s": ready - killed,
             "resync_p50_s": back[count // 2] - ready,
@@ -110,14 +156,38 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
             "resync_p95_after_kill_s": back[int(0.95 * count)] - killed,
         }
         await asyncio.sleep(SETTLE_S)
-        figures["last_delta_s"] = max(watch.deltas.values(), default=ready) - ready
+        deltas = [at for part in parts for at in part.ask("deltas")]
+        figures["last_delta_s"] = max(deltas, default=ready) - ready
         figures["hellos_journalled"] = lines(fleet, "node greeted") - greeted
-        figures["in_session"] = sum(agent.session.session is not None for agent in fleet.agents)
-        usage = psutil.Process(fleet.process.pid).memory_info()
-        figures["controller_mib"] = usage.rss / 2**20
+        controller = psutil.Process(fleet.process.pid)
+        figures["controller_cores"] = await share_of_a_core(controller, SETTLE_S)
+        figures["in_session"] = sum(part.ask("in session") for part in parts)
+        figures["controller_mib"] = controller.memory_info().rss / 2**20
         return figures
     finally:
+        for part in parts:
+            part.end()
         await fleet.__aexit__()
+
+
+async def share_of_a_core(process: psutil.Process, seconds: float) -> float:
+    """Return the share of one core that a process uses in the next seconds."""
+    before = process.cpu_times()
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    after = process.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    return float(used / (time.monotonic() - began))
+
+
+async def all_welcomed(parts: Sequence[AgentProcess], count: int) -> list[float]:
+    """Wait until all agents are welcomed; return the times, in order."""
+    until = time.monotonic() + LIMIT_S
+    while len(times := [at for part in parts for at in part.ask("welcomed")]) < count:
+        if time.monotonic() > until:
+            raise SystemExit(f"{len(times)} of {count} in session after {LIMIT_S} s")
+        await asyncio.sleep(0.25)
+    return sorted(times)
 
 
 async def until_ready(fleet: Fleet, times: int) -> float:
@@ -152,8 +222,10 @@ def show(figures: dict[str, float]) -> None:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__, "a fifth of the agents and jobs")
-    figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
+    chosen = report.arguments(
+        __doc__, "a fifth of the agents and jobs", agents=(int, 1000, "default: 1000")
+    )
+    figures = run(200, 2000) if chosen.quick else run(chosen.agents, 10_000)
     show(figures)
     report.write(figures, chosen.json)
 

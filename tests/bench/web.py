@@ -30,8 +30,14 @@ from controlplane.web.views import Views, differences, environment
 from schemas.ids import JobId
 from tests.bench import report
 from tests.bench.long_journal import Size, history, write
-from tests.bench.resync import Arrivals, BusyAgent, until_ready, until_welcome
-from tests.support.fleet import Fleet
+from tests.bench.resync import (
+    Arrivals,
+    BusyAgent,
+    share_of_a_core,
+    until_ready,
+    until_welcome,
+)
+from tests.support.fleet import Fleet, open_all
 
 ONES: Final = Path(sys.executable).with_name("ones")
 NODES, SLOTS, JOBS, EPOCHS = 128, 4, 1000, 5000
@@ -56,14 +62,6 @@ async def follow(home: Path) -> None:
     async with Client(home) as client:
         async for _ in client.events(1, follow=True):
             pass
-
-
-async def share_of_a_core(process: psutil.Process, seconds: float) -> float:
-    """The CPU time that a process takes, as a share of the time."""
-    before = process.cpu_times()
-    await asyncio.sleep(seconds)
-    after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / seconds
 
 
 async def browse(url: str, seconds: float) -> dict[str, float]:
@@ -123,10 +121,7 @@ async def measure(home: Path, seconds: float) -> dict[str, float]:
     try:
         fleet.start()
         await until_ready(fleet, 1)
-        for agent in fleet.agents:
-            agent.open(fleet.context)
-            fleet.tasks.append(asyncio.create_task(agent.listen()))
-            fleet.tasks.append(asyncio.create_task(agent.live()))
+        fleet.tasks += open_all(fleet.agents, fleet.context)
         await until_welcome(watch, NODES)
         controller = psutil.Process(fleet.process.pid)
         tasks.append(asyncio.create_task(news(home)))

@@ -13,13 +13,15 @@ from contextlib import (
 )
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 
 from controlplane.service.standby.lease import Held, LeaseError, LeaseStore, Record
 from controlplane.service.standby.lease_stores import open_store
+from schemas.errors import SettingsError
 from schemas.ids import Term
-from tests.support.lease_servers import LeaseServer, etcd, postgresql
+from tests.support.lease_servers import LeaseServer, etcd, make_certificates, postgresql
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
 ONE = Record(holder="h1", term=Term(1), complete=("h1",))
@@ -104,3 +106,57 @@ async def test_a_record_outlives_a_killed_server(
 
             held = await first_reply(store)
             assert (held.record, held.version) == (ONE, version)
+
+
+async def test_etcd_is_used_with_certificates(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path / "certificates")
+    with etcd(tmp_path, certificates=certificates) as server:
+        async with opening(server.url, tmp_path) as opened:
+            store = opened()
+            version = await store.replace(0, ONE, LONG_S)
+            assert await store.read() == Held(record=ONE, version=version, expired=False)
+        stranger = server.url.partition("&")[0]  # without a certificate of its own
+        async with opening(stranger, tmp_path) as opened:
+            with pytest.raises(LeaseError, match="etcd: "):
+                await opened().read()
+
+
+async def test_etcd_is_used_with_a_password_and_after_its_restart(tmp_path: Path) -> None:
+    with etcd(tmp_path) as server:
+        address = server.url.removeprefix("etcd://")
+        await _require_passwords(f"http://{address}/v3/auth")
+        async with opening(f"etcd://root:s%40crt@{address}", tmp_path) as opened:
+            store = opened()
+            version = await store.replace(0, ONE, LONG_S)
+            server.kill()
+            server.start()  # it forgets the tokens that it gave
+            assert await store.read() == Held(record=ONE, version=version, expired=False)
+        for login in ("", "root:wrong@"):
+            async with opening(f"etcd://{login}{address}", tmp_path) as opened:
+                with pytest.raises(LeaseError, match=r"etcd: .*(user|auth)"):
+                    await opened().read()
+
+
+async def _require_passwords(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for path, content in {
+            "user/add": {"name": "root", "password": "s@crt"},
+            "role/add": {"name": "root"},
+            "user/grant": {"user": "root", "role": "root"},
+            "enable": {},
+        }.items():
+            (await client.post(f"{url}/{path}", json=content)).raise_for_status()
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("?cacert=missing.crt", "standby.lease: cacert, cert or key: No such file or directory"),
+        ("?ca=ca.crt", "standby.lease: unknown option 'ca'"),
+    ],
+)
+async def test_unusable_files_for_tls_are_refused(query: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        open_store(f"etcds://127.0.0.1:1{query}", "c", tmp_path)
+
+    assert (refused.value.message, refused.value.field) == (said, "standby.lease")

@@ -25,7 +25,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flood_guard, "max_descriptors", lambda: MOST * flood_guard.SILENT_SHARE)
+    monkeypatch.setattr(flood_guard, "MAX_SILENT", MOST)
     monkeypatch.setattr(flood_guard, "CHECK_INTERVAL_S", 0.005)
 
 
@@ -46,10 +46,10 @@ def is_open(wire: socket.socket) -> bool:
     return False
 
 
-async def still_open(wires: list[socket.socket]) -> list[int]:
+async def still_open(wires: list[socket.socket], most: int = MOST) -> list[int]:
     """Wait until few connections are open; return their places, and close them."""
     async with asyncio.timeout(LIMIT_S):
-        while sum(map(is_open, wires)) > MOST:
+        while sum(map(is_open, wires)) > most:
             await asyncio.sleep(0.005)
     left = [place for place, wire in enumerate(wires) if is_open(wire)]
     for wire in wires:
@@ -138,19 +138,53 @@ HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1", "10.0.0.2", "2001:db8::
 def test_the_network_with_most_connections_without_a_handshake_loses_its_oldest(
     most: int, admitted: dict[str, int], cut: list[int]
 ) -> None:
-    port = SilentConnections()
+    silent = SilentConnections()
     for descriptor, host in enumerate(HOSTS):
-        port.add(descriptor, host)
+        silent.add(descriptor, "agents", host)
 
-    assert port.surplus(most, lambda host: admitted.get(host, 0)) == cut
+    assert silent.surplus(most, 0, lambda _, host: admitted.get(host, 0)) == cut
+
+
+def test_a_network_is_counted_at_each_port_of_its_own() -> None:
+    silent = SilentConnections()
+    peers = [("agents", "10.0.0.1"), ("events", "10.0.0.1"), ("agents", "10.0.0.2")]
+    for descriptor, (port, host) in enumerate([*peers, peers[2]]):
+        silent.add(descriptor, port, host)
+
+    assert silent.surplus(3, 0, lambda *_: 0) == [2]
+
+
+@pytest.mark.parametrize(("needed", "cut"), [(-1, []), (2, [0, 1]), (9, [0, 1, 2])])
+def test_connections_are_cut_when_descriptors_are_needed(needed: int, cut: list[int]) -> None:
+    silent = SilentConnections()
+    for descriptor in range(4):
+        silent.add(descriptor, "agents", "10.0.0.1")
+
+    assert silent.surplus(MOST, needed, lambda *_: 1) == cut
+
+
+async def test_connections_are_left_alone_while_descriptors_are_free(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flood_guard, "MAX_SILENT", 100)
+    monkeypatch.setattr(flood_guard, "max_descriptors", lambda: 16)  # 14 of them for connections
+    idle = [opened(port.address) for _ in range(20)]
+    client = await port.client()
+    assert client.send(b"hello")
+    received = await port.received()
+
+    left = await still_open(idle, most=13)
+
+    assert received.identity == Identity("user", "ada")
+    assert left == list(range(7, 20))
 
 
 def test_a_reused_descriptor_is_a_new_connection() -> None:
-    port = SilentConnections()
-    for descriptor, host in [(0, "10.0.0.1"), (1, "10.0.0.1"), (0, "10.0.0.1")]:
-        port.add(descriptor, host)
+    silent = SilentConnections()
+    for descriptor in (0, 1, 0):
+        silent.add(descriptor, "agents", "10.0.0.1")
 
-    assert port.surplus(1, lambda _: 0) == [1]
+    assert silent.surplus(1, 0, lambda *_: 0) == [1]
 
 
 @contextmanager

@@ -8,13 +8,14 @@ orders; the results of collective operations come from the `Training` that they 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -50,7 +51,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Version, WorkerId
 from schemas.nodes import Group, NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
 from schemas.transport.keys import KeyPair, write_keys
-from schemas.transport.sockets import Link, Socket
+from schemas.transport.sockets import PATIENT_RECONNECT_MS, Link, Socket
 from schemas.wire.agent import (
     JOIN,
     RECOVER,
@@ -102,22 +103,32 @@ class SimulatedAgent:
     deltas: list[GroupDelta] = field(default_factory=list)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    events: Socket | None = None
 
     def open(self, context: zmq.asyncio.Context) -> None:
-        """Connect; all agents share the threads of one context."""
+        """Connect; all agents share the threads of one context.
+
+        As a real agent's, the connections for events and output follow the first welcome.
+        """
         self.link = Link(self.keys)
         self.link.close()  # its own context, which has no socket yet
         self.link._context = context
         self.session = AgentSession(self.node, BootId("boot"), chance=random.random)
         self.orders = self._connect("DEALER", "agents")
-        self.events = self._connect("PUB", "events")
         self.spec = NodeSpec(
             node=self.node, host="simulated", address="127.0.0.1", slots=cpu_slots(self.slots),
             cores=self.slots, memory_bytes=1, release="test",
         )  # fmt: skip
 
-    def _connect(self, kind: str, port: str) -> Socket:
-        return self.link.connect(kind, f"tcp://127.0.0.1:{self.ports[port]}", self.server_key)
+    def _connect(self, kind: str, port: str, **options: Any) -> Socket:
+        address = f"tcp://{self.address}:0;127.0.0.1:{self.ports[port]}"
+        return self.link.connect(kind, address, self.server_key, **options)
+
+    @property
+    def address(self) -> str:
+        """An address of its own in the loopback network, from which it connects."""
+        high, low = divmod(int(self.node.removeprefix("n")), 250)
+        return f"127.0.{high + 1}.{low + 1}"
 
     async def listen(self) -> None:
         async for incoming in self.orders:
@@ -127,15 +138,21 @@ class SimulatedAgent:
             self.watch.heard(self, message, at)
             self.do(self.session.receive(message, self.now()))
             if isinstance(message, Welcome):
+                if self.events is None:
+                    patient = {"reconnect_ms": PATIENT_RECONNECT_MS}
+                    self.events = self._connect("PUB", "events", **patient)
+                    self.shipper = self._connect("DEALER", "shippers", **patient)  # sends nothing
                 self.welcomed.set()
 
-    async def live(self) -> None:
-        while True:
-            self.do(self.session.tick(self.now()))
-            await asyncio.sleep(0.1)
+    def tick(self) -> None:
+        self.do(self.session.tick(self.now()))
 
     def happen(self, event: AgentEvent) -> None:
         self.do(self.session.record_event(event))
+
+    def publish(self, data: bytes) -> None:
+        if self.events is not None:
+            self.events.send(self.node.encode(), data)
 
     def do(self, outputs: list[AgentOutput]) -> None:
         for output in outputs:
@@ -144,7 +161,7 @@ class SimulatedAgent:
                     self.orders.send(encode(message))
                 case Publish(numbered=numbered):
                     self.watch.published(self, numbered, time.monotonic())
-                    self.events.send(self.node.encode(), encode(numbered))
+                    self.publish(encode(numbered))
                 case SendHello():
                     if not self.orders.send(encode(self.hello())):
                         self.session.hello_not_sent(self.now())
@@ -336,9 +353,7 @@ class Worker:
             samples_per_s=job.speed(len(group.members)), train_loss=0.5,
             global_batch=group.global_batch, lr=0.1, group_steps=job.step - job.group_step,
         )  # fmt: skip
-        self.agent.events.send(
-            self.agent.node.encode(), encode(Telemetry(node=self.agent.node, steps=steps))
-        )
+        self.agent.publish(encode(Telemetry(node=self.agent.node, steps=steps)))
 
     def waits(self) -> None:
         """All is built that needs no device, if that is not its own by now."""
@@ -424,7 +439,6 @@ class TrainingAgent(SimulatedAgent):
     def open(self, context: zmq.asyncio.Context) -> None:
         super().open(context)
         self.reconciler = Reconciler(self.node)
-        self.shipper = self._connect("DEALER", "shippers")  # it has nothing to ship
 
     def seen(self) -> Seen:
         return self.reconciler.seen()
@@ -473,7 +487,27 @@ class TrainingAgent(SimulatedAgent):
 
 JOINING_S: Final = 30.0
 LOG: Final = "controller.log"
+TICK_S: Final = 0.25  # as a real agent's
+TURNS: Final = 25  # in a tick, so that agents do not act at the same time
 Make = Callable[[NodeId, KeyPair, bytes, dict[str, int]], SimulatedAgent]
+
+
+def open_all(
+    agents: Sequence[SimulatedAgent], context: zmq.asyncio.Context
+) -> list[asyncio.Task[None]]:
+    """Connect agents, and return the tasks by which they live."""
+    for agent in agents:
+        agent.open(context)
+    listening = [asyncio.create_task(agent.listen()) for agent in agents]
+    return [*listening, asyncio.create_task(_tick_all(agents))]
+
+
+async def _tick_all(agents: Sequence[SimulatedAgent]) -> None:
+    """Tick each agent every `TICK_S`, with one timer, as timers of all would keep a core busy."""
+    for turn in itertools.cycle(range(TURNS)):
+        for agent in agents[turn::TURNS]:
+            agent.tick()
+        await asyncio.sleep(TICK_S / TURNS)
 
 
 class Fleet:
@@ -541,10 +575,7 @@ class Fleet:
 
     async def join(self) -> None:
         """Connect all agents, and wait until each is welcome."""
-        for agent in self.agents:
-            agent.open(self.context)
-            self.tasks.append(asyncio.create_task(agent.listen()))
-            self.tasks.append(asyncio.create_task(agent.live()))
+        self.tasks += open_all(self.agents, self.context)
         await self.welcome()
 
     async def welcome(self) -> None:

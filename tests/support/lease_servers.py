@@ -81,22 +81,66 @@ def postgresql(
 
 @contextlib.contextmanager
 def etcd(
-    folder: Path, host: str = "127.0.0.1", at: Place = contextlib.nullcontext
+    folder: Path,
+    host: str = "127.0.0.1",
+    at: Place = contextlib.nullcontext,
+    certificates: Path | None = None,
 ) -> Iterator[LeaseServer]:
-    """Serve a new etcd of one member."""
+    """Serve a new etcd of one member. With `certificates`, it uses TLS and demands it of clients."""
     if shutil.which("etcd") is None:
         pytest.skip("needs Debian's etcd-server")
     port, peer = _free_port(host, at), _free_port(host, at)
-    client, member = f"http://{host}:{port}", f"http://{host}:{peer}"
+    scheme, secured, checked, query = "http", [], [], ""
+    if certificates is not None:
+        ca, cert, key = (
+            str(certificates / name) for name in ("ca.crt", "server.crt", "server.key")
+        )
+        scheme = "https"
+        secured = [
+            "--cert-file",
+            cert,
+            "--key-file",
+            key,
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            ca,
+        ]
+        checked = ["--cacert", ca, "--cert", cert, "--key", key]
+        query = f"?cacert={ca}&cert={certificates}/client.crt&key={certificates}/client.key"
+    client, member = f"{scheme}://{host}:{port}", f"http://{host}:{peer}"
     command = [
         "etcd", "--data-dir", str(folder / "etcd"), "--name", "one",
         "--listen-client-urls", client, "--advertise-client-urls", client,
         "--listen-peer-urls", member, "--initial-advertise-peer-urls", member,
-        "--initial-cluster", f"one={member}",
+        "--initial-cluster", f"one={member}", *secured,
     ]  # fmt: skip
-    is_ready = ["curl", "-sf", "--noproxy", "*", f"{client}/health"]
-    with _served(LeaseServer(f"etcd://{host}:{port}", command, is_ready, at)) as server:
+    is_ready = ["curl", "-sf", "--noproxy", "*", *checked, f"{client}/health"]
+    url = f"{'etcds' if query else 'etcd'}://{host}:{port}{query}"
+    with _served(LeaseServer(url, command, is_ready, at)) as server:
         yield server
+
+
+def make_certificates(folder: Path) -> Path:
+    """Create a certification authority, and certificates for a server on loopback and a client."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, cwd=folder, capture_output=True)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(
+        "req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca", "-days", "1"
+    )
+    for name in ("server", "client"):
+        (folder / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1")
+        openssl(
+            "req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
+            "-CAcreateserial", "-out", f"{name}.crt", "-days", "1", "-extfile", f"{name}.ext",
+        )  # fmt: skip
+    return folder
 
 
 @contextlib.contextmanager

@@ -106,6 +106,12 @@ class ActiveSide:
         async with self._stored:
             await self._stored.wait_for(lambda: self.quorum.has_files(number))
 
+    def missing_inputs(self) -> dict[str, int]:
+        """Return how many inputs each standby has not stored, as far as this controller knows."""
+        stored = {host: one.after for host, one in self.quorum.standbys.items()}
+        durable = self.commit_loop.durable
+        return {host: durable - stored.get(host, 0) for host in self.hosts if host != self.host}
+
     def _held_up(self) -> str:
         """Return why inputs are not acknowledged at the moment, or ""."""
         silent = self.quorum.silent(asyncio.get_running_loop().time()) if self.problem else []

@@ -7,10 +7,12 @@ import base64
 import contextlib
 import fcntl
 import os
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -19,6 +21,7 @@ from schemas.errors import SettingsError, install_hint
 from schemas.host.files import replace_file
 
 if TYPE_CHECKING:
+    import httpx
     import psycopg
 
 TIMEOUT_S: Final = 1.0  # for one request
@@ -29,19 +32,20 @@ def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
     """Return the store that a URL names.
 
     Args:
-        url: postgresql://..., etcd://HOST:PORT[,HOST:PORT...], or the path of a file.
+        url: postgresql://..., etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...], or the path of a
+            file. etcds:// uses TLS, with the files of ?cacert=FILE&cert=FILE&key=FILE.
         cluster: name of the lease in the store.
         home: folder where a relative path begins.
 
     Raises:
-        SettingsError: if a library is missing, or the URL has another scheme.
+        SettingsError: if a library or a file is missing, or the URL is not one of these.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     try:
         if scheme in {"postgresql", "postgres"}:
             return PostgresLease(url, cluster)
-        if scheme == "etcd":
-            return EtcdLease([f"http://{host}" for host in rest.strip("/").split(",")], cluster)
+        if scheme in {"etcd", "etcds"}:
+            return EtcdLease(url, cluster, home)
     except ImportError as error:
         raise SettingsError(
             f"standby.lease: {error}", install_hint("standby"), "standby.lease"
@@ -137,12 +141,22 @@ class EtcdLease:
     version is the revision of the last change of the record.
     """
 
-    def __init__(self, servers: list[str], cluster: str) -> None:
+    def __init__(self, url: str, cluster: str, home: Path) -> None:
         import httpx  # noqa: PLC0415 - an extra
 
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        place = urlsplit(url)
+        login, _, hosts = place.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        self._login = {"name": unquote(user), "password": unquote(password)} if user else None
+        self._token: dict[str, str] = {}
+        scheme = "https" if place.scheme == "etcds" else "http"
+        self._servers = [f"{scheme}://{host}" for host in hosts.split(",")]
+        self._client = httpx.AsyncClient(
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            verify=_tls(dict(parse_qsl(place.query)), home) if scheme == "https" else False,
+        )
         self._errors = httpx.HTTPError
-        self._servers = servers
         self._record, self._alive = (
             _base64(f"/ones/{cluster}/{key}") for key in ("record", "alive")
         )
@@ -181,15 +195,62 @@ class EtcdLease:
         problem = ""
         for _ in self._servers:
             try:
-                answer = await self._client.post(f"{self._servers[0]}/v3/{path}", json=content)
-                answer.raise_for_status()
+                return await self._answer(path, content)
             except self._errors as error:
                 problem = str(error) or type(error).__name__
                 self._servers.append(self._servers.pop(0))
-            else:
-                found: dict[str, Any] = answer.json()
-                return found
         raise LeaseError(f"etcd: {problem}", "check its servers")
+
+    async def _answer(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Ask the first server, and log in again if it does not know the token any more."""
+        if self._login and not self._token:
+            await self._log_in()
+        answer = await self._send(path, content)
+        if self._login and answer.is_client_error:
+            await self._log_in()
+            answer = await self._send(path, content)
+        return _content(answer)
+
+    async def _log_in(self) -> None:
+        self._token = {}
+        answer = await self._send("auth/authenticate", self._login)
+        self._token = {"Authorization": _content(answer)["token"]}
+
+    async def _send(self, path: str, content: Any) -> httpx.Response:
+        return await self._client.post(
+            f"{self._servers[0]}/v3/{path}", json=content, headers=self._token
+        )
+
+
+def _content(answer: httpx.Response) -> dict[str, Any]:
+    """Return the content of an answer.
+
+    Raises:
+        LeaseError: if it is a refusal.
+    """
+    found: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        found = answer.json()
+    if answer.is_error:
+        what = found.get("message") or found.get("error") or f"status {answer.status_code}"
+        raise LeaseError(f"etcd: {what}", "check the user, its role and the certificate")
+    return found
+
+
+def _tls(files: dict[str, str], home: Path) -> ssl.SSLContext:
+    """Return a TLS context with the files `cacert`, `cert` and `key`, as etcdctl names them."""
+    if unknown := files.keys() - {"cacert", "cert", "key"}:
+        what = f"standby.lease: unknown option {min(unknown)!r}"
+        raise SettingsError(what, "use cacert, cert and key", "standby.lease")
+    paths = {name: home / path for name, path in files.items()}
+    try:
+        context = ssl.create_default_context(cafile=paths.get("cacert"))
+        if "cert" in paths:
+            context.load_cert_chain(paths["cert"], paths.get("key"))
+    except OSError as error:  # ssl.SSLError is one
+        what = f"standby.lease: cacert, cert or key: {error.strerror or error}"
+        raise SettingsError(what, "check these files", "standby.lease") from None
+    return context
 
 
 class FileLease:
@@ -200,14 +261,25 @@ class FileLease:
         self._boot = BOOT_ID.read_text(encoding="ascii").strip()
 
     async def read(self) -> Held:
-        """Return the record."""
-        with self._locked():
-            return self._read()
+        """Return the record. The file is replaced as a whole, so this needs no lock."""
+        try:
+            version, record, until, boot = msgspec.json.decode(
+                self._path.read_bytes(), type=tuple[int, Record, float, str]
+            )
+        except FileNotFoundError:
+            return Held()
+        except OSError as error:
+            raise LeaseError(f"{self._path}: {error.strerror}", "check the path") from None
+        except msgspec.MsgspecError as error:
+            remedy = "stop all controllers, and remove the file"
+            raise LeaseError(f"{self._path}: {error}", remedy) from None
+        expired = boot != self._boot or time.clock_gettime(time.CLOCK_BOOTTIME) > until
+        return Held(record=record, version=version, expired=expired)
 
     async def replace(self, version: int, record: Record, lease_s: float) -> int | None:
         """Replace a version of the record."""
         with self._locked():
-            if self._read().version != version:
+            if (await self.read()).version != version:
                 return None
             until = time.clock_gettime(time.CLOCK_BOOTTIME) + lease_s
             data = msgspec.json.encode((version + 1, record, until, self._boot))
@@ -216,19 +288,6 @@ class FileLease:
 
     async def close(self) -> None:
         """Do nothing: the file is open only during a call."""
-
-    def _read(self) -> Held:
-        try:
-            version, record, until, boot = msgspec.json.decode(
-                self._path.read_bytes(), type=tuple[int, Record, float, str]
-            )
-        except FileNotFoundError:
-            return Held()
-        except msgspec.MsgspecError as error:
-            remedy = "stop all controllers, and remove the file"
-            raise LeaseError(f"{self._path}: {error}", remedy) from None
-        expired = boot != self._boot or time.clock_gettime(time.CLOCK_BOOTTIME) > until
-        return Held(record=record, version=version, expired=expired)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -569,6 +569,24 @@ def test_a_refused_agent_waits_before_the_next_hello() -> None:
     session.receive(REFUSED, Seconds(0.1))
 
     assert hellos(session, 0.125, 9.0) == [8.125]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "suspect_s", "pause_s"),
+    [(1, 6.0, 1.0), (2000, 6.0, 1.0), (3000, 6.0, 1.5), (50_000, 6.0, 5.0 / 3), (5000, 1.5, 1.0)],
+)
+def test_agents_of_a_large_cluster_send_fewer_heartbeats(
+    nodes: int, suspect_s: float, pause_s: float
+) -> None:
+    controller = fresh()
+    controller.timings = SessionTimings(suspect_s=suspect_s).of_cluster(nodes)
+    session = agent()
+    for output in controller.open_session(hello(BOOT, 0), 0, Seconds(0.0), 1, 2):
+        session.receive(cast("ToNode", output).message, Seconds(0.0))
+
+    beats = [at / 100 for at in range(1000) if session.tick(Seconds(at / 100))]
+
+    assert beats[0] == pytest.approx(pause_s, abs=0.01)
 
 
 def test_the_end_of_a_session_leads_to_a_hello_at_once() -> None:

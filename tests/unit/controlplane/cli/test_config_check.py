@@ -103,6 +103,25 @@ def test_all_problems_of_a_controllers_file_are_named_at_once(
     ]
 
 
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        ("etcd://127.0.0.1:1", "etcd: All connection attempts failed; check its servers"),
+        ("lease", ""),
+        ("zk://h", "unknown scheme zk://; use postgresql://, etcd:// or a path"),
+    ],
+)
+def test_the_store_of_the_lease_is_tried(
+    lease: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standby = f'[standby]\nlease = "{lease}"\nhosts = ["127.0.0.1"]\n'
+
+    code, lines = checked(controller(home, standby), capsys)
+
+    assert lines == [f"standby.lease: {said}" if said else "valid settings of a controller"]
+    assert (code, (home / "lease.lock").exists()) == (2 if said else 0, False)
+
+
 def test_all_problems_of_an_agents_file_are_named_at_once(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,17 @@ def test_clients_and_prometheus_read_what_the_policy_states() -> None:
     assert all(map(math.isnan, gains))
 
 
+def test_the_inputs_that_a_standby_lacks_are_shown() -> None:
+    controller, metrics = running(), Metrics()
+    figures = ServiceFigures(standbys={"h2": 7, "h3": 0})
+
+    metrics.write(controller.reactor, SearchInfo(policy="mine", running=True), figures)
+
+    found = metrics.registry.collectors.get_sample_value
+    name = "ones_standby_missing_inputs"
+    assert [found(name, {"host": host}) for host in ("h2", "h3")] == [7.0, 0.0]
+
+
 def test_counters_count_only_increments() -> None:
     controller, metrics = running(), Metrics()
     counted = told(controller)
@@ -141,7 +152,9 @@ def test_an_operator_sees_who_has_slots_and_the_condition_of_the_controller() ->
 def test_every_alert_uses_metrics_that_exist() -> None:
     text = (Path(__file__).parents[4] / "docs" / "alerts.yml").read_text()
     controller, metrics = running(), Metrics()
-    figures = ServiceFigures(key_ends={"eve": 1e9}, webhooks={"chat": 1}, requests={"eve": 2})
+    figures = ServiceFigures(
+        key_ends={"eve": 1e9}, webhooks={"chat": 1}, requests={"eve": 2}, standbys={"h2": 0}
+    )
     metrics.write(controller.reactor, told(controller), figures)
     known = {
         sample.name for family in metrics.registry.collectors.collect() for sample in family.samples
