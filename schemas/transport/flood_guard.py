@@ -69,7 +69,7 @@ MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFIL
 MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
 MAX_SILENT: Final = 24_576  # connections without a handshake
 MAX_CUTS: Final = 500  # such connections that are cut without returning to the loop
-CONNECTION_SHARE: Final = 7 / 8  # of all descriptors; above it, such connections are cut
+SPARE_SHARE: Final = 8  # one in so many descriptors is kept free by cutting such connections
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -192,7 +192,8 @@ class FloodGuard:
             self._silent.add(descriptor, port, peer[0])
 
     def _limit_silent(self) -> None:
-        needed = len(self._connections) - int(max_descriptors() * CONNECTION_SHARE)
+        most = max_descriptors()
+        needed = len(self._connections) - (most - most // SPARE_SHARE)
         if needed > 0 or len(self._silent) > MAX_SILENT:
             for descriptor in self._silent.surplus(MAX_SILENT, needed, self.keys.admitted):
                 self._end(descriptor)
