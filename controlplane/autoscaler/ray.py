@@ -44,7 +44,7 @@ exec 3<&-
 
 
 class RayError(OnesError):
-    """Ray did not do what it was asked."""
+    """Raised when a call of Ray fails."""
 
     code = "ray"
 

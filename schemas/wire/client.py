@@ -611,7 +611,7 @@ class Explanation(Reply, tag="client.explanation.1"):
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the latest plan wants for a job that it changes or lets wait."""
+    """Slots that the latest plan gives to a job that it changes or lets wait."""
 
     job: JobId
     slots: int  # 0: it waits

@@ -6,11 +6,14 @@ depends on is taken from this environment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,7 @@ import pytest
 
 from schemas.host.files import pid_of
 from tests.support.cluster import (
+    RESIZED,
     Cluster,
     assert_nothing_lost,
     await_gone,
@@ -87,6 +91,23 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         _STARTED.pop().wait()
 
 
+TIMED: Final = RESIZED.replace(
+    "        scheduler.step()\n",
+    "        scheduler.step()\n"
+    "        if agent.rank == 0:\n"
+    "            open(os.environ['STEPS'], 'a').write(f'{time.time()}\\n')\n",
+)
+
+
+def step_times(path: Path, windows: list[tuple[float, float]]) -> list[list[float]]:
+    """Return the times between successive steps in each window, in seconds."""
+    times = [float(line) for line in path.read_text().split()]
+    return [
+        [later - one for one, later in itertools.pairwise(times) if began <= later and one <= ended]
+        for began, ended in windows
+    ]
+
+
 def replace(cluster: Cluster, name: str, python: Path | str, *, sign: int = signal.SIGTERM) -> None:
     """End a daemon of the cluster, and start it with the code of an interpreter."""
     pid = int((cluster.home / "run" / f"{name}.pid").read_text())
@@ -107,19 +128,37 @@ def replace(cluster: Cluster, name: str, python: Path | str, *, sign: int = sign
     ("agent-2", "agent-1", "controller"),
 ], ids="-".join)  # fmt: skip
 def test_a_job_trains_on_while_all_parts_change_their_release_and_return(
-    cluster: Cluster, before: Path, parts: tuple[str, ...]
+    cluster: Cluster, before: Path, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     for name in parts:
         replace(cluster, name, before)
-    job = training_job(cluster, slots=4)
+    steps = tmp_path / "steps"
+    env = {"OMP_NUM_THREADS": "1", "STEPS": str(steps)}
+    job = training_job(cluster, slots=4, script=TIMED, env=env)
     cluster.until(job, lambda shown: shown["slots"] == 4)
+    further(cluster, job)
+    restarts: list[tuple[float, float]] = []
+    quiet: list[tuple[float, float]] = []
     for python in (sys.executable, before, sys.executable):
         groups = cluster.show(job)["versions"]
         for name in parts:
+            began = time.time()
             replace(cluster, name, python)
+            ended = time.time()
             further(cluster, job)
+            restarts.append((began, ended))
+            quiet.append((ended, time.time()))
         assert cluster.show(job)["versions"] == groups  # no restart disturbed the group
         resize(cluster, job, 2)
         resize(cluster, job, 4)
+        further(cluster, job)
 
+    during, after = step_times(steps, restarts), step_times(steps, quiet)
+    assert all(len(gaps) > 1 for gaps in during)  # it trained on during each restart
+    for what, found in (("restarts", during), ("else", after)):
+        gaps = list(itertools.chain.from_iterable(found))
+        sys.stdout.write(
+            f"{what}: {len(gaps)} steps, median {statistics.median(gaps):.3f} s, "
+            f"longest {max(gaps):.3f} s\n"
+        )
     assert_nothing_lost(cluster, job)
