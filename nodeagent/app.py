@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import signal
@@ -94,7 +95,10 @@ class Agent:
         self._link = Link(load_keys(own_key))
         self._accounts.check_key_owner(own_key)
         self._session = AgentSession(
-            self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
+            self._node,
+            BootId(uuid.uuid4().hex[:12]),
+            longest_heartbeat_s=settings.fence_s / 3.0 or math.inf,
+            chance=random.random,
         )
         self._reconciler = reconciler.Reconciler(self._node)
         self._ended_jobs = EndedJobs(

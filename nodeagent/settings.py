@@ -15,7 +15,7 @@ from schemas.wire.agent import MAX_NOTICE_S
 
 DAY_S: Final = 86_400.0
 MAX_FENCE_S: Final = 3600.0
-MIN_FENCE_S: Final = 3.0  # heartbeats are a second apart, and a reply takes time
+MIN_FENCE_S: Final = 3.0  # a third of it is the longest pause between heartbeats
 Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 

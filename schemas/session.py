@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Final
 
 from msgspec.structs import replace
@@ -45,6 +46,8 @@ MAX_RESENT: Final = 256  # events in one Resent
 MAX_DOUBLINGS: Final = 10  # then the pause between hellos grows no further
 MAX_HELLO_PAUSE_S: Final = 8.0  # longest pause between hellos; the first one is one heartbeat
 HEARTBEATS_PER_S: Final = 2000.0  # of all nodes together
+AGENT_SUSPECT_S: Final = 6.0  # an agent without replies for so long leaves its session
+BEAT_DELAY_S: Final = 0.75  # longest time from when three heartbeats are due until they are handled
 MAX_SPOOLED: Final = 20_000  # events; then the agent stops reading its workers' reports
 MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
@@ -54,7 +57,7 @@ class SessionTimings:
     """Intervals of a session, in seconds."""
 
     heartbeat_s: float = 1.0
-    suspect_s: float = 6.0
+    suspect_s: float = AGENT_SUSPECT_S
     lost_s: float = 30.0
     missed_s: float = 5.0  # replaces `lost_s` if workers of other nodes wait for this node's
     retry_s: float = 2.0
@@ -62,7 +65,8 @@ class SessionTimings:
 
     def of_cluster(self, nodes: int) -> SessionTimings:
         """Return timings with fewer heartbeats, so that many nodes do not keep a core busy."""
-        longest_s = min(self.suspect_s, self.missed_s) / 3.0  # two may be lost
+        silence_s = min(self.suspect_s, self.missed_s, AGENT_SUSPECT_S)
+        longest_s = (silence_s - BEAT_DELAY_S) / 3.0  # two heartbeats may be lost
         pause_s = min(longest_s, nodes / HEARTBEATS_PER_S)
         return dataclasses.replace(self, heartbeat_s=max(self.heartbeat_s, pause_s))
 
@@ -141,6 +145,7 @@ class AgentSession:
     sent: int = 0  # last sequence number
     held: dict[Key, Order] = field(default_factory=dict)
     echo: str = ""  # from the last `HelloRequest`, to be repeated in hellos
+    longest_heartbeat_s: float = inf  # a lost heartbeat must not fence this agent's workers
     chance: Callable[[], float] = lambda: 0.0  # random number, 0 to 1, which spreads agents' hellos
     _last_received_at: Seconds = Seconds(0.0)
     _unanswered_hellos: int = 0
@@ -230,7 +235,8 @@ class AgentSession:
         if message.session != self.session:
             self._pending.clear()
         self.session, self.term = message.session, message.term
-        self.timings = dataclasses.replace(self.timings, heartbeat_s=message.heartbeat_s)
+        pause_s = min(message.heartbeat_s, self.longest_heartbeat_s)
+        self.timings = dataclasses.replace(self.timings, heartbeat_s=pause_s)
         self._last_received_at = self._last_sent = now
         self._drop_through(message.committed)
         return [message, *self._resend(message.committed + 1)]
@@ -380,9 +386,15 @@ class ControllerSession:
             return []
         if self.echo_matches(hello):
             self.last_received_at, self._echo = now, ""
+        return self.repeat_welcome(log_port, event_port)
+
+    def repeat_welcome(self, log_port: int, event_port: int) -> list[ControllerOutput]:
+        """Send another welcome in the open session, so that the agent learns new timings."""
+        if self.session is None or self.boot is None:
+            return []
         welcome = Welcome(
             session=self.session,
-            boot=hello.boot,
+            boot=self.boot,
             term=self.term,
             committed=self.durable,
             log_port=log_port,

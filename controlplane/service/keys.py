@@ -102,10 +102,13 @@ class KeyTable:
 
     async def watch(self) -> None:
         """Disconnect owners of expired keys, until cancelled."""
+        before = self._clock()
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._clock() >= self._expires_at:
+            now = self._clock()
+            if now >= self._expires_at or now < before:  # a clock set back revives keys
                 self._refresh()
+            before = now
 
     def _refresh(self) -> None:
         """Update `known`, and report the owners of keys that are no longer valid."""

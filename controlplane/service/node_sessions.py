@@ -54,6 +54,7 @@ from schemas.wire.streams import OpenStream
 from schemas.wire.sweeps import SweepDelta
 
 UNDER_WAY: Final = 32  # hellos in the journal's queue; more would delay all other inputs
+UNDER_WAY_SHARE: Final = 20  # in a large cluster: one in so many nodes, as each commit takes longer
 
 
 @dataclass(slots=True)
@@ -167,8 +168,12 @@ class NodeSessions:
     def use(self, timings: SessionTimings) -> None:
         """Apply these timings from now on."""
         self.timings = timings
-        for session in self._sessions.values():
-            session.timings = timings.of_cluster(len(self._sessions))
+        for node, session in self._sessions.items():
+            session.timings = self._timings()
+            self._apply(node, session.repeat_welcome(*self.ports))
+
+    def _timings(self) -> SessionTimings:
+        return self.timings.of_cluster(len(self._state.nodes))
 
     def announce_key(self, public: str) -> None:
         """Send the server's next public key to all nodes, including nodes that greet later."""
@@ -335,6 +340,7 @@ class NodeSessions:
         return ""
 
     def _greet_waiting(self) -> None:
+        self._hellos.limit = max(UNDER_WAY, len(self._sessions) // UNDER_WAY_SHARE)
         while (hello := self._hellos.take()) is not None:
             self._greet(hello)
 
@@ -350,7 +356,7 @@ class NodeSessions:
                 self._routes[hello.node] = route
             asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
-            session.timings = self.timings.of_cluster(len(self._sessions))
+            session.timings = self._timings()
             outputs = session.open_session(hello, committed, self._now(), *self.ports)
             self._apply(hello.node, outputs)
             self._send_key(route)

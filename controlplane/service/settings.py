@@ -117,7 +117,7 @@ class StandbySettings(msgspec.Struct, frozen=True, kw_only=True):
         "lease": '"postgresql://ones@db.example.org/ones"', "hosts": '["10.0.0.1", "10.0.0.2"]',
     }  # fmt: skip
 
-    lease: str = ""  # postgresql://..., etcd://HOST:PORT, or a file; "": there is no standby
+    lease: str = ""  # postgresql://..., etcd(s)://HOST:PORT, or a file; "": there is no standby
     cluster: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,100}$")] = "ones"  # its name
     hosts: tuple[str, ...] = ()  # `listen.host` of each; the first one begins a new cluster
     port: Port = 7706  # of the active controller, for its standbys

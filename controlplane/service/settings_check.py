@@ -36,7 +36,10 @@ def check(path: Path) -> list[SettingsError]:
     findings.folder("state", home / settings.state)
     findings.attempt("webhooks", lambda: check_webhooks(settings.webhooks, home))
     findings.pid_file(settings.pid_file)
-    if settings.standby.lease:
+    lease = settings.standby.lease
+    if lease and "://" not in lease:
+        findings.folder("standby.lease", (home / lease).parent)
+    elif lease:
         findings.attempt("standby.lease", lambda: asyncio.run(_try_lease(settings.standby, home)))
     _check_ports(findings, settings.listen)
     return findings.found

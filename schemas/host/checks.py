@@ -31,7 +31,7 @@ class Findings:
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
     def attempt(self, field: str, work: Callable[[], object]) -> None:
-        """Run one of the daemon's own read-only checks, and record the error that it raises."""
+        """Run one of the daemon's own checks, and record the error that it raises."""
         try:
             work()
         except SettingsError as error:

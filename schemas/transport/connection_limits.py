@@ -73,6 +73,7 @@ class KeyConnections:
         self._counts: Counter[tuple[str, bytes]] = Counter()  # by port and key
         self._full: set[tuple[str, bytes]] = set()
         self._kept_bytes: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
+        self.admissions = 0  # silent connections that have completed a handshake
 
     def record_opened(self, descriptor: int, port: str, host: str) -> None:
         """Record a new connection. The key of its peer is not known yet."""
@@ -90,6 +91,7 @@ class KeyConnections:
             return False
         self._full.discard((port, key))
         silent.admissions.append((self._clock(), key))
+        self.admissions += 1
         self._counts[port, key] += 1
         return True
 
@@ -112,7 +114,9 @@ class KeyConnections:
         found.key = key
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
-        if not silent.remove_admission(key):
+        if silent.remove_admission(key):
+            self.admissions -= 1
+        else:
             self._counts[found.port, key] += 1
         self._settle(found.port, silent, found.at)
 
@@ -160,6 +164,7 @@ class KeyConnections:
             keys = {each for at, each in silent.admissions if at >= found.at}
             key = keys.pop() if len(keys) == 1 else b""
             if key and silent.remove_admission(key):
+                self.admissions -= 1
                 self._forget(found.port, key)
         self.closed(descriptor)
         return key
@@ -176,6 +181,7 @@ class KeyConnections:
 
     def _settle(self, port: str, silent: _Silent, since: float) -> None:
         while key := silent.pop_surplus(since):
+            self.admissions -= 1
             self._forget(port, key)
 
     def _uncount(self, gone: _Open) -> None:

@@ -9,12 +9,13 @@ watches the memory of this process. When the memory grows, the guard cuts connec
 kernel repeatedly has many unread bytes. When the memory grows further and no connection stands out,
 the guard cuts all connections. The cut frees their memory, and honest peers soon reconnect.
 
-A stranger can open connections without a handshake until no descriptor is free. Therefore, when few
-are left, the oldest connection without a message is cut, of the network with the most connections
-without a handshake to one port. libzmq does not name the connection of a handshake, so this may
-also be a silent connection of a client on that host, which reconnects. A lower limit would cut the
-nodes of a large cluster, which all connect at the same time after a restart, and reconnect when
-they are cut. The guards need no free descriptor for their own work.
+A stranger can open connections without a handshake until no descriptor is free. Therefore such
+connections may have half of the descriptors that are not in use otherwise. Beyond that, the oldest
+connection without a message is cut, of the network with the most connections without a handshake
+to one port. libzmq does not name the connection of a handshake, so this may also be a silent
+connection of a client on that host, which reconnects. A lower limit would cut the nodes of a large
+cluster, which all connect at the same time after a restart, and reconnect when they are cut. The
+guards need no free descriptor for their own work.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ MAX_KERNEL_BYTES: Final = 16 << 10  # limit of unread bytes of a connection; a m
 MAX_CONNECTIONS_PER_USER: Final = 1000  # the limit is also at most RLIMIT_NOFILE / 4
 MAX_DESCRIPTORS: Final = 1 << 20  # counted, if the limit of descriptors is larger or absent
 MAX_SILENT: Final = 24_576  # connections without a handshake
-MAX_CUTS: Final = 500  # such connections that are cut without returning to the loop
-SPARE_SHARE: Final = 8  # one in so many descriptors is kept free by cutting such connections
+MAX_CUTS: Final = 3000  # such connections that are cut without returning to the loop
+SILENT_SHARE: Final = 2  # such connections may have one in so many unused descriptors
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -137,10 +138,18 @@ class FloodGuard:
         self._taken: Counter[int] = Counter()
         self._silent = SilentConnections()
         self._spare = SpareDescriptor()
+        self._used = 0  # descriptors in use, by the number of the last accepted connection
+        self._most_peers = 0  # connections with a handshake, at most so far
         self._growth = GrowthDetector(self._data_bytes, CHECK_GROWTH_BYTES)
 
+    def _strangers(self) -> int:
+        """Return the number of connections without a handshake."""
+        return len(self._silent) - self.keys.admissions
+
     def _data_bytes(self) -> int:
-        return memory_bytes() - len(self._connections) * CONNECTION_BYTES
+        """Return the memory of this process, without that of its connections."""
+        self._most_peers = max(self._most_peers, len(self._connections) - self._strangers())
+        return memory_bytes() - self._most_peers * CONNECTION_BYTES
 
     def add(
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
@@ -187,15 +196,18 @@ class FloodGuard:
                 self.keys.closed(descriptor)
                 self._silent.remove(descriptor)
         elif (peer := self._peer(descriptor, port)) is not None:
+            self._used = max(self._used, descriptor + 1)  # the kernel gives the lowest free number
             self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
             self.keys.record_opened(descriptor, port, peer[0])
             self._silent.add(descriptor, port, peer[0])
 
     def _limit_silent(self) -> None:
-        most = max_descriptors()
-        needed = len(self._connections) - (most - most // SPARE_SHARE)
-        if needed > 0 or len(self._silent) > MAX_SILENT:
-            for descriptor in self._silent.surplus(MAX_SILENT, needed, self.keys.admitted):
+        strangers = self._strangers()
+        taken = max(self._used, len(self._connections)) - strangers
+        self._used = 0
+        most = min(MAX_SILENT, max(0, max_descriptors() - taken) // SILENT_SHARE)
+        if strangers > most:
+            for descriptor in self._silent.surplus(strangers - most, self.keys.admitted):
                 self._end(descriptor)
 
     def descriptors(self) -> list[int]:
@@ -314,56 +326,46 @@ class SilentConnections:
     """Connections over which no message has arrived, oldest first."""
 
     def __init__(self) -> None:
-        self._peers: dict[int, tuple[str, str]] = {}  # (port, host) by file descriptor
-        self._of: dict[tuple[str, str], dict[int, None]] = {}  # descriptors by (port, host)
+        self._groups: dict[int, tuple[str, str]] = {}  # (port, network) by file descriptor
+        self._of: dict[tuple[str, str], dict[int, str]] = {}  # hosts by descriptor, by group
 
     def __len__(self) -> int:
         """Return the number of connections."""
-        return len(self._peers)
+        return len(self._groups)
 
     def add(self, descriptor: int, port: str, host: str) -> None:
         """Add a new connection. An earlier connection with this descriptor is closed."""
         self.remove(descriptor)
-        self._peers[descriptor] = port, host
-        self._of.setdefault((port, host), {})[descriptor] = None
+        group = self._groups[descriptor] = port, network_of(host)
+        self._of.setdefault(group, {})[descriptor] = host
 
     def remove(self, descriptor: int) -> None:
         """Remove a connection over which a message arrived, or that was closed, if it is known."""
-        peer = self._peers.pop(descriptor, None)
-        if peer is not None:
-            del self._of[peer][descriptor]
-            if not self._of[peer]:
-                del self._of[peer]
+        group = self._groups.pop(descriptor, None)
+        if group is not None:
+            del self._of[group][descriptor]
+            if not self._of[group]:
+                del self._of[group]
 
-    def surplus(self, most: int, needed: int, admitted: Callable[[str, str], int]) -> list[int]:
-        """Return connections to cut, so that `most` without a handshake are left.
+    def surplus(self, excess: int, admitted: Callable[[str, str], int]) -> list[int]:
+        """Return the connections to cut, to have `excess` fewer without a handshake.
 
         They are the oldest of the networks with the most connections without a handshake to one
         port. A call returns at most `MAX_CUTS`, and costs as much for one as for many.
 
         Args:
-            most: limit of connections without a handshake.
-            needed: number of connections to cut although there are fewer, because descriptors are
-                needed; at most all without a handshake.
+            excess: at most the number of connections without a handshake.
             admitted: returns how many silent connections to a port, of a host, have completed a
                 handshake.
         """
-        peers: dict[tuple[str, str], list[tuple[str, str]]] = {}  # by port and network
-        strangers = Counter[tuple[str, str]]()
-        for (port, host), descriptors in self._of.items():
-            group = port, network_of(host)
-            peers.setdefault(group, []).append((port, host))
-            strangers[group] += len(descriptors) - admitted(port, host)
-        total = sum(strangers.values())
-        excess = min(MAX_CUTS, max(total - most, min(total, needed)))
-        ahead = {
-            group: itertools.chain.from_iterable(self._of[peer] for peer in peers[group])
-            for group in strangers
-        }
-        largest = [(-count, group) for group, count in strangers.items()]
+        largest = [
+            (sum(admitted(group[0], host) for host in set(peers.values())) - len(peers), group)
+            for group, peers in self._of.items()
+        ]
         heapq.heapify(largest)
+        ahead = {group: iter(peers) for group, peers in self._of.items()}
         found = list[int]()
-        while len(found) < excess:
+        while len(found) < min(excess, MAX_CUTS):
             count, group = heapq.heappop(largest)
             found.append(next(ahead[group]))
             heapq.heappush(largest, (count + 1, group))

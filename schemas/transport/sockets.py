@@ -326,11 +326,12 @@ class Link:
         on ipc.
         A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
         because a peer that reads late counts as lost and misses messages. After a lost connection,
-        the first pause is between `reconnect_ms` and twice as long.
+        the first pause is `reconnect_ms`. If this is long, all pauses are, up to twice as long.
         """
         socket = self._socket(kind)
         socket.reconnect_ivl = reconnect_ms
-        socket.reconnect_ivl_max = max(reconnect_ms, MAX_RECONNECT_MS)
+        # Without a maximum, libzmq varies the pauses randomly.
+        socket.reconnect_ivl_max = MAX_RECONNECT_MS if reconnect_ms < MAX_RECONNECT_MS else 0
         addresses = address.split(",")
         socket.ipv6 = any(has_only_ipv6(_host(one)) for one in addresses)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)

@@ -137,6 +137,24 @@ async def test_etcd_is_used_with_a_password_and_after_its_restart(tmp_path: Path
                     await opened().read()
 
 
+async def test_another_member_of_etcd_replies_when_the_first_one_cannot(tmp_path: Path) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"message": "etcdserver: leader changed"}'
+        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    unable = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = unable.sockets[0].getsockname()[1]
+    with etcd(tmp_path) as server:
+        able = server.url.removeprefix("etcd://")
+        async with opening(f"etcd://127.0.0.1:{port},{able}", tmp_path) as opened:
+            store = opened()
+            version = await store.replace(0, ONE, LONG_S)
+            assert await store.read() == Held(record=ONE, version=version, expired=False)
+    unable.close()
+
+
 async def _require_passwords(url: str) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
         for path, content in {

@@ -52,7 +52,7 @@ def open_store(url: str, cluster: str, home: Path) -> LeaseStore:
         ) from None
     if separator:
         what = f"standby.lease: unknown scheme {scheme}://"
-        raise SettingsError(what, "use postgresql://, etcd:// or a path", "standby.lease")
+        raise SettingsError(what, "use postgresql://, etcd://, etcds:// or a path", "standby.lease")
     return FileLease(home / url)
 
 
@@ -144,13 +144,23 @@ class EtcdLease:
     def __init__(self, url: str, cluster: str, home: Path) -> None:
         import httpx  # noqa: PLC0415 - an extra
 
-        place = urlsplit(url)
+        place = urlsplit(url.replace("[", "%5B").replace("]", "%5D"))
         login, _, hosts = place.netloc.rpartition("@")
         user, _, password = login.partition(":")
         self._login = {"name": unquote(user), "password": unquote(password)} if user else None
         self._token: dict[str, str] = {}
         scheme = "https" if place.scheme == "etcds" else "http"
-        self._servers = [f"{scheme}://{host}" for host in hosts.split(",")]
+        self._servers = [f"{scheme}://{unquote(host)}" for host in hosts.split(",")]
+        if place.query and scheme == "http":
+            raise SettingsError(
+                "standby.lease: etcd:// takes no certificates", "write etcds://", "standby.lease"
+            )
+        try:
+            for server in self._servers:
+                httpx.URL(server)
+        except httpx.InvalidURL as error:
+            what, hint = f"standby.lease: {error}", "write etcd://[USER:PASSWORD@]HOST:PORT"
+            raise SettingsError(what, hint, "standby.lease") from None
         self._client = httpx.AsyncClient(
             timeout=TIMEOUT_S,
             trust_env=False,
@@ -217,9 +227,12 @@ class EtcdLease:
         self._token = {"Authorization": _content(answer)["token"]}
 
     async def _send(self, path: str, content: Any) -> httpx.Response:
-        return await self._client.post(
+        answer = await self._client.post(
             f"{self._servers[0]}/v3/{path}", json=content, headers=self._token
         )
+        if answer.is_server_error:  # such as "etcdserver: leader changed": another one may reply
+            answer.raise_for_status()
+        return answer
 
 
 def _content(answer: httpx.Response) -> dict[str, Any]:
@@ -228,9 +241,11 @@ def _content(answer: httpx.Response) -> dict[str, Any]:
     Raises:
         LeaseError: if it is a refusal.
     """
-    found: dict[str, Any] = {}
+    found: Any = None
     with contextlib.suppress(ValueError):
         found = answer.json()
+    if not isinstance(found, dict):
+        raise LeaseError("etcd: the reply is not that of etcd", "check the address")
     if answer.is_error:
         what = found.get("message") or found.get("error") or f"status {answer.status_code}"
         raise LeaseError(f"etcd: {what}", "check the user, its role and the certificate")

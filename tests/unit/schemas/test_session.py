@@ -573,20 +573,32 @@ def test_a_refused_agent_waits_before_the_next_hello() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "suspect_s", "pause_s"),
-    [(1, 6.0, 1.0), (2000, 6.0, 1.0), (3000, 6.0, 1.5), (50_000, 6.0, 5.0 / 3), (5000, 1.5, 1.0)],
+    [(1, 6.0, 1.0), (2000, 6.0, 1.0), (2400, 6.0, 1.2), (50_000, 6.0, 4.25 / 3), (5000, 1.5, 1.0)],
 )
 def test_agents_of_a_large_cluster_send_fewer_heartbeats(
     nodes: int, suspect_s: float, pause_s: float
 ) -> None:
+    assert first_beat(nodes, suspect_s) == pytest.approx(pause_s, abs=0.01)
+
+
+def test_heartbeats_are_not_rarer_than_an_agent_allows_and_its_own_limit_holds() -> None:
+    long_s = 30.0  # settings of the controller that an agent does not know
+
+    assert first_beat(15_000, long_s) == pytest.approx(5.25 / 3, abs=0.01)
+    assert first_beat(15_000, long_s, longest_s=1.0) == pytest.approx(1.0, abs=0.01)
+
+
+def first_beat(nodes: int, suspect_s: float, *, longest_s: float = math.inf) -> float:
+    """Return the pause before the first heartbeat of an agent."""
     controller = fresh()
-    controller.timings = SessionTimings(suspect_s=suspect_s).of_cluster(nodes)
+    timings = SessionTimings(suspect_s=suspect_s, missed_s=max(5.0, suspect_s - 1.0))
+    controller.timings = timings.of_cluster(nodes)
     session = agent()
+    session.longest_heartbeat_s = longest_s
     for output in controller.open_session(hello(BOOT, 0), 0, Seconds(0.0), 1, 2):
         session.receive(cast("ToNode", output).message, Seconds(0.0))
 
-    beats = [at / 100 for at in range(1000) if session.tick(Seconds(at / 100))]
-
-    assert beats[0] == pytest.approx(pause_s, abs=0.01)
+    return next(at / 100 for at in range(1000) if session.tick(Seconds(at / 100)))
 
 
 def test_the_end_of_a_session_leads_to_a_hello_at_once() -> None:

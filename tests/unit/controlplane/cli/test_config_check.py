@@ -108,7 +108,10 @@ def test_all_problems_of_a_controllers_file_are_named_at_once(
     [
         ("etcd://127.0.0.1:1", "etcd: All connection attempts failed; check its servers"),
         ("lease", ""),
-        ("zk://h", "unknown scheme zk://; use postgresql://, etcd:// or a path"),
+        ("keys/server.key/lease", "{home}/keys/server.key is not a folder; choose another folder"),
+        ("zk://h", "unknown scheme zk://; use postgresql://, etcd://, etcds:// or a path"),
+        ("etcd://h:99999x", "Invalid port: '99999x'; write etcd://[USER:PASSWORD@]HOST:PORT"),
+        ("etcd://root:p@h?cacert=ca.crt", "etcd:// takes no certificates; write etcds://"),
     ],
 )
 def test_the_store_of_the_lease_is_tried(
@@ -118,6 +121,7 @@ def test_the_store_of_the_lease_is_tried(
 
     code, lines = checked(controller(home, standby), capsys)
 
+    said = said.format(home=home)
     assert lines == [f"standby.lease: {said}" if said else "valid settings of a controller"]
     assert (code, (home / "lease.lock").exists()) == (2 if said else 0, False)
 

@@ -16,7 +16,7 @@ from controlplane.core.inputs import Input, NodeGreeted, NodeReported, NodeSuspe
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
-from controlplane.service.node_sessions import UNDER_WAY, NodeSessions
+from controlplane.service.node_sessions import UNDER_WAY, UNDER_WAY_SHARE, NodeSessions
 from schemas.codec import FROM_AGENT, MAX_BYTES, TO_AGENT, encode
 from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term
@@ -266,6 +266,17 @@ async def test_hellos_of_many_nodes_become_inputs_in_bounded_batches() -> None:
     assert service.greeted() == list(names)
 
 
+async def test_more_hellos_become_inputs_at_once_in_a_large_cluster() -> None:
+    service = Service()
+    for number in range(50 * UNDER_WAY_SHARE):
+        service.hear(hello(name := NodeId(f"n{number}")), node=name)
+
+    first = len(service.greeted())
+    await service.commit()
+
+    assert (first, len(service.greeted())) == (50, 100)
+
+
 async def test_heartbeats_are_answered_while_hellos_wait() -> None:
     service = Service()
     await service.greet(hello())
@@ -503,10 +514,12 @@ async def test_new_timings_apply_to_known_and_new_nodes() -> None:
     await service.greet(hello())
 
     service.sessions.use(SessionTimings(suspect_s=1.0, lost_s=2.0))
+    said = service.said()
     await service.greet(hello(N2))
 
     found = {node: session.timings.lost_s for node, session in service.sessions._sessions.items()}
     assert found == {N1: 2.0, N2: 2.0}
+    assert said == [(N1, "Welcome")]  # with its new pause between heartbeats
 
 
 async def test_a_job_with_oversized_orders_fails() -> None:
