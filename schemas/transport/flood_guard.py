@@ -138,6 +138,7 @@ class FloodGuard:
         self._taken: Counter[int] = Counter()
         self._silent = SilentConnections()
         self._spare = SpareDescriptor()
+        self._ended: set[int] = set()  # cut connections that libzmq has not closed yet
         self._used = 0  # descriptors in use, by the number of the last accepted connection
         self._most_peers = 0  # connections with a handshake, at most so far
         self._growth = GrowthDetector(self._data_bytes, CHECK_GROWTH_BYTES)
@@ -189,6 +190,7 @@ class FloodGuard:
 
     def _process_event(self, event: int, descriptor: int, port: str) -> None:
         known = self._connections.get(descriptor)
+        self._ended.discard(descriptor)
         if event == zmq.EVENT_DISCONNECTED:
             if known is None or known.port == port:  # else another port reuses the descriptor
                 self._connections.pop(descriptor, None)
@@ -203,7 +205,7 @@ class FloodGuard:
 
     def _limit_silent(self) -> None:
         strangers = self._strangers()
-        taken = max(self._used, len(self._connections)) - strangers
+        taken = max(self._used - len(self._ended), len(self._connections)) - strangers
         self._used = 0
         most = min(MAX_SILENT, max(0, max_descriptors() - taken) // SILENT_SHARE)
         if strangers > most:
@@ -259,6 +261,7 @@ class FloodGuard:
             # Close with a reset: a peer with a closed window would not receive a FIN.
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             wire.shutdown(socket.SHUT_RDWR)
+            self._ended.add(descriptor)
         return _Ended("{}:{}".format(*connection.peer), connection.port, key)
 
     def cut_flooding(self, unread: dict[int, int]) -> list[str]:

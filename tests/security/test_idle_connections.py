@@ -158,16 +158,17 @@ def test_a_network_is_counted_at_each_port_of_its_own() -> None:
 async def test_connections_without_a_handshake_may_have_half_of_the_unused_descriptors(
     port: Port, monkeypatch: pytest.MonkeyPatch, unused: int, left: range
 ) -> None:
+    client = await port.client()
+    assert client.send(b"hello")
+    await port.received()
     monkeypatch.setattr(flood_guard, "MAX_SILENT", 100)
     here = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     monkeypatch.setattr(flood_guard, "max_descriptors", lambda: here + unused)
     idle = [opened(port.address) for _ in range(20)]  # and as many on the other side
-    client = await port.client()
-    assert client.send(b"hello")
-    received = await port.received()
 
-    assert received.identity == Identity("user", "ada")
     assert len(await still_open(idle, most=left[-1])) in left
+    assert client.send(b"hello")
+    assert (await port.received()).identity == Identity("user", "ada")
 
 
 def test_a_reused_descriptor_is_a_new_connection() -> None:
