@@ -108,7 +108,7 @@ def main() -> None:
     chosen = report.arguments(
         __doc__, "16 nodes, 60 jobs, one seed", seeds=(report.seeds, range(1, 4), "as in 1-3")
     )
-    nodes, jobs = (16, 60) if chosen.quick else (64, 400)
+    nodes, jobs = (16, 60) if chosen.quick else (32, 200)
     cells = CELLS[:2] if chosen.quick else CELLS
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
     scenario = Scenario(
