@@ -93,6 +93,7 @@ async def test_a_zygote_that_names_another_process_starts_and_moves_nothing(
     said: dict[str, object], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zygotes, "_AUDIT", Audit())  # without the lines of other tests
+    monkeypatch.setattr(zygotes, "LEADER_TIMEOUT_S", 0.0)
     with capture_logs() as logs:
         refused, moved = await start_with(said)
 
