@@ -139,7 +139,7 @@ class FloodGuard:
         self._silent = SilentConnections()
         self._spare = SpareDescriptor()
         self._ended: set[int] = set()  # cut connections that libzmq has not closed yet
-        self._used = 0  # descriptors in use, by the number of the last accepted connection
+        self._used = 0  # above the numbers of the connections accepted since the last check
         self._most_peers = 0  # connections with a handshake, at most so far
         self._growth = GrowthDetector(self._data_bytes, CHECK_GROWTH_BYTES)
 
