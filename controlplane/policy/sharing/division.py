@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -33,6 +35,7 @@ from schemas.sharing import Sharing
 
 NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
 MINUTE_S: Final = 60.0
+MARGIN_S: Final = 1e-3  # more than the rounding error of a time
 NAMED: Final = 3  # accounts that a reason names
 
 
@@ -50,7 +53,8 @@ class Division:
     """Division of a cluster among accounts.
 
     It keeps the usage at the begin of a turn, because budgets that follow the usage at every moment
-    would move slots to and fro. It also keeps changed views of jobs until the jobs change.
+    would move slots to and fro. It also keeps what follows from the jobs of an account until one of
+    them changes, because most jobs are the same from one view to the next.
 
     Args:
         gangs: True if the policy gives a job exactly its wanted slots or none.
@@ -61,35 +65,33 @@ class Division:
         self._usage: Mapping[str, float] = {}  # at `_usage_at`
         self._usage_at = Seconds(0.0)
         self._usage_for: tuple[Sharing, frozenset[str]] | None = None
-        # By job: as seen, its cap and its priority, then as shown.
-        self._shown: dict[JobId, tuple[JobView, int | None, float, JobView]] = {}
+        self._known: dict[str, _Account] = {}  # accounts of the last view
+        self._up: frozenset[SlotId] = frozenset()
 
     def divide(self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds) -> Divided:
         """Return the view that a policy should see: `view` itself if nothing is divided."""
         limited = self._limited(view, sharing, ledger, now)
-        accounts = self._accounts(view, sharing, ledger, now, limited)
+        known = self._update(view, sharing, ledger, now, limited)
+        accounts = self._accounts(known, _capacity(view), sharing, ledger, now)
         bound = {name: one for name, one in accounts.items() if one.caps is not None}
-        caps = dict(limited.caps)
-        for account in bound.values():
-            caps |= {job: cap for job, cap in (account.caps or {}).items() if account.useful[job]}
-        wake_at = self._wake_at(view, sharing, ledger, now) if caps else None
-        up = {slot.slot for slot in view.slots if slot.up} if caps else set()
-        caps = {job: cap for job, cap in caps.items() if _can_change(view.jobs[job], up, now)}
-        priorities = _priorities(accounts) if sharing.fair_share and len(accounts) > 1 else {}
-        shown = self._show(view, caps, priorities)
-        reasons: dict[JobId, Reason] = {}
-        why = _Reasons(accounts, sharing.turn_s)
-        for name, cap in caps.items():
-            job, after = view.jobs[name], len(shown[name].running_on)
-            if after < len(job.running_on) or not cap:
-                over = limited.caps.get(name) == cap
-                reasons[name] = limited.reason(job, cap) if over else why.of(job, after)
+        if bound or limited.caps:
+            up = frozenset(slot.slot for slot in view.slots if slot.up)
+            self._up = self._up if up == self._up else up
+        fair = sharing.fair_share and len(accounts) > 1
+        for name, account in known.items():
+            account.show(limited.caps, self._up, now, prioritised=fair and name in accounts)
+        shown = {name: job for one in known.values() for name, job in one.shown.items()}
+        if not (bound or limited.caps):
+            return Divided(view=_view_with(view, shown, set()))
+        given_up = {slot for one in known.values() for slot in one.given_up()}
+        wake_ats = [Seconds(self._usage_at + sharing.turn_s)]
+        wake_ats += [one.wake_at(now) for one in known.values()]
         return Divided(
-            view=_view_with(view, shown),
+            view=_view_with(view, shown, given_up),
             budgets={name: account.budget for name, account in bound.items()},
-            waiting=frozenset(name for name, cap in caps.items() if not cap),
-            reasons=reasons,
-            wake_at=wake_at,
+            waiting=frozenset(name for one in known.values() for name in one.must_wait()),
+            reasons=_reasons(known, accounts, limited, sharing.turn_s),
+            wake_at=min((at for at in wake_ats if now < at < NEVER), default=None),
         )
 
     def merge(self, divided: Divided, plan: Plan) -> Plan:
@@ -121,43 +123,47 @@ class Division:
         order = turn_order(jobs, ledger, now, sharing.turn_s)
         return limited_jobs(order, useful, quota, gangs=self._gangs)
 
-    def _accounts(
+    def _update(
         self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds, limited: Limited
     ) -> dict[str, _Account]:
-        """Return all accounts that have jobs, with their budgets, in the order of arrival."""
+        """Return all accounts that have jobs, in the order of arrival, then those of `outside`."""
         by_account: dict[str, list[JobView]] = defaultdict(list)
-        capacity, turn_s = _capacity(view), sharing.turn_s
         for job in view.jobs.values():
-            if limited.caps.get(job.job) != 0:
-                by_account[job.account].append(job)
-        for name in sorted(ledger.outside):
-            by_account[name] = by_account.get(name, [])
-        if len(by_account) < 2 and not sharing.projects:  # noqa: PLR2004
+            by_account[job.account].append(job)
+        by_account |= {name: [] for name in sorted(ledger.outside) if name not in by_account}
+        before, capacity = self._known, _capacity(view)
+        self._known = {name: before.get(name) or _Account(gangs=self._gangs) for name in by_account}
+        for name, account in self._known.items():
+            account.outside, account.caps = ledger.outside.get(name, 0), None
+            account.update(
+                by_account[name], ledger, limited, capacity=capacity, turn_s=sharing.turn_s, now=now
+            )
+        return self._known
+
+    def _accounts(
+        self,
+        known: Mapping[str, _Account],
+        capacity: int,
+        sharing: Sharing,
+        ledger: Ledger,
+        now: Seconds,
+    ) -> dict[str, _Account]:
+        """Give the accounts that can have slots their budgets and caps, and return them."""
+        accounts = {name: one for name, one in known.items() if one.order or one.outside}
+        if len(accounts) < 2 and not sharing.projects:  # noqa: PLR2004
             return {}
-        usage = self._usage_of(frozenset(by_account), sharing, ledger, now)
-        accounts: dict[str, _Account] = {}
-        claims: dict[str, Claim] = {}
-        for name, jobs in by_account.items():
-            useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
-            useful = {job: min(most, limited.caps.get(job, most)) for job, most in useful.items()}
-            order = turn_order(jobs, ledger, now, turn_s)
-            outside = ledger.outside.get(name, 0)
-            accounts[name] = _Account(
-                order=order,
-                useful=useful,
-                outside=outside,
-                held=outside + sum(len(job.running_on) for job in jobs),
-                demand=outside + sum(useful.values()),
-            )
-            in_turn = (job for job in order if is_in_turn(job, ledger, now, turn_s))
-            claims[name] = Claim(
-                demand=accounts[name].demand,
-                floor=outside + next((min(job.least, useful[job.job]) for job in in_turn), 0),
+        usage = self._usage_of(frozenset(accounts), sharing, ledger, now)
+        claims = {
+            name: Claim(
+                demand=one.demand,
+                floor=one.outside + one.in_turn,
                 usage=usage.get(name, 0.0),
-                order=len(claims),
+                order=place,
             )
+            for place, (name, one) in enumerate(accounts.items())
+        }
         budgets = account_budgets(claims, sharing, capacity)
-        overdue = _overdue(accounts, claims, budgets, capacity, before=now - turn_s)
+        overdue = _overdue(accounts, claims, budgets, capacity, before=now - sharing.turn_s)
         for name, least in overdue.items():
             floor = accounts[name].outside + least
             claims[name] = msgspec.structs.replace(claims[name], floor=floor)
@@ -168,9 +174,7 @@ class Division:
             for name, account in accounts.items():
                 account.budget, account.caps = budgets[name], None
                 if account.budget < min(account.demand, capacity):
-                    room = max(0, account.budget - account.outside)
-                    caps = deal_caps(account.order, room, account.useful, gangs=self._gangs)
-                    account.caps, used = caps, account.outside + sum(caps.values())
+                    used = account.deal()
                     unused |= {name: used} if used < account.budget else {}
             if not unused:
                 return accounts
@@ -178,15 +182,6 @@ class Division:
             last = max(unused, key=lambda name: (claims[name].usage, claims[name].order))
             claims[last] = msgspec.structs.replace(claims[last], demand=unused[last])
             budgets = account_budgets(claims, sharing, capacity)
-
-    def _wake_at(
-        self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
-    ) -> Seconds | None:
-        """Return when the next turn ends, or when a job can be changed again."""
-        times = [Seconds(self._usage_at + sharing.turn_s)]
-        for job in view.jobs.values():
-            times += [job.retry_at, turn_end(job, ledger, sharing.turn_s)]
-        return min((at for at in times if at > now), default=None)
 
     def _usage_of(
         self, accounts: frozenset[str], sharing: Sharing, ledger: Ledger, now: Seconds
@@ -198,34 +193,193 @@ class Division:
             self._usage_for = (sharing, accounts)
         return self._usage
 
-    def _show(
-        self, view: ClusterView, caps: Mapping[JobId, int], priorities: Mapping[JobId, float]
-    ) -> dict[JobId, JobView]:
-        """Return the views of jobs with a cap or another priority."""
-        before, self._shown = self._shown, {}
-        for name in caps | priorities.keys():
-            job, cap = view.jobs[name], caps.get(name)
-            priority = priorities.get(name, job.priority)
+
+class _Account:
+    """Account with its jobs in the view, and its slots.
+
+    What follows from the jobs alone is computed when one of them changes, or when enough time has
+    passed to change the order of turns.
+
+    Args:
+        gangs: True if the policy gives a job exactly its wanted slots or none.
+    """
+
+    def __init__(self, *, gangs: bool) -> None:
+        self._gangs = gangs
+        self.outside = 0  # slots of jobs that the view omits
+        self.budget = 0
+        self.caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
+        self.order: Sequence[JobView] = ()  # jobs that may have slots, in turn order
+        self.useful: Mapping[JobId, int] = {}  # most slots that each of these jobs can use
+        self.in_turn = 0  # minimum of the first job whose turn is not over
+        self.shown: dict[JobId, JobView] = {}  # views of jobs that differ from the real ones
+        self.waiting: list[JobId] = []  # jobs without slots that must wait for the budget
+        self.giving: list[JobView] = []  # jobs with slots that give some up for the budget
+        self.limited: list[tuple[JobView, int]] = []  # jobs that a limit bounds, with their caps
+        self._jobs: list[JobView] = []
+        self._began: list[float] = []
+        self._for: tuple[int, float] = (0, 0.0)  # capacity, turn_s
+        self._updated_at = self._order_until = -math.inf
+        self._inside = (0, 0)  # slots that the jobs have, and most that they can use
+        self._turn_ends: list[float] = []
+        self._dealt: dict[int, tuple[dict[JobId, int], int]] = {}  # caps and their sum, by slots
+        self._stuck: tuple[frozenset[SlotId], float, set[JobId]] | None = None
+        self._wake = (-math.inf, -math.inf)  # the first time to wake after the other time
+        self._shown_for: tuple[Mapping[JobId, int], bool] | None = None
+        # By job: as seen, its cap and its priority, then as shown.
+        self._views: dict[JobId, tuple[JobView, int | None, float, JobView]] = {}
+
+    @property
+    def held(self) -> int:
+        """Slots that it has now."""
+        return self.outside + self._inside[0]
+
+    @property
+    def demand(self) -> int:
+        """Most slots that it can use."""
+        return self.outside + self._inside[1]
+
+    def update(
+        self,
+        jobs: list[JobView],
+        ledger: Ledger,
+        limited: Limited,
+        *,
+        capacity: int,
+        turn_s: float,
+        now: Seconds,
+    ) -> None:
+        """Use these jobs from now on."""
+        began = [*map(ledger.began_at.get, [job.job for job in jobs], repeat(-math.inf))]
+        same = (capacity, turn_s) == self._for and self._updated_at <= now < self._order_until
+        simple = not (limited.caps or ledger.ranks)
+        if same and simple and began == self._began and jobs == self._jobs:
+            return
+        self._jobs, self._began, self._for, self._updated_at = jobs, began, (capacity, turn_s), now
+        if not simple:
+            self._updated_at = Seconds(math.inf)  # limits and ranks may change without the jobs
+        caps = limited.caps
+        usable = [job for job in jobs if caps.get(job.job) != 0] if caps else jobs
+        useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in usable}
+        self.useful = {job: min(most, caps.get(job, most)) for job, most in useful.items()}
+        self.order = turn_order(usable, ledger, now, turn_s)
+        in_turn = (job for job in self.order if is_in_turn(job, ledger, now, turn_s))
+        first = next(in_turn, None)
+        self.in_turn = 0 if first is None else min(first.least, self.useful[first.job])
+        self._inside = sum(len(job.running_on) for job in usable), sum(self.useful.values())
+        self._turn_ends = [turn_end(job, ledger, turn_s) for job in jobs]
+        self._order_until = min(
+            (at for at in self._turn_ends if at > now - MARGIN_S), default=1e300
+        )
+        self._dealt, self._stuck, self._shown_for = {}, None, None
+        self._wake = (-math.inf, -math.inf)
+
+    def deal(self) -> int:
+        """Divide the budget among the jobs. Return how many slots they use, with `outside`."""
+        room = max(0, self.budget - self.outside)
+        if room not in self._dealt:
+            caps = deal_caps(self.order, room, self.useful, gangs=self._gangs)
+            useful = {job: cap for job, cap in caps.items() if self.useful[job]}
+            self._dealt = {room: (useful, sum(caps.values()))}
+        self.caps, used = self._dealt[room]
+        return self.outside + used
+
+    def show(
+        self,
+        limits: Mapping[JobId, int],
+        up: frozenset[SlotId],
+        now: Seconds,
+        *,
+        prioritised: bool,
+    ) -> None:
+        """Compute what a policy should see of the jobs.
+
+        Args:
+            limits: most slots of jobs, of any account, that other limits bound.
+            up: slots of nodes that can run jobs.
+            prioritised: True if the mean priority of the account's jobs should be 1.
+        """
+        caps = (
+            {job.job: limits[job.job] for job in self._jobs if job.job in limits} if limits else {}
+        )
+        caps |= self.caps or {}
+        if caps:
+            stuck = self._unchangeable(up, now)
+            caps = {name: cap for name, cap in caps.items() if name not in stuck}
+        if self._shown_for == (caps, prioritised):
+            return
+        self._shown_for = caps, prioritised
+        self.shown, self.waiting, self.giving, self.limited = {}, [], [], []
+        before, self._views = self._views, {}
+        mean = math.fsum(job.priority for job in self.order) / max(1, len(self.order)) or 1.0
+        for job in self._jobs if prioritised else [j for j in self._jobs if j.job in caps]:
+            name, cap = job.job, caps.get(job.job)
+            priority = job.priority / mean if prioritised else job.priority
             known = before.get(name)
             if known is None or known[0] is not job or known[1:3] != (cap, priority):
-                changed = job if cap is None else _capped(job, cap)
-                if priority != job.priority:
-                    changed = msgspec.structs.replace(changed, priority=priority)
-                known = job, cap, priority, changed
-            self._shown[name] = known
-        return {name: known[3] for name, known in self._shown.items()}
+                known = job, cap, priority, _shown(job, cap, priority)
+            self._views[name], seen = known, known[3]
+            if seen is not job:
+                self.shown[name] = seen
+            if cap is None or (cap and len(seen.running_on) == len(job.running_on)):
+                continue
+            if limits.get(name) == cap:
+                self.limited.append((job, cap))
+            elif job.running_on:
+                self.giving.append(job)
+            else:
+                self.waiting.append(name)
+
+    def _unchangeable(self, up: frozenset[SlotId], now: Seconds) -> set[JobId]:
+        """Return the jobs that a plan cannot change now, as `plan_check` and the nodes allow."""
+        known = self._stuck
+        if known is None or known[0] is not up or now >= known[1]:
+            names = {
+                job.job
+                for job in self._jobs
+                if not job.movable
+                or (job.running_on and (job.retry_at > now or not up.issuperset(job.running_on)))
+            }
+            until = min(
+                (job.retry_at for job in self._jobs if job.retry_at > now), default=math.inf
+            )
+            known = self._stuck = up, until, names
+        return known[2]
+
+    def given_up(self) -> Iterator[SlotId]:
+        """Yield the slots that the jobs give up."""
+        for job in (*self.giving, *(job for job, _ in self.limited)):
+            kept = self.shown[job.job].running_on
+            yield from (slot for slot in job.running_on if slot not in kept)
+
+    def must_wait(self) -> Iterator[JobId]:
+        """Yield the jobs that must not have slots."""
+        yield from self.waiting
+        yield from (job.job for job in self.giving if not self.shown[job.job].running_on)
+        yield from (job.job for job, cap in self.limited if not cap)
+
+    def wake_at(self, now: Seconds) -> Seconds:
+        """Return when the next turn ends, or when a job can be changed again."""
+        if not self._wake[1] <= now < self._wake[0]:
+            times = [*self._turn_ends, *(job.retry_at for job in self._jobs)]
+            self._wake = min((at for at in times if at > now), default=math.inf), now
+        return Seconds(self._wake[0])
 
 
-class _Account(msgspec.Struct, kw_only=True):
-    """Account with its jobs in the view, and its slots."""
-
-    order: Sequence[JobView]  # its jobs, in turn order
-    useful: Mapping[JobId, int]  # most slots that each job can use
-    outside: int  # slots of jobs that the view omits
-    held: int  # slots that it has now
-    demand: int  # most slots that it can use
-    budget: int = 0
-    caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
+def _reasons(
+    known: Mapping[str, _Account], shared: Mapping[str, _Account], limited: Limited, turn_s: float
+) -> dict[JobId, Reason]:
+    """Return why jobs wait or give up slots. Only `shared` accounts have budgets."""
+    reasons: dict[JobId, Reason] = {}
+    why = _Reasons(shared, turn_s)
+    for name, account in known.items():
+        if account.waiting:
+            reasons |= dict.fromkeys(account.waiting, why.waits(name))
+        for job in account.giving:
+            reasons[job.job] = why.gives_back(job, len(account.shown[job.job].running_on))
+        for job, cap in account.limited:
+            reasons[job.job] = limited.reason(job, cap)
+    return reasons
 
 
 def _overdue(
@@ -256,34 +410,34 @@ def _overdue(
 
 
 def _capacity(view: ClusterView) -> int:
-    held = {slot for job in view.jobs.values() for slot in job.running_on}
-    return sum(slot.up or slot.slot in held for slot in view.slots)
+    lost = {slot.slot for slot in view.slots if not slot.up}
+    if lost:  # those that a job still holds count
+        lost -= {slot for job in view.jobs.values() for slot in job.running_on}
+    return len(view.slots) - len(lost)
 
 
-def _can_change(job: JobView, up: set[SlotId], now: Seconds) -> bool:
-    """True if a plan can change the job now, as `plan_check` and the nodes allow."""
-    if not job.running_on:
-        return job.movable
-    return job.movable and job.retry_at <= now and up.issuperset(job.running_on)
-
-
-def _view_with(view: ClusterView, shown: Mapping[JobId, JobView]) -> ClusterView:
-    """Return the view with changed jobs. The slots that they give up are leaving."""
-    if all(job is view.jobs[name] for name, job in shown.items()):
+def _view_with(
+    view: ClusterView, shown: Mapping[JobId, JobView], given_up: AbstractSet[SlotId]
+) -> ClusterView:
+    """Return the view with changed jobs, in which the slots that they give up are leaving."""
+    if not shown:
         return view
-    given_up = {
-        slot
-        for name, job in shown.items()
-        for slot in view.jobs[name].running_on
-        if slot not in job.running_on
-    }
-    slots = tuple(_leaving(slot) if slot.slot in given_up else slot for slot in view.slots)
+    slots = view.slots
+    if given_up:
+        slots = tuple(_leaving(slot) if slot.slot in given_up else slot for slot in slots)
     return ClusterView(version=view.version, slots=slots, jobs={**view.jobs, **shown})
 
 
 @lru_cache(maxsize=1 << 14)  # so that unchanged views stay the same objects
 def _leaving(slot: SlotView) -> SlotView:
     return msgspec.structs.replace(slot, usable=False, leaving=True)
+
+
+def _shown(job: JobView, cap: int | None, priority: float) -> JobView:
+    changed = job if cap is None else _capped(job, cap)
+    if priority != job.priority:
+        changed = msgspec.structs.replace(changed, priority=priority)
+    return changed
 
 
 def _capped(job: JobView, cap: int) -> JobView:
@@ -308,17 +462,6 @@ def _capped(job: JobView, cap: int) -> JobView:
     )
 
 
-def _priorities(accounts: Mapping[str, _Account]) -> dict[JobId, float]:
-    """Return the priorities that change: each is divided by the mean of its account's jobs."""
-    found = {}
-    for account in accounts.values():
-        mean = math.fsum(job.priority for job in account.order) / max(1, len(account.order))
-        for job in account.order:
-            if job.priority / mean != job.priority:
-                found[job.job] = job.priority / mean
-    return found
-
-
 class _Reasons:
     """Reasons for jobs that wait (code `budget`) or give up slots (`gave_back`).
 
@@ -332,15 +475,10 @@ class _Reasons:
         self._want = greedy if len(greedy) > 1 else [n for n in names if accounts[n].budget]
         lacks = {name: one.budget - one.held for name, one in accounts.items()}
         self._lack = sorted((n for n in names if lacks[n] > 0), key=lambda name: -lacks[name])
-        self._waits: dict[str, Reason] = {}  # of the waiting jobs of an account
 
-    def of(self, job: JobView, after: int) -> Reason:
-        """Return the reason for a job that is shown with fewer slots, which are `after`."""
+    def gives_back(self, job: JobView, after: int) -> Reason:
+        """Return the reason for a job that will have fewer slots, which are `after`."""
         name, account, before = job.account, self._accounts[job.account], len(job.running_on)
-        if not before:
-            if name not in self._waits:
-                self._waits[name] = self._waits_of(name)
-            return self._waits[name]
         text = f"{'' if after else 'paused: '}gives back {slots_in_words(before - after)}"
         takers = _listed(self._lack, name)
         text += f" to {takers}" if takers else ""
@@ -351,7 +489,8 @@ class _Reasons:
             text += f" to another job of {words(name)} after a turn of {minutes:.0f} min"
         return Reason("gave_back", text, _numbers(account, before, after))
 
-    def _waits_of(self, name: str) -> Reason:
+    def waits(self, name: str) -> Reason:
+        """Return the reason for the jobs of an account that wait for its budget."""
         account = self._accounts[name]
         text = f"waits: {words(name)} has {account.held} of its {slots_in_words(account.budget)}"
         if others := _listed(self._want, name):

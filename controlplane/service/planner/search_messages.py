@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import compress, filterfalse
+from operator import is_not
 from typing import Any, Final
 
 import msgspec
@@ -123,24 +125,17 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     """
     if len(before.slots) != len(after.slots):
         return None
-    slots = {}
-    if before.slots is not after.slots:
-        for old, new in zip(before.slots, after.slots, strict=True):
-            if old is new:
-                continue
-            if old.slot != new.slot:
-                return None
-            if old != new:
-                slots[new.slot] = new
+    # Most slots and jobs are the same objects, which itertools skips without interpreting code.
+    pairs = zip(before.slots, after.slots, strict=True)
+    changed = list(compress(pairs, map(is_not, before.slots, after.slots)))
+    if any(old.slot != new.slot for old, new in changed):
+        return None
+    slots = {new.slot: new for old, new in changed if old != new}
     known = before.jobs
-    jobs = {
-        name: job
-        for name, job in after.jobs.items()
-        if (old_job := known.get(name)) is not job and old_job != job
-    }
-    removed = [name for name in before.jobs if name not in after.jobs]
-    order = [name for name in before.jobs if name in after.jobs]
-    order += [name for name in after.jobs if name not in before.jobs]
+    differs = map(is_not, map(known.get, after.jobs), after.jobs.values())
+    jobs = {n: job for n, job in compress(after.jobs.items(), differs) if known.get(n) != job}
+    removed = list(filterfalse(after.jobs.__contains__, known))
+    order = [*filter(after.jobs.__contains__, known), *filterfalse(known.__contains__, after.jobs)]
     if order != list(after.jobs):  # a job returned to the middle of the order
         return None
     return ViewDelta(version=after.version, slots=slots, jobs=jobs, removed=removed)

@@ -94,7 +94,7 @@ def text(pilot: Pilot[None], name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_top, "REFRESH_S", 0.05)
+    monkeypatch.setattr(live_top, "REFRESH_S", 0.5)
 
 
 async def test_keys_filter_sort_and_choose_a_job_whose_whole_reason_is_shown() -> None:

@@ -364,6 +364,23 @@ def test_the_same_question_has_the_same_answer(view: ClusterView) -> None:
 
 
 @SIZE
+@given(st.lists(st.tuples(shared_views(), st.sampled_from([0.0, 1.0, TURN_S])), max_size=6))
+def test_what_is_kept_from_earlier_views_changes_no_answer(
+    steps: list[tuple[ClusterView, float]],
+) -> None:
+    division, now = Division(), NOW
+    for view, passed_s in steps:
+        now = Seconds(now + passed_s)
+        began = {name: job.moved_at for name, job in view.jobs.items() if job.running_on}
+        ledger = Ledger(began_at=began, usage={"p/ann": 100.0})
+        found = division.divide(view, SHARING, ledger, now)
+        fresh = Division().divide(view, SHARING, ledger, now)
+
+        wake_at = found.wake_at  # it depends on the begin of a turn
+        assert found == msgspec.structs.replace(fresh, wake_at=wake_at)
+
+
+@SIZE
 @given(shared_views())
 def test_a_shown_view_is_within_the_budgets_already(view: ClusterView) -> None:
     shown = Division().divide(view, SHARING, Ledger(), NOW).view
