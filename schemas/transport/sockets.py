@@ -20,9 +20,17 @@ from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
-# A prompt socket replaces its connection after this time without a sign of its peer, because after
-# a partition a new connection carries data sooner than TCP's next retransmission.
+# The kernel closes a connection when its peer's kernel has acknowledged nothing for this time.
+# Heartbeats of libzmq would need its threads, which may be busy for seconds with the handshakes of
+# thousands of nodes. Then they would cut connections, and more handshakes would follow.
+LOST_MS: Final = 20_000
+# As LOST_MS, for a prompt socket, because after a partition a new connection carries data sooner
+# than TCP's next retransmission.
 PROMPT_MS: Final = 4000
+PROBES: Final = 4  # probes of an idle connection in that time
+# A client's libzmq also sends heartbeats, in case a proxy answers the kernel's probes.
+HEARTBEAT_MS: Final = 15_000
+NO_HEARTBEAT_MS: Final = 30_000  # a connection without a reply for so long is replaced
 CONNECT_TIMEOUT_MS: Final = 1000
 MAX_RECONNECT_MS: Final = 1000
 RECONNECT_MS: Final = 50  # first pause before the next attempt to connect; later ones are longer
@@ -324,8 +332,8 @@ class Link:
         The peer need not listen yet. Several addresses, with commas between them, are those of
         controllers of which one listens. `server_key` is the public key of the peer in Z85, or None
         on ipc.
-        A `prompt` socket notices a lost peer in seconds. It is for peers that always read soon,
-        because a peer that reads late counts as lost and misses messages. After a lost connection,
+        A `prompt` socket notices a lost host in seconds. It is for peers that always read soon,
+        because a peer whose buffers are full counts as lost. After a lost connection,
         the first pause is `reconnect_ms`. If this is long, all pauses are, up to twice as long.
         """
         socket = self._socket(kind)
@@ -335,9 +343,9 @@ class Link:
         addresses = address.split(",")
         socket.ipv6 = any(has_only_ipv6(_host(one)) for one in addresses)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, NO_HEARTBEAT_MS
         if prompt:
-            socket.setsockopt(zmq.HEARTBEAT_IVL, PROMPT_MS // 4)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PROMPT_MS)
+            _detect_loss(socket, PROMPT_MS)
         if kind == "DEALER":
             socket.immediate = True
         if server_key is not None and self._keys is not None:
@@ -430,8 +438,15 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.reconnect_ivl = RECONNECT_MS
     socket.reconnect_ivl_max = MAX_RECONNECT_MS
     socket.handshake_ivl = 30_000  # ms, because a thousand other peers may be handled first
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
+    _detect_loss(socket, LOST_MS)
+
+
+def _detect_loss(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, lost_ms: int) -> None:
+    socket.setsockopt(zmq.TCP_MAXRT, lost_ms)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, lost_ms // 1000 // PROBES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, lost_ms // 1000 // PROBES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES - 1)
 
 
 def _host(address: str) -> str:
