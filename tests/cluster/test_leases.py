@@ -11,6 +11,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -137,22 +138,38 @@ async def test_etcd_is_used_with_a_password_and_after_its_restart(tmp_path: Path
                     await opened().read()
 
 
-async def test_another_member_of_etcd_replies_when_the_first_one_cannot(tmp_path: Path) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@asynccontextmanager
+async def replying(status: str, body: bytes) -> AsyncIterator[str]:
+    """Serve the same reply to every request; yields its HOST:PORT."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        body = b'{"message": "etcdserver: leader changed"}'
-        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), len(body)))
+        writer.write(body)
         writer.close()
 
-    unable = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    port = unable.sockets[0].getsockname()[1]
+    server = await asyncio.start_server(reply, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def test_another_member_of_etcd_replies_when_the_first_one_cannot(tmp_path: Path) -> None:
+    changing = replying("503 Unavailable", b'{"message": "etcdserver: leader changed"}')
     with etcd(tmp_path) as server:
         able = server.url.removeprefix("etcd://")
-        async with opening(f"etcd://127.0.0.1:{port},{able}", tmp_path) as opened:
+        async with changing as unable, opening(f"etcd://{unable},{able}", tmp_path) as opened:
             store = opened()
             version = await store.replace(0, ONE, LONG_S)
             assert await store.read() == Held(record=ONE, version=version, expired=False)
-    unable.close()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"responses": [7]}', b'{"ID": null}'])
+async def test_a_reply_that_is_not_that_of_etcd_is_refused(body: bytes, tmp_path: Path) -> None:
+    async with replying("200 OK", body) as host, opening(f"etcd://{host}", tmp_path) as opened:
+        store = opened()
+        for answer in (store.read, partial(store.replace, 0, ONE, LONG_S)):
+            with pytest.raises(LeaseError, match="the reply is not that of etcd"):
+                await answer()
 
 
 async def _require_passwords(url: str) -> None:

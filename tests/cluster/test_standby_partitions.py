@@ -1,6 +1,6 @@
 """Two controllers and a database on hosts of their own, through seeded kills and partitions.
 
-`ONES_SEEDS` is the number of runs. Each prints its takeover times and the longest step.
+Odd seeds use etcd, even ones PostgreSQL. `ONES_SEEDS` is the number of runs, from seed `ONES_FIRST_SEED`. Each prints its takeover times and the longest step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from controlplane.client.job_file import load_job
 from schemas.errors import OnesError
 from tests.chaos.network import Network, Weather
 from tests.support.cluster import TOY
-from tests.support.lease_servers import LeaseServer, postgresql
+from tests.support.lease_servers import LeaseServer, etcd, postgresql
 from tests.support.standbys import NODE, USER, Standbys, standbys
 
 pytestmark = [
@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
 ]  # fmt: skip
 SEEDS: Final = int(os.environ.get("ONES_SEEDS", "2"))
+FIRST_SEED: Final = int(os.environ.get("ONES_FIRST_SEED", "0"))
 ROUNDS: Final = 3
 A, B, DATABASE = "a", "b", "database"
 SHORT: Final = 'name = "short"\nkind = "command"\ncommand = ["true"]\nslots = 1\n'
@@ -134,15 +135,16 @@ class Laboratory:
         self._user.join()
 
 
-@pytest.fixture(params=range(SEEDS))
+@pytest.fixture(params=range(FIRST_SEED, FIRST_SEED + SEEDS))
 def laboratory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Laboratory]:
     seed = request.param
     with ExitStack() as stack:
         network = stack.enter_context(Network((A, B, DATABASE, NODE, USER), seed))
         folder = tmp_path / "store"
         folder.mkdir()
+        serve = etcd if seed % 2 else postgresql
         database = stack.enter_context(
-            postgresql(folder, network.address(DATABASE), lambda: network.inside(DATABASE))
+            serve(folder, network.address(DATABASE), lambda: network.inside(DATABASE))
         )
         hosts = tuple(map(network.address, (A, B)))
         names = dict(zip(hosts, (A, B), strict=True))

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -134,6 +134,44 @@ class PostgresLease:
             await connection.close()
 
 
+class _Stored(msgspec.Struct):
+    mod_revision: int
+    value: bytes = b""  # msgspec decodes base64; etcd omits empty values
+
+
+class _Range(msgspec.Struct):
+    kvs: list[_Stored] = []
+
+
+class _Response(msgspec.Struct):
+    response_range: _Range = msgspec.field(default_factory=_Range)
+
+
+class _Header(msgspec.Struct):
+    revision: int
+
+
+class _TxnReply(msgspec.Struct):
+    header: _Header
+    succeeded: bool = False
+    responses: list[_Response] = []
+
+
+class _ReadReply(msgspec.Struct):
+    responses: Annotated[list[_Response], msgspec.Meta(min_length=2, max_length=2)]
+
+
+class _GrantReply(msgspec.Struct):
+    lease: str = msgspec.field(name="ID")
+
+
+class _LoginReply(msgspec.Struct):
+    token: str
+
+
+Reply = TypeVar("Reply", _TxnReply, _ReadReply, _GrantReply, _LoginReply)
+
+
 class EtcdLease:
     """Lease in two keys of etcd: the record, and a key that etcd deletes when the lease expires.
 
@@ -174,44 +212,43 @@ class EtcdLease:
     async def read(self) -> Held:
         """Return the record."""
         reads = [{"request_range": {"key": key}} for key in (self._record, self._alive)]
-        answer = await self._post("kv/txn", {"success": reads})
-        record, alive = (one["response_range"].get("kvs", [None])[0] for one in answer["responses"])
-        if record is None:
+        reply = await self._post("kv/txn", {"success": reads}, _ReadReply)
+        record, alive = (one.response_range.kvs for one in reply.responses)
+        if not record:
             return Held()
-        found = _decoded(base64.b64decode(record["value"]))
-        version = int(record["mod_revision"])
-        return Held(record=found, version=version, expired=alive is None)
+        found = _decoded(record[0].value)
+        return Held(record=found, version=record[0].mod_revision, expired=not alive)
 
     async def replace(self, version: int, record: Record, lease_s: float) -> int | None:
         """Replace a version of the record. etcd rounds `lease_s` up to whole seconds."""
-        granted = await self._post("lease/grant", {"TTL": -int(-lease_s // 1)})
+        granted = await self._post("lease/grant", {"TTL": -int(-lease_s // 1)}, _GrantReply)
         same = {
             "key": self._record, "target": "MOD", "result": "EQUAL", "mod_revision": version,
         }  # fmt: skip
         puts = [
             {"key": self._record, "value": _base64(msgspec.json.encode(record))},
-            {"key": self._alive, "lease": granted["ID"]},
+            {"key": self._alive, "lease": granted.lease},
         ]
         change = {"compare": [same], "success": [{"request_put": put} for put in puts]}
-        answer = await self._post("kv/txn", change)
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+        reply = await self._post("kv/txn", change, _TxnReply)
+        return reply.header.revision if reply.succeeded else None
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.aclose()
 
-    async def _post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, content: dict[str, Any], kind: type[Reply]) -> Reply:
         """Ask the first server that replies; the next request begins with it."""
         problem = ""
         for _ in self._servers:
             try:
-                return await self._answer(path, content)
+                return _content(await self._answer(path, content), kind)
             except self._errors as error:
                 problem = str(error) or type(error).__name__
                 self._servers.append(self._servers.pop(0))
         raise LeaseError(f"etcd: {problem}", "check its servers")
 
-    async def _answer(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, path: str, content: dict[str, Any]) -> httpx.Response:
         """Ask the first server, and log in again if it does not know the token any more."""
         if self._login and not self._token:
             await self._log_in()
@@ -219,12 +256,12 @@ class EtcdLease:
         if self._login and answer.is_client_error:
             await self._log_in()
             answer = await self._send(path, content)
-        return _content(answer)
+        return answer
 
     async def _log_in(self) -> None:
         self._token = {}
         answer = await self._send("auth/authenticate", self._login)
-        self._token = {"Authorization": _content(answer)["token"]}
+        self._token = {"Authorization": _content(answer, _LoginReply).token}
 
     async def _send(self, path: str, content: Any) -> httpx.Response:
         answer = await self._client.post(
@@ -235,21 +272,22 @@ class EtcdLease:
         return answer
 
 
-def _content(answer: httpx.Response) -> dict[str, Any]:
+def _content(answer: httpx.Response, kind: type[Reply]) -> Reply:
     """Return the content of an answer.
 
     Raises:
-        LeaseError: if it is a refusal.
+        LeaseError: if it is a refusal, or not etcd's.
     """
     found: Any = None
     with contextlib.suppress(ValueError):
         found = answer.json()
-    if not isinstance(found, dict):
-        raise LeaseError("etcd: the reply is not that of etcd", "check the address")
-    if answer.is_error:
+    if isinstance(found, dict) and answer.is_error:
         what = found.get("message") or found.get("error") or f"status {answer.status_code}"
         raise LeaseError(f"etcd: {what}", "check the user, its role and the certificate")
-    return found
+    try:  # etcd writes numbers of 64 bits as strings
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError:
+        raise LeaseError("etcd: the reply is not that of etcd", "check the address") from None
 
 
 def _tls(files: dict[str, str], home: Path) -> ssl.SSLContext:
