@@ -1,6 +1,7 @@
 """Two controllers and a database on hosts of their own, through seeded kills and partitions.
 
-Odd seeds use etcd, even ones PostgreSQL. `ONES_SEEDS` is the number of runs, from seed `ONES_FIRST_SEED`. Each prints its takeover times and the longest step.
+Odd seeds use etcd, even ones PostgreSQL. `ONES_SEEDS` is the number of runs, from seed
+`ONES_FIRST_SEED`. Each prints its takeover times and the longest step.
 """
 
 from __future__ import annotations
