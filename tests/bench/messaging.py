@@ -36,7 +36,9 @@ import uvloop
 import zmq
 
 from controlplane.client import Client, JobSpec
-from schemas.ids import JobId, NodeId, node_of
+from controlplane.core.inputs import ControllerStarted, DrainRequested, Input
+from controlplane.core.reactor import Reactor
+from schemas.ids import JobId, NodeId, Seconds, Term, node_of
 from schemas.wire.agent import (
     PREPARE,
     SETTLED,
@@ -58,6 +60,9 @@ from schemas.wire.agent import (
 )
 from schemas.wire.client import SearchInfo, SubmitJob
 from tests.bench import report
+from tests.bench.long_journal import write
+from tests.support import builders
+from tests.support.agent_processes import BusyAgent, all_welcomed, processes_of
 from tests.support.fleet import (
     LOG,
     Fleet,
@@ -92,6 +97,7 @@ class Scale:
     shipped_s: float
     warm_s: float
     burst_s: float
+    idle: int = 0  # further nodes, which are drained
 
 
 FULL: Final = Scale(100, 80, "ABBAABBA", 16.0, 3.0, 24.0, 8.0, 5.0)
@@ -299,6 +305,15 @@ class Burst:
                 worker.report(EpochReported, **fields)
 
 
+def drained(first: int, end: int) -> Iterator[tuple[Seconds, Input]]:
+    """Yield the inputs of a controller whose nodes from `first` to before `end` are drained."""
+    now = Seconds(time.time() - 3600.0)
+    yield now, ControllerStarted(term=Term(1), release="")
+    for node in (NodeId(f"n{at}") for at in range(first, end)):
+        yield now, builders.greeting(node, slots=SLOTS)
+        yield now, DrainRequested(node=node, user="admin", reason="idle", within_s=None)
+
+
 # --- the floor and the control
 
 
@@ -360,13 +375,25 @@ class Bench:
     def __init__(self, scale: Scale, base: Path) -> None:
         self.scale, self.base = scale, base
         self.meter, self.training = Meter(), Training()
-        make = partial(TrainingAgent, slots=SLOTS, watch=self.meter, training=self.training)
+        training = partial(TrainingAgent, slots=SLOTS, watch=self.meter, training=self.training)
+        names = iter(range(scale.agents + scale.idle))
+
+        def make(*given: Any) -> SimulatedAgent:
+            trains = next(names) < scale.agents
+            return training(*given) if trains else BusyAgent(*given, slots=SLOTS)
+
         options = BUSY | SHIPPED
         home, work = base / "home", base / "work"
         home.mkdir()
         work.mkdir()
         (work / "train.py").write_text("")
-        self.fleet = Fleet(home, scale.agents, options=options, policy="ones", make=make)
+        count = scale.agents + scale.idle
+        self.fleet = Fleet(home, count, options=options, policy="ones", make=make)
+        self.idle = processes_of(self.fleet.agents[scale.agents :])
+        del self.fleet.agents[scale.agents :]
+        if scale.idle:
+            (home / "state").mkdir()
+            write(home / "state" / "journal.sqlite", drained(scale.agents, count), Reactor())
         self.fleet.context.set(zmq.MAX_SOCKETS, 4 * scale.agents + 100)
         self.client = TimedClient(home, timeout=START_S)  # which waits for a controller that starts
         self.submitter = Submitter(self.client, self.fleet, self.training, work)
@@ -388,6 +415,8 @@ class Bench:
             try:
                 await self._measure(scale)
             finally:
+                for part in self.idle:
+                    part.end()
                 await self.fleet.__aexit__()
         self._sound()
 
@@ -400,10 +429,13 @@ class Bench:
         await asyncio.sleep(1.0)
         controller = psutil.Process(self.fleet.process.pid)
         before = controller.memory_info().rss
+        for part in self.idle:
+            part.ask("open")
+        await all_welcomed(self.idle, self.scale.idle)
         await self.fleet.join()
         await asyncio.sleep(1.5)
         grown = controller.memory_info().rss - before
-        self.mib_per_1000 = grown / 2**20 / self.scale.agents * 1000
+        self.mib_per_1000 = grown / 2**20 / (self.scale.agents + self.scale.idle) * 1000
 
     async def _measure(self, scale: Scale) -> None:
         for work in (self.training.run(), echo(self.meter), self.submitter.keep(scale.jobs)):

@@ -10,108 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import uvloop
-import zmq.asyncio
 
 from controlplane.core.reactor import Reactor
-from schemas.ids import JobId, NodeId, Rank, Version
-from schemas.transport import sockets
-from schemas.wire.agent import GroupDelta, ToAgent, Welcome, WorkerSeen
+from schemas.ids import JobId
 from tests.bench import report
 from tests.bench.long_journal import Size, history, write
-from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch, open_all
+from tests.support.agent_processes import LIMIT_S, BusyAgent, all_welcomed, processes_of
+from tests.support.fleet import LOG, Fleet
 
 SLOTS: Final = 4
 SETTLE_S: Final = 5.0
-LIMIT_S: Final = 120.0
-AGENTS_PER_PROCESS: Final = 2500  # each has three connections, with two descriptors each
-SPAWN: Final = multiprocessing.get_context("spawn")
-
-
-class Arrivals(Watch):
-    def __init__(self) -> None:
-        self.welcomed: dict[NodeId, float] = {}
-        self.deltas: dict[NodeId, float] = {}
-
-    def heard(self, agent: SimulatedAgent, message: ToAgent, at: float) -> None:
-        if isinstance(message, Welcome):
-            self.welcomed.setdefault(agent.node, at)
-        elif isinstance(message, GroupDelta):
-            self.deltas[agent.node] = at
-
-    def forget(self) -> None:
-        self.welcomed.clear()
-        self.deltas.clear()
-
-
-class BusyAgent(SimulatedAgent):
-    jobs: tuple[JobId, ...] = ()
-
-    def seen(self) -> Seen:
-        return tuple(
-            WorkerSeen(
-                job=job, version=Version(1), rank=Rank(0), slot=slot, pid=100 + slot,
-                started_ticks=7, ended=False,
-            )
-            for slot, job in enumerate(self.jobs)
-        )  # fmt: skip
-
-
-class AgentProcess:
-    """Some of the agents, in a process of their own: all would need more descriptors than one has."""
-
-    def __init__(self, agents: Sequence[BusyAgent]) -> None:
-        self._pipe, theirs = SPAWN.Pipe()
-        given = [(one.node, one.keys, one.server_key, one.ports, one.jobs) for one in agents]
-        self._process = SPAWN.Process(target=_run_agents, args=(theirs, given), daemon=True)
-        self._process.start()
-
-    def ask(self, request: str) -> Any:
-        """Send a request to `_serve`, and return its reply."""
-        self._pipe.send(request)
-        return self._pipe.recv()
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.join()
-
-
-def _run_agents(pipe: Pipe, given: Sequence[tuple[Any, ...]]) -> None:
-    sockets.CONNECT_TIMEOUT_MS = 20_000  # thousands of sockets share a thread of libzmq here
-    watch = Arrivals()
-    agents = [BusyAgent(*rest, slots=SLOTS, watch=watch) for *rest, _ in given]
-    for agent, (*_, jobs) in zip(agents, given, strict=True):
-        agent.jobs = jobs
-    uvloop.run(_serve(pipe, agents, watch))
-
-
-async def _serve(pipe: Pipe, agents: Sequence[BusyAgent], watch: Arrivals) -> None:
-    context = zmq.asyncio.Context(4)
-    context.set(zmq.MAX_SOCKETS, 4 * len(agents) + 100)
-    tasks: list[asyncio.Task[None]] = []
-    while True:
-        match await asyncio.to_thread(pipe.recv):
-            case "open":
-                tasks += open_all(agents, context)
-                pipe.send(time.monotonic())
-            case "forget":
-                watch.forget()
-                pipe.send(None)
-            case "welcomed":
-                pipe.send([*watch.welcomed.values()])
-            case "deltas":
-                pipe.send([*watch.deltas.values()])
-            case "in session":
-                pipe.send(sum(agent.session.session is not None for agent in agents))
 
 
 async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
@@ -125,10 +40,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
     agents = [agent for agent in fleet.agents if isinstance(agent, BusyAgent)]
     for number, agent in enumerate(agents):
         agent.jobs = tuple(every[number * SLOTS : (number + 1) * SLOTS])
-    parts = [
-        AgentProcess(agents[first : first + AGENTS_PER_PROCESS])
-        for first in range(0, count, AGENTS_PER_PROCESS)
-    ]
+    parts = processes_of(agents)
     figures: dict[str, float] = {"agents": count, "jobs": jobs}
     try:
         report.now(f"{count} agents connect")
@@ -180,31 +92,12 @@ async def share_of_a_core(process: psutil.Process, seconds: float) -> float:
     return float(used / (time.monotonic() - began))
 
 
-async def all_welcomed(parts: Sequence[AgentProcess], count: int) -> list[float]:
-    """Wait until all agents are welcomed; return the times, in order."""
-    until = time.monotonic() + LIMIT_S
-    while len(times := [at for part in parts for at in part.ask("welcomed")]) < count:
-        if time.monotonic() > until:
-            raise SystemExit(f"{len(times)} of {count} in session after {LIMIT_S} s")
-        await asyncio.sleep(0.25)
-    return sorted(times)
-
-
 async def until_ready(fleet: Fleet, times: int) -> float:
     """Wait until the controller has logged `times` times that it is ready; return the time."""
     async with asyncio.timeout(LIMIT_S):
         while lines(fleet, "controller ready") < times:
             await asyncio.sleep(0.02)
     return time.monotonic()
-
-
-async def until_welcome(watch: Arrivals, count: int) -> None:
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while len(watch.welcomed) < count:
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise SystemExit(f"{len(watch.welcomed)} of {count} in session after {LIMIT_S} s") from None
 
 
 def lines(fleet: Fleet, event: str) -> int:

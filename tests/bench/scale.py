@@ -1,4 +1,4 @@
-"""A large cluster: a thousand nodes, ten thousand jobs.
+"""A large cluster: a thousand nodes, or as many as are given, and ten thousand jobs.
 
 A real controller with simulated agents and CURVE.
 
@@ -6,7 +6,7 @@ A real controller with simulated agents and CURVE.
 - `floor_s`: a process that only receives the bytes of `ps -a` over an encrypted ZeroMQ connection, and prints them;
 - `resync`: the controller is killed, and all nodes come back;
 - `messaging` with so many nodes, as shipped: from an event to the delta that follows, frames to nodes that it does not concern,
-  and what a node's connections take of the controller's memory.
+  and what a node's connections take of the controller's memory. Beyond a thousand nodes, the others are drained and run nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import psutil
 import uvloop
 import zmq
 
 from controlplane.client import Client, JobSpec
 from tests.bench import messaging, report, resync
-from tests.support.fleet import Fleet, SimulatedAgent
+from tests.support.agent_processes import BusyAgent, all_welcomed, processes_of
+from tests.support.fleet import Fleet
 
 ONES: Final = Path(sys.executable).with_name("ones")
 AGENTS: Final = 1000
@@ -34,6 +36,7 @@ SLOTS: Final = 8
 JOBS: Final = 10_000
 CLIENTS: Final = 4
 TIMES: Final = 5
+MAX_TRAINING: Final = 1000  # nodes with simulated workers
 SHIPPED_S: Final = 20.0
 LISTS: Final = {
     "ps_s": ("ps", "-a"),
@@ -97,9 +100,13 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
     work.mkdir()
     (work / "train.py").write_text("")
     spec = JobSpec(name="one", script="train.py", workdir=str(work), batch_size=8)
-    fleet = Fleet(base / "home", agents, make=lambda *given: SimulatedAgent(*given, slots=SLOTS))
-    fleet.context.set(zmq.MAX_SOCKETS, 3 * agents + 100)
-    async with fleet:
+    fleet = Fleet(base / "home", agents, make=lambda *given: BusyAgent(*given, slots=SLOTS))
+    parts = processes_of(fleet.agents)
+    fleet.start()
+    try:
+        for part in parts:
+            part.ask("open")
+        await all_welcomed(parts, agents)
         async with Client(fleet.home) as client:
             first = await client.submit(spec)
             snapshot = (await client.job(first)).snapshot
@@ -111,16 +118,25 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
         for name, words in report.counted("list", LISTS.items(), len(LISTS)):
             figures[name] = await asyncio.to_thread(command_s, fleet.home, words)
         figures["floor_s"] = await asyncio.to_thread(floor_s, fleet.home)
+        figures["controller_mib"] = psutil.Process(fleet.process.pid).memory_info().rss / 2**20
+    finally:
+        for part in parts:
+            part.end()
+        await fleet.stop()
     return figures
 
 
 def messages(base: Path, agents: int) -> dict[str, float]:
-    scale = replace(messaging.QUICK, agents=agents, order="", shipped_s=SHIPPED_S)
+    training = min(agents, MAX_TRAINING)
+    scale = replace(
+        messaging.QUICK, agents=training, idle=agents - training, order="", shipped_s=SHIPPED_S
+    )
     bench = messaging.Bench(scale, base)
     uvloop.run(bench.run())
     (window,) = bench.windows
     return {
         "mib": bench.mib_per_1000 * agents / 1000.0,
+        "event_delta_p50_ms": messaging.ms(window.event_delta, 0.5),
         "event_delta_p99_ms": messaging.ms(window.event_delta, 0.99),
         "commit_delta_p99_ms": messaging.ms(window.commit_delta, 0.99),
         "unaffected_frames": sum(bench.meter.stray.values()),
@@ -128,8 +144,10 @@ def messages(base: Path, agents: int) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = report.arguments(__doc__, "a tenth of the agents and jobs")
-    agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
+    chosen = report.arguments(
+        __doc__, "a tenth of the agents and jobs", agents=(int, AGENTS, f"default: {AGENTS}")
+    )
+    agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (chosen.agents, JOBS)
     figures: dict[str, float] = {"agents": agents, "jobs": jobs}
     with report.folder() as folder:
         lists, deltas = folder / "lists", folder / "deltas"
@@ -137,7 +155,7 @@ def main() -> None:
             each.mkdir()
         figures |= asyncio.run(measure(lists, agents=agents, jobs=jobs))
         back = resync.run(agents, jobs)
-        figures |= {name: back[name] for name in ("connected_s", "resync_p95_s")}
+        figures |= {name: back[name] for name in ("connected_s", "resync_p50_s", "resync_p95_s")}
         figures |= messages(deltas, agents)
     report.table(f"{jobs} jobs, {agents} nodes of {SLOTS} slots", ["figure", "value"], list(figures.items()))  # fmt: skip
     report.write(figures, chosen.json)
