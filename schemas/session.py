@@ -44,6 +44,7 @@ Order = tuple[int, ...]  # (term, version, stage); for a sweep (term, revision)
 Key = tuple[JobId, bool]  # job, and True for its sweep
 MAX_RESENT: Final = 256  # events in one Resent
 MAX_DOUBLINGS: Final = 10  # then the pause between hellos grows no further
+MAX_RETRY_S: Final = 16.0  # longest pause between copies of a delta
 MAX_HELLO_PAUSE_S: Final = 8.0  # longest pause between hellos; the first one is one heartbeat
 HEARTBEATS_PER_S: Final = 2000.0  # of all nodes together
 AGENT_SUSPECT_S: Final = 6.0  # an agent without replies for so long leaves its session
@@ -60,7 +61,7 @@ class SessionTimings:
     suspect_s: float = AGENT_SUSPECT_S
     lost_s: float = 30.0
     missed_s: float = 5.0  # replaces `lost_s` if workers of other nodes wait for this node's
-    retry_s: float = 2.0
+    retry_s: float = 2.0  # until a delta is repeated for the first time
     forget_s: float = 30 * 86400.0  # a node that was lost for so long is removed
 
     def of_cluster(self, nodes: int) -> SessionTimings:
@@ -328,6 +329,15 @@ class Condition(Enum):
 
 
 @dataclass(slots=True)
+class Outstanding:
+    """Delta that is repeated until it is acknowledged."""
+
+    delta: Delta
+    sent_at: Seconds
+    pause_s: float  # until it is repeated
+
+
+@dataclass(slots=True)
 class ControllerSession:
     """Controller's end of a session with one node."""
 
@@ -338,7 +348,7 @@ class ControllerSession:
     boot: BootId | None = None
     received: int = 0  # events are delivered up to this sequence number
     durable: int = 0  # events are committed up to this sequence number
-    outstanding: dict[Key, tuple[Delta, Seconds]] = field(default_factory=dict)
+    outstanding: dict[Key, Outstanding] = field(default_factory=dict)
     last_received_at: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _requested_at: Seconds = Seconds(-1e9)
@@ -429,7 +439,7 @@ class ControllerSession:
                 return self.receive_events(events, now)
             case DeltaAcked() | SweepDeltaAcked():
                 ordered = self.outstanding.get(key_of(message))
-                if ordered and order_of(message) >= order_of(ordered[0]):
+                if ordered and order_of(message) >= order_of(ordered.delta):
                     del self.outstanding[key_of(message)]
                 return []
 
@@ -468,23 +478,23 @@ class ControllerSession:
         """
         if self.session is None:
             return []
-        self.outstanding[key_of(delta)] = delta, now
+        self.outstanding[key_of(delta)] = Outstanding(delta, now, self.timings.retry_s)
         return [ToNode(delta)]
 
     def withdraw(self, delta: Delta) -> None:
         """Stop repeating this delta. A newer delta of the same job continues to be repeated."""
         ordered = self.outstanding.get(key_of(delta))
-        if ordered is not None and ordered[0] is delta:
+        if ordered is not None and ordered.delta is delta:
             del self.outstanding[key_of(delta)]
 
     def tick(self, now: Seconds) -> list[ControllerOutput]:
-        """Repeat deltas that were not acknowledged in time."""
-        overdue = [
-            delta
-            for delta, sent_at in self.outstanding.values()
-            if now - sent_at >= self.timings.retry_s
-        ]
-        return [output for delta in overdue for output in self.order(delta, now)]
+        """Repeat deltas that were not acknowledged in time, after pauses that double."""
+        if self.session is None:
+            return []
+        overdue = [one for one in self.outstanding.values() if now - one.sent_at >= one.pause_s]
+        for one in overdue:
+            one.sent_at, one.pause_s = now, min(MAX_RETRY_S, 2.0 * one.pause_s)
+        return [ToNode(one.delta) for one in overdue]
 
     def condition(self, now: Seconds) -> Condition:
         """Return the condition that follows from the time since the node's last message."""

@@ -226,13 +226,27 @@ class NodeSessions:
             await asyncio.sleep(TICK_S)
             now = self._now()
             stalled_s, before = now - before - TICK_S, now
-            for number, (node, session) in enumerate(list(self._sessions.items()), start=1):
+            if stalled_s > STALL_S:  # the controller paused, so messages wait in its queue
+                for session in self._sessions.values():
+                    session.last_received_at = Seconds(session.last_received_at + stalled_s)
+            for number, (node, session) in enumerate(self._to_check(now), start=1):
                 if number % SLICE == 0:
                     await asyncio.sleep(0)
-                if stalled_s > STALL_S:  # the controller paused, so messages wait in its queue
-                    session.last_received_at = Seconds(session.last_received_at + stalled_s)
                 self._apply(node, session.tick(now))
                 self._check_silence(node, session, now)
+
+    def _to_check(self, now: Seconds) -> list[tuple[NodeId, ControllerSession]]:
+        """Return the nodes that are silent, not up, or have not acknowledged their deltas."""
+        silent_since = now - min(self.timings.missed_s, self.timings.suspect_s, self.timings.lost_s)
+        nodes, up = self._state.nodes, NodePhase.UP
+        return [
+            (node, session)
+            for node, session in self._sessions.items()
+            if session.last_received_at <= silent_since
+            or session.outstanding
+            or node not in nodes
+            or nodes[node].phase is not up
+        ]
 
     # --- received messages
 

@@ -486,11 +486,12 @@ CONTROLLER: Final[dict[str, Case]] = {
     "early events are held up to a limit": (
         controller, [(take(*range(3, MAX_HELD + 100)), ...), (lambda session: len(session._early), MAX_HELD)],
     ),
-    "a delta is repeated until it is acknowledged": (
+    "a delta is repeated after doubled pauses until it is acknowledged": (
         controller,
         [
-            (order(FIRST), nodes(FIRST)), (tick(2.9), []), (tick(3.0), nodes(FIRST)), (tick(4.9), []),
-            (tick(5.0), nodes(FIRST)), (receive(acked(2, 1, 1), 5.1), ...), (tick(60.0), []),
+            (order(FIRST), nodes(FIRST)), (tick(2.9), []), (tick(3.0), nodes(FIRST)), (tick(6.9), []),
+            (tick(7.0), nodes(FIRST)), (tick(15.0), nodes(FIRST)), (tick(31.0), nodes(FIRST)), (tick(46.9), []),
+            (tick(47.0), nodes(FIRST)), (receive(acked(2, 1, 1), 47.1), ...), (tick(99.0), []),
         ],
     ),
     "only the newest delta of a job is repeated": (
@@ -518,7 +519,7 @@ CONTROLLER: Final[dict[str, Case]] = {
         [
             (order(FIRST), ...), (order(sweep_delta(A, 2, 4)), ...), (order(sweep_delta(A, 2, 5)), ...),
             (receive(sweep_acked(2, 4)), ...), (tick(3.0), nodes(FIRST, sweep_delta(A, 2, 5))),
-            (receive(sweep_acked(2, 5)), ...), (tick(5.0), nodes(FIRST)),
+            (receive(sweep_acked(2, 5)), ...), (tick(7.0), nodes(FIRST)),
             (receive(acked(2, 1, 1)), ...), (tick(60.0), []),
         ],
     ),

@@ -123,7 +123,9 @@ class Service:
     def judge(self, node: NodeId, now: Seconds) -> list[str]:
         """Return the inputs that follow from the silence of a node."""
         self.taken.clear()
-        self.sessions._check_silence(node, self.sessions._sessions[node], now)
+        for other, session in self.sessions._to_check(now):
+            if other == node:
+                self.sessions._check_silence(node, session, now)
         return self.kinds()
 
 
@@ -500,6 +502,17 @@ async def test_silence_counts_from_the_start_of_the_controller() -> None:
     judged = {after: service.judge(N1, Seconds(now + after)) for after in (1.0, 29.0, 31.0)}
 
     assert judged == {1.0: [], 29.0: [], 31.0: ["NodeLost"]}  # it gets no work before its hello
+
+
+async def test_a_suspected_node_that_is_heard_again_is_up() -> None:
+    service = Service()
+    await service.greet(hello())
+    session, now = service.sessions._sessions[N1], service.sessions._now()
+    session.last_received_at = Seconds(now - 7.0)
+    assert service.judge(N1, now) == ["NodeSuspected"]
+
+    session.last_received_at = now
+    assert service.judge(N1, now) == ["NodeHeard"]
 
 
 async def test_a_first_hello_under_way_is_not_silence() -> None:
