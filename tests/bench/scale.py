@@ -1,4 +1,4 @@
-"""A large cluster: a thousand nodes, or as many as are given, and ten thousand jobs.
+"""A large cluster: a thousand nodes, or the given numbers of nodes, and ten thousand jobs.
 
 A real controller with simulated agents and CURVE.
 
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from typing import Final
 import psutil
 import uvloop
 import zmq
+from matplotlib.figure import Figure
 
 from controlplane.client import Client, JobSpec
 from tests.bench import messaging, report, resync
@@ -38,6 +40,14 @@ CLIENTS: Final = 4
 TIMES: Final = 5
 MAX_TRAINING: Final = 1000  # nodes with simulated workers
 SHIPPED_S: Final = 20.0
+DRAWN: Final = {
+    "connected_s": "all nodes connected, s",
+    "resync_p95_s": "95% back after kill -9, s",
+    "submissions_per_s": "submissions per second",
+    "event_delta_p99_ms": "event to delta, 99%, ms",
+    "ps_s": "ones ps -a, s",
+    "controller_mib": "memory of the controller, MiB",
+}
 LISTS: Final = {
     "ps_s": ("ps", "-a"),
     "ps_json_s": ("ps", "-a", "-o", "json"),
@@ -143,22 +153,46 @@ def messages(base: Path, agents: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    chosen = report.arguments(
-        __doc__, "a tenth of the agents and jobs", agents=(int, AGENTS, f"default: {AGENTS}")
-    )
-    agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (chosen.agents, JOBS)
-    figures: dict[str, float] = {"agents": agents, "jobs": jobs}
+def figures_of(agents: int, jobs: int) -> dict[str, float]:
     with report.folder() as folder:
         lists, deltas = folder / "lists", folder / "deltas"
         for each in (lists, deltas):
             each.mkdir()
-        figures |= asyncio.run(measure(lists, agents=agents, jobs=jobs))
+        figures = asyncio.run(measure(lists, agents=agents, jobs=jobs))
         back = resync.run(agents, jobs)
         figures |= {name: back[name] for name in ("connected_s", "resync_p50_s", "resync_p95_s")}
-        figures |= messages(deltas, agents)
-    report.table(f"{jobs} jobs, {agents} nodes of {SLOTS} slots", ["figure", "value"], list(figures.items()))  # fmt: skip
-    report.write(figures, chosen.json)
+        return figures | messages(deltas, agents)
+
+
+def draw(sizes: Sequence[int], figures: Sequence[Mapping[str, float]], path: Path) -> None:
+    """Draw curves of what should stay small in a large cluster."""
+    shown = Figure(figsize=(10.0, 5.0), layout="constrained")
+    for axis, (name, title) in zip(shown.subplots(2, 3).flat, DRAWN.items(), strict=True):
+        values = [one[name] for one in figures]
+        axis.plot(sizes, values, marker="o", color="#3465a4")
+        axis.set(title=title, ylim=(0.0, None), xlabel="nodes")
+        axis.grid(alpha=0.3)
+    shown.savefig(path, dpi=110)
+
+
+def sizes_of(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> None:
+    chosen = report.arguments(
+        __doc__, "a tenth of the agents and jobs",
+        agents=(sizes_of, [AGENTS], f"numbers of nodes, with commas; default: {AGENTS}"),
+        plot=(Path, None, "draw the curves into this file"),
+    )  # fmt: skip
+    sizes, jobs = ([AGENTS // 10], JOBS // 10) if chosen.quick else (chosen.agents, JOBS)
+    figures = [figures_of(agents, jobs) for agents in sizes]
+    rows = [(name, *(one[name] for one in figures)) for name in figures[0]]
+    columns = ["figure", *(f"{agents} nodes" for agents in sizes)]
+    report.table(f"{jobs} jobs, {SLOTS} slots per node", columns, rows)
+    if chosen.plot is not None:
+        draw(sizes, figures, chosen.plot)
+    report.write({"agents": sizes[-1], "jobs": jobs, **figures[-1]}, chosen.json)
 
 
 if __name__ == "__main__":
