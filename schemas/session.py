@@ -391,9 +391,11 @@ class ControllerSession:
     def resume_session(
         self, hello: Hello, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Send another welcome in the open session. Its deltas continue to be repeated."""
+        """Send another welcome in the open session. Outstanding deltas are soon repeated."""
         if self.session is None:
             return []
+        for one in self.outstanding.values():
+            one.sent_at, one.pause_s = now, self.timings.retry_s
         if self.echo_matches(hello):
             self.last_received_at, self._echo = now, ""
         return self.repeat_welcome(log_port, event_port)

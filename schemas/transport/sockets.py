@@ -20,17 +20,22 @@ from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
-# The kernel closes a connection when its peer's kernel has acknowledged nothing for this time.
-# Heartbeats of libzmq would need its threads, which may be busy for seconds with the handshakes of
-# thousands of nodes. Then they would cut connections, and more handshakes would follow.
+# The kernel closes a connection when its peer's kernel acknowledges no data, or no probe, for this
+# time, or when the peer's buffers stay full. Heartbeats of libzmq would need its threads, which may
+# be busy for seconds with the handshakes of thousands of nodes. Short timeouts of heartbeats would
+# then cut connections, and more handshakes would follow.
 LOST_MS: Final = 20_000
 # As LOST_MS, for a prompt socket, because after a partition a new connection carries data sooner
 # than TCP's next retransmission.
 PROMPT_MS: Final = 4000
 PROBES: Final = 4  # probes of an idle connection in that time
-# A client's libzmq also sends heartbeats, in case a proxy answers the kernel's probes.
-HEARTBEAT_MS: Final = 15_000
-NO_HEARTBEAT_MS: Final = 30_000  # a connection without a reply for so long is replaced
+# Interval of libzmq's heartbeats, and the longest wait for a reply. Connecting sockets send them,
+# because the kernels of proxies and of frozen processes acknowledge data, too.
+HEARTBEATS_MS: Final = (15_000, 30_000)
+# The same for a prompt socket that knows several controllers. A frozen one gets a share of the
+# messages until its connection is cut.
+PROMPT_HEARTBEATS_MS: Final = (3000, 6000)
+SILENT_CLIENT_MS: Final = 60_000  # the bound end cuts a connection without heartbeats for so long
 CONNECT_TIMEOUT_MS: Final = 1000
 MAX_RECONNECT_MS: Final = 1000
 RECONNECT_MS: Final = 50  # first pause before the next attempt to connect; later ones are longer
@@ -332,9 +337,10 @@ class Link:
         The peer need not listen yet. Several addresses, with commas between them, are those of
         controllers of which one listens. `server_key` is the public key of the peer in Z85, or None
         on ipc.
-        A `prompt` socket notices a lost host in seconds. It is for peers that always read soon,
-        because a peer whose buffers are full counts as lost. After a lost connection,
-        the first pause is `reconnect_ms`. If this is long, all pauses are, up to twice as long.
+        A `prompt` socket notices a lost host in seconds, and a frozen controller if there are
+        several. It is for peers that always read soon, because full buffers count as a loss.
+        After a lost connection, the first pause is `reconnect_ms`. If this is long, all pauses are,
+        up to twice as long.
         """
         socket = self._socket(kind)
         socket.reconnect_ivl = reconnect_ms
@@ -343,7 +349,9 @@ class Link:
         addresses = address.split(",")
         socket.ipv6 = any(has_only_ipv6(_host(one)) for one in addresses)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
-        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, NO_HEARTBEAT_MS
+        beats = PROMPT_HEARTBEATS_MS if prompt and len(addresses) > 1 else HEARTBEATS_MS
+        socket.heartbeat_ivl, socket.heartbeat_timeout = beats
+        socket.heartbeat_ttl = SILENT_CLIENT_MS
         if prompt:
             _detect_loss(socket, PROMPT_MS)
         if kind == "DEALER":
@@ -446,7 +454,6 @@ def _detect_loss(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, lost_ms: int) -
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, lost_ms // 1000 // PROBES)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, lost_ms // 1000 // PROBES)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES - 1)
 
 
 def _host(address: str) -> str:

@@ -306,7 +306,7 @@ class Burst:
 
 
 def drained(first: int, end: int) -> Iterator[tuple[Seconds, Input]]:
-    """Yield the inputs of a controller whose nodes from `first` to before `end` are drained."""
+    """Yield the inputs of a controller whose nodes `first` to `end - 1` are drained."""
     now = Seconds(time.time() - 3600.0)
     yield now, ControllerStarted(term=Term(1), release="")
     for node in (NodeId(f"n{at}") for at in range(first, end)):

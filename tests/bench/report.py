@@ -143,9 +143,10 @@ def say(text: str) -> None:
 
 
 def write(figures: Mapping[str, float], path: Path | None) -> None:
-    """Write the figures, if a file was asked for."""
+    """Write the figures, if a file was asked for; JSON has null for infinity."""
     if path is not None:
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+        finite = {name: one if math.isfinite(one) else None for name, one in figures.items()}
+        path.write_text(json.dumps(finite, indent=2) + "\n")
 
 
 def finish(figures: Mapping[str, float], path: Path | None, title: str = "figures") -> None:

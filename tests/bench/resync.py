@@ -47,7 +47,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         fleet.start()
         ready = await until_ready(fleet, 1)
         opened = max(part.ask("open") for part in parts)
-        welcomed = await all_welcomed(parts, count)
+        welcomed = await all_welcomed(parts, count, partly=True)
         figures["connected_s"] = welcomed[-1] - max(opened, ready)
         await asyncio.sleep(SETTLE_S)
         for part in parts:
@@ -59,7 +59,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
         fleet.process.wait()
         fleet.start()
         ready = await until_ready(fleet, 2)
-        back = await all_welcomed(parts, count)
+        back = await all_welcomed(parts, count, partly=True)
         figures |= {
             "ready_s": ready - killed,
             "resync_p50_s": back[count // 2] - ready,

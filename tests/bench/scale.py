@@ -6,7 +6,7 @@ A real controller with simulated agents and CURVE.
 - `floor_s`: a process that only receives the bytes of `ps -a` over an encrypted ZeroMQ connection, and prints them;
 - `resync`: the controller is killed, and all nodes come back;
 - `messaging` with so many nodes, as shipped: from an event to the delta that follows, frames to nodes that it does not concern,
-  and what a node's connections take of the controller's memory. Beyond a thousand nodes, the others are drained and run nothing.
+  and what a node's connections take of the controller's memory. Of more than a thousand nodes, those beyond the thousandth are drained and run nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_TRAINING: Final = 1000  # nodes with simulated workers
 SHIPPED_S: Final = 20.0
 DRAWN: Final = {
     "connected_s": "all nodes connected, s",
-    "resync_p95_s": "95% back after kill -9, s",
+    "resync_p95_s": "95% back after a restart, s",
     "submissions_per_s": "submissions per second",
     "event_delta_p99_ms": "event to delta, 99%, ms",
     "ps_s": "ones ps -a, s",
@@ -165,7 +165,7 @@ def figures_of(agents: int, jobs: int) -> dict[str, float]:
 
 
 def draw(sizes: Sequence[int], figures: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Draw curves of what should stay small in a large cluster."""
+    """Draw how figures depend on the number of nodes."""
     shown = Figure(figsize=(10.0, 5.0), layout="constrained")
     for axis, (name, title) in zip(shown.subplots(2, 3).flat, DRAWN.items(), strict=True):
         values = [one[name] for one in figures]

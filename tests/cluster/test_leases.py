@@ -149,8 +149,10 @@ async def replying(status: str, body: bytes) -> AsyncIterator[str]:
         writer.close()
 
     server = await asyncio.start_server(reply, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
 
 
 async def test_another_member_of_etcd_replies_when_the_first_one_cannot(tmp_path: Path) -> None:

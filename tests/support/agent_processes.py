@@ -1,4 +1,4 @@
-"""Processes of simulated agents, for clusters with more nodes than one process has descriptors."""
+"""Simulated agents in several processes, because one process has too few descriptors for all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BusyAgent(SimulatedAgent):
 
 
 class AgentProcess:
-    """Some of the agents, in a process of their own: all would need more descriptors than one has."""
+    """Process that simulates some of the agents."""
 
     def __init__(self, agents: Sequence[SimulatedAgent]) -> None:
         self._pipe, theirs = SPAWN.Pipe()
@@ -104,19 +104,23 @@ async def _serve(pipe: Pipe, agents: Sequence[BusyAgent], watch: Arrivals) -> No
 
 
 def processes_of(agents: Sequence[SimulatedAgent]) -> list[AgentProcess]:
-    """Start processes that will play these agents."""
+    """Start processes that simulate these agents."""
     firsts = range(0, len(agents), AGENTS_PER_PROCESS)
     return [AgentProcess(agents[first : first + AGENTS_PER_PROCESS]) for first in firsts]
 
 
-async def all_welcomed(parts: Sequence[AgentProcess], count: int) -> list[float]:
-    """Wait until all agents are welcomed, or for `LIMIT_S`.
+async def all_welcomed(
+    parts: Sequence[AgentProcess], count: int, *, partly: bool = False
+) -> list[float]:
+    """Wait until all agents are welcomed, and return the times in order.
 
-    Return the times in order, with infinity for each agent that is not welcomed.
+    After `LIMIT_S` this fails, or has infinity for each agent that is not welcomed if `partly`.
     """
     until = time.monotonic() + LIMIT_S
     while len(times := [at for part in parts for at in part.ask("welcomed")]) < count:
         if time.monotonic() > until:
+            if not partly:
+                raise SystemExit(f"{len(times)} of {count} in session after {LIMIT_S} s")
             break
         await asyncio.sleep(0.25)
     return sorted(times) + [inf] * (count - len(times))

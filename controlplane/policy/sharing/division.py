@@ -35,7 +35,7 @@ from schemas.sharing import Sharing
 
 NEVER: Final = Seconds(1e12)  # `ready_at` of a job beyond the budget; constant, so views stay equal
 MINUTE_S: Final = 60.0
-MARGIN_S: Final = 1e-3  # more than the rounding error of a time
+MARGIN_S: Final = 1e-3  # around the end of a turn, where rounding decides, nothing is kept
 NAMED: Final = 3  # accounts that a reason names
 
 
@@ -53,8 +53,8 @@ class Division:
     """Division of a cluster among accounts.
 
     It keeps the usage at the begin of a turn, because budgets that follow the usage at every moment
-    would move slots to and fro. It also keeps what follows from the jobs of an account until one of
-    them changes, because most jobs are the same from one view to the next.
+    would move slots to and fro. It also keeps the order, caps and shown views of an account's jobs
+    until one of the jobs changes, because most jobs are the same from one view to the next.
 
     Args:
         gangs: True if the policy gives a job exactly its wanted slots or none.
@@ -148,7 +148,7 @@ class Division:
         ledger: Ledger,
         now: Seconds,
     ) -> dict[str, _Account]:
-        """Give the accounts that can have slots their budgets and caps, and return them."""
+        """Set budget and caps of each account that can have slots, and return these accounts."""
         accounts = {name: one for name, one in known.items() if one.order or one.outside}
         if len(accounts) < 2 and not sharing.projects:  # noqa: PLR2004
             return {}
@@ -156,7 +156,7 @@ class Division:
         claims = {
             name: Claim(
                 demand=one.demand,
-                floor=one.outside + one.in_turn,
+                floor=one.outside + one.floor,
                 usage=usage.get(name, 0.0),
                 order=place,
             )
@@ -197,8 +197,8 @@ class Division:
 class _Account:
     """Account with its jobs in the view, and its slots.
 
-    What follows from the jobs alone is computed when one of them changes, or when enough time has
-    passed to change the order of turns.
+    The order of the jobs, and what depends on it, is computed again when a job changes or the turn
+    of a job ends.
 
     Args:
         gangs: True if the policy gives a job exactly its wanted slots or none.
@@ -211,20 +211,21 @@ class _Account:
         self.caps: Mapping[JobId, int] | None = None  # most slots of each job; None: not bounded
         self.order: Sequence[JobView] = ()  # jobs that may have slots, in turn order
         self.useful: Mapping[JobId, int] = {}  # most slots that each of these jobs can use
-        self.in_turn = 0  # minimum of the first job whose turn is not over
+        self.floor = 0  # minimum of the first job whose turn is not over
         self.shown: dict[JobId, JobView] = {}  # views of jobs that differ from the real ones
         self.waiting: list[JobId] = []  # jobs without slots that must wait for the budget
         self.giving: list[JobView] = []  # jobs with slots that give some up for the budget
         self.limited: list[tuple[JobView, int]] = []  # jobs that a limit bounds, with their caps
         self._jobs: list[JobView] = []
-        self._began: list[float] = []
+        self._began: list[float] = []  # begin of each job's turn
         self._for: tuple[int, float] = (0, 0.0)  # capacity, turn_s
-        self._updated_at = self._order_until = -math.inf
+        self._updated_at = self._order_until = -math.inf  # `order` is valid between these times
         self._inside = (0, 0)  # slots that the jobs have, and most that they can use
-        self._turn_ends: list[float] = []
+        self._turn_ends: list[float] = []  # end of each job's turn
         self._dealt: dict[int, tuple[dict[JobId, int], int]] = {}  # caps and their sum, by slots
-        self._stuck: tuple[frozenset[SlotId], float, set[JobId]] | None = None
-        self._wake = (-math.inf, -math.inf)  # the first time to wake after the other time
+        # Jobs that no plan can change, for these `up` slots, between these times.
+        self._stuck: tuple[frozenset[SlotId], float, float, set[JobId]] | None = None
+        self._wake = (-math.inf, -math.inf)  # next time to wake, and time of its computation
         self._shown_for: tuple[Mapping[JobId, int], bool] | None = None
         # By job: as seen, its cap and its priority, then as shown.
         self._views: dict[JobId, tuple[JobView, int | None, float, JobView]] = {}
@@ -249,7 +250,10 @@ class _Account:
         turn_s: float,
         now: Seconds,
     ) -> None:
-        """Use these jobs from now on."""
+        """Compute again what depends on the jobs, if they, the rules or their turns changed.
+
+        Equal views of a job have their slots in the same order.
+        """
         began = [*map(ledger.began_at.get, [job.job for job in jobs], repeat(-math.inf))]
         same = (capacity, turn_s) == self._for and self._updated_at <= now < self._order_until
         simple = not (limited.caps or ledger.ranks)
@@ -257,7 +261,8 @@ class _Account:
             return
         self._jobs, self._began, self._for, self._updated_at = jobs, began, (capacity, turn_s), now
         if not simple:
-            self._updated_at = Seconds(math.inf)  # limits and ranks may change without the jobs
+            # Limits and ranks may change without the jobs, so the next call computes again.
+            self._updated_at = Seconds(math.inf)
         caps = limited.caps
         usable = [job for job in jobs if caps.get(job.job) != 0] if caps else jobs
         useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in usable}
@@ -265,7 +270,7 @@ class _Account:
         self.order = turn_order(usable, ledger, now, turn_s)
         in_turn = (job for job in self.order if is_in_turn(job, ledger, now, turn_s))
         first = next(in_turn, None)
-        self.in_turn = 0 if first is None else min(first.least, self.useful[first.job])
+        self.floor = 0 if first is None else min(first.least, self.useful[first.job])
         self._inside = sum(len(job.running_on) for job in usable), sum(self.useful.values())
         self._turn_ends = [turn_end(job, ledger, turn_s) for job in jobs]
         self._order_until = min(
@@ -295,8 +300,8 @@ class _Account:
         """Compute what a policy should see of the jobs.
 
         Args:
-            limits: most slots of jobs, of any account, that other limits bound.
-            up: slots of nodes that can run jobs.
+            limits: most slots of the jobs, of any account, that limits of users or classes bound.
+            up: slots whose node is up.
             prioritised: True if the mean priority of the account's jobs should be 1.
         """
         caps = (
@@ -333,7 +338,7 @@ class _Account:
     def _unchangeable(self, up: frozenset[SlotId], now: Seconds) -> set[JobId]:
         """Return the jobs that a plan cannot change now, as `plan_check` and the nodes allow."""
         known = self._stuck
-        if known is None or known[0] is not up or now >= known[1]:
+        if known is None or known[0] is not up or not known[1] <= now < known[2]:
             names = {
                 job.job
                 for job in self._jobs
@@ -343,8 +348,8 @@ class _Account:
             until = min(
                 (job.retry_at for job in self._jobs if job.retry_at > now), default=math.inf
             )
-            known = self._stuck = up, until, names
-        return known[2]
+            known = self._stuck = up, now, until, names
+        return known[3]
 
     def given_up(self) -> Iterator[SlotId]:
         """Yield the slots that the jobs give up."""

@@ -125,7 +125,7 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     """
     if len(before.slots) != len(after.slots):
         return None
-    # Most slots and jobs are the same objects, which itertools skips without interpreting code.
+    # Most slots and jobs are the same objects, which itertools skips in C.
     pairs = zip(before.slots, after.slots, strict=True)
     changed = list(compress(pairs, map(is_not, before.slots, after.slots)))
     if any(old.slot != new.slot for old, new in changed):

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import fcntl
 import os
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,8 @@ from schemas.errors import SettingsError, install_hint
 from schemas.host.files import replace_file
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
     import psycopg
 
@@ -144,7 +145,7 @@ class _Range(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    response_range: _Range = msgspec.field(default_factory=_Range)
+    response_range: _Range
 
 
 class _Header(msgspec.Struct):
@@ -154,7 +155,6 @@ class _Header(msgspec.Struct):
 class _TxnReply(msgspec.Struct):
     header: _Header
     succeeded: bool = False
-    responses: list[_Response] = []
 
 
 class _ReadReply(msgspec.Struct):
@@ -239,14 +239,17 @@ class EtcdLease:
 
     async def _post(self, path: str, content: dict[str, Any], kind: type[Reply]) -> Reply:
         """Ask the first server that replies; the next request begins with it."""
-        problem = ""
+        problem = LeaseError("etcd: no server", "check its servers")
         for _ in self._servers:
             try:
                 return _content(await self._answer(path, content), kind)
+            except LeaseError as error:
+                problem = error
             except self._errors as error:
-                problem = str(error) or type(error).__name__
-                self._servers.append(self._servers.pop(0))
-        raise LeaseError(f"etcd: {problem}", "check its servers")
+                what = str(error) or type(error).__name__
+                problem = LeaseError(f"etcd: {what}", "check its servers")
+            self._servers.append(self._servers.pop(0))
+        raise problem
 
     async def _answer(self, path: str, content: dict[str, Any]) -> httpx.Response:
         """Ask the first server, and log in again if it does not know the token any more."""
@@ -276,7 +279,7 @@ def _content(answer: httpx.Response, kind: type[Reply]) -> Reply:
     """Return the content of an answer.
 
     Raises:
-        LeaseError: if it is a refusal, or not etcd's.
+        LeaseError: if the server refuses, or the reply does not have the form of etcd's.
     """
     found: Any = None
     with contextlib.suppress(ValueError):
@@ -295,6 +298,8 @@ def _tls(files: dict[str, str], home: Path) -> ssl.SSLContext:
     if unknown := files.keys() - {"cacert", "cert", "key"}:
         what = f"standby.lease: unknown option {min(unknown)!r}"
         raise SettingsError(what, "use cacert, cert and key", "standby.lease")
+    import ssl  # noqa: PLC0415 - commands that need no lease start faster
+
     paths = {name: home / path for name, path in files.items()}
     try:
         context = ssl.create_default_context(cafile=paths.get("cacert"))

@@ -88,7 +88,9 @@ def _bounded(kind: Any, bounds: msgspec.Meta) -> st.SearchStrategy[Any]:
     if kind is str:
         return st.text(min_size=bounds.min_length or 0, max_size=bounds.max_length)
     if kind is float:
-        return st.floats(bounds.ge, bounds.le, allow_nan=False)
+        least = bounds.ge if bounds.gt is None else bounds.gt
+        open_below = bounds.gt is not None
+        return st.floats(least, bounds.le, exclude_min=open_below, allow_nan=False)
     return st.integers(bounds.ge, UINT64 - 1 if bounds.le is None else bounds.le)
 
 

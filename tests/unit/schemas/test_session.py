@@ -371,7 +371,7 @@ CONTROLLER: Final[dict[str, Case]] = {
             (receive(beat("2.1", 7), 0.5), ...), (order(FIRST, 0.5), ...),
             (do("repeats_hello", hello(BOOT, 9)), True),
             (resume(9, 5.0), nodes(welcome("2.1", committed=7))), (attribute("last_received_at"), 0.5),
-            (tick(5.0), nodes(FIRST)),
+            (tick(6.9), []), (tick(7.0), nodes(FIRST)),
         ],
     ),
     "an agent that sends hellos and receives nothing is silent": (
