@@ -70,9 +70,16 @@ class Desk:
 
     def __init__(self, cluster: Cluster, browser: Any, url: str, pid: int) -> None:
         self.cluster, self.browser, self.url, self.pid = cluster, browser, url, pid
+        self._pages: list[Page] = []
 
     def page(self, url: str = "", **how: Any) -> Page:
-        return Page(self.browser, url or self.url, **how)
+        self._pages.append(Page(self.browser, url or self.url, **how))
+        return self._pages[-1]
+
+    def close_pages(self) -> None:
+        """Close all pages, which would go on to draw charts."""
+        while self._pages:
+            self._pages.pop().context.close()
 
     def log_in(self, page: Page, home: Path | None = None) -> None:
         where = ("--home", str(home)) if home else ()
@@ -117,6 +124,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         )
         stack.callback(browser.close)
         yield Desk(cluster, browser, url, pid)
+
+
+@pytest.fixture(autouse=True)
+def _closed_pages(desk: Desk) -> Iterator[None]:
+    yield
+    desk.close_pages()
 
 
 @pytest.fixture(scope="module")
