@@ -169,13 +169,20 @@ class ProcessGroup:
         thread.start()
         thread.join(limit_s)
 
-    def retire(self) -> None:
-        """Close the group in another thread, because closing waits for the backends' threads."""
+    def retire(self, limit_s: float = 0.0) -> None:
+        """Close the group in another thread, because closing waits for the backends' threads.
+
+        Return when the group is closed, or after `limit_s` seconds.
+        """
         backends, self._backends = self._backends, None
         if backends is not None:
-            threading.Thread(
-                target=_close_backends, args=([backends],), name="retire", daemon=True
-            ).start()
+            held = [backends]
+            del backends
+            thread = threading.Thread(
+                target=_close_backends, args=(held,), name="retire", daemon=True
+            )
+            thread.start()
+            thread.join(limit_s)
 
 
 def _close_backends(held: list[GroupBackends]) -> None:

@@ -5,6 +5,7 @@ The group has a fixed size, and a lost process ends the job. The launcher may st
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import re
@@ -34,6 +35,7 @@ LAUNCHERS = (  # variables with rank, size, local rank and the job's name
     ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_ID"),
 )
+EXIT_S = 5.0  # longest wait for gloo's threads at the end of the process
 PORTS = range(20_000, 30_000)  # below the system's own choices, for launchers that name no port
 
 
@@ -68,7 +70,7 @@ class LaunchedGroup:
                     timeout=timedelta(seconds=BUILD_TIMEOUT_S),
                 )
             )  # fmt: skip
-        return build_process_group(
+        group = build_process_group(
             version=self.attempt,
             store=f"{host}:{self.port}",
             rank=self.rank,
@@ -77,6 +79,10 @@ class LaunchedGroup:
             device=device,
             prefetched_steps=prefetched_steps,
         )
+        # gloo's threads may hold the last tensors. If they free them while the interpreter exits,
+        # the process is aborted, and the launcher sees a failure (pytorch/pytorch#190489).
+        atexit.register(group.retire, EXIT_S)
+        return group
 
 
 _served: list[TCPStore] = []  # the store of rank 0 lives as long as the process

@@ -73,10 +73,17 @@ def test_a_launcher_on_several_hosts_that_names_no_first_host_is_refused() -> No
 
 
 SCRIPT = """
-import os, pathlib, signal, torch
+import atexit, os, pathlib, signal, torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from elastic import ScalingAgent
+
+def names_of_threads():
+    return [each.read_text().strip() for each in pathlib.Path("/proc/self/task").glob("*/comm")]
+
+@atexit.register  # called after what elastic registers
+def say_threads():
+    pathlib.Path(f"threads{agent.rank}").write_text(" ".join(names_of_threads()))
 
 torch.set_default_dtype(torch.float64)
 agent = ScalingAgent.from_env(seed=11)
@@ -161,6 +168,8 @@ def test_a_script_under_srun_trains_one_model_in_its_group(tmp_path: Path) -> No
     found = [torch.load(tmp_path / f"rank{rank}of2.pt") for rank in range(2)]
     assert codes == [0, 0]
     assert furthest(found[0], found[1]) == 0.0
+    # gloo's threads have ended before the interpreter does, which they could abort
+    assert ["gloo" in (tmp_path / f"threads{rank}").read_text() for rank in range(2)] == [False] * 2
 
 
 @pytest.mark.slow
