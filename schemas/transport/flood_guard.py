@@ -309,7 +309,7 @@ class FloodGuard:
 
     def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
         """Return the peer of a connection to this port, or None if the connection is gone."""
-        with contextlib.suppress(OSError), self._spare.duplicate(descriptor) as wire:
+        with contextlib.suppress(OSError), _borrowed(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
                 wire.getsockname()[1] == self._ports[port]
             ):
@@ -414,6 +414,20 @@ class GrowthDetector:
         grew = now - self._minimum >= self._step
         self._minimum = now if grew else min(self._minimum, now)
         return grew
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Use libzmq's own descriptor of a connection, only for queries.
+
+    libzmq may close it at any time, and accept another connection with it, which has an event of
+    its own. This is much faster than a duplicate: a thousand nodes connect at once.
+    """
+    wire = socket.socket(fileno=descriptor)
+    try:
+        yield wire
+    finally:
+        wire.detach()
 
 
 class SpareDescriptor:
