@@ -126,9 +126,8 @@ class ControllerPorts:
         self._ports, self._welcomed_key = ports, self._keys.current
         if self.events is not None:
             self.events.close()
-        reconnect_ms = int(PATIENT_RECONNECT_MS * max(1.0, welcome.heartbeat_s))
-        self.events = self._connect("PUB", welcome.event_port, reconnect_ms=reconnect_ms)
-        return self._connect("DEALER", welcome.log_port, reconnect_ms=reconnect_ms)
+        self.events = self._connect("PUB", welcome.event_port, reconnect_ms=PATIENT_RECONNECT_MS)
+        return self._connect("DEALER", welcome.log_port, reconnect_ms=PATIENT_RECONNECT_MS)
 
     def publish(self, data: bytes) -> None:
         """Publish an event or telemetry."""

@@ -40,8 +40,7 @@ CONNECT_TIMEOUT_MS: Final = 1000
 MAX_RECONNECT_MS: Final = 1000
 RECONNECT_MS: Final = 50  # first pause before the next attempt to connect; later ones are longer
 # As RECONNECT_MS, for connections that can wait: when a controller is back, all nodes first connect
-# for their orders. It is multiplied by the pause between heartbeats in seconds, which is longer in
-# a large cluster.
+# for their orders.
 PATIENT_RECONNECT_MS: Final = 3000
 HIGH_WATER: Final = 20_000  # messages in the queue for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic

@@ -139,7 +139,7 @@ class SimulatedAgent:
             self.do(self.session.receive(message, self.now()))
             if isinstance(message, Welcome):
                 if self.events is None:
-                    patient = {"reconnect_ms": int(PATIENT_RECONNECT_MS * message.heartbeat_s)}
+                    patient = {"reconnect_ms": PATIENT_RECONNECT_MS}
                     self.events = self._connect("PUB", "events", **patient)
                     self.shipper = self._connect("DEALER", "shippers", **patient)  # sends nothing
                 self.welcomed.set()
