@@ -35,7 +35,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -377,10 +377,11 @@ class SilentConnections:
 
 def network_of(host: str) -> str:
     """Return a host, or the /64 network of an IPv6 host, which may have any address in it."""
-    with contextlib.suppress(ValueError):
-        address = ip_address(host.partition("%")[0])
-        if address.version == 6 and address.ipv4_mapped is None:  # noqa: PLR2004
-            return str(ip_network((address, 64), strict=False))
+    if ":" in host:
+        with contextlib.suppress(ValueError):
+            address = IPv6Address(host.partition("%")[0])
+            if address.ipv4_mapped is None:
+                return str(IPv6Network((address, 64), strict=False))
     return host
 
 
