@@ -190,6 +190,11 @@ class SlotIndex:
         self._sync()
         return self._allocations
 
+    def jobs_by_node(self) -> Mapping[NodeId, Mapping[JobId, None]]:
+        """Return the jobs with a process that may exist on each node. Other nodes may be absent."""
+        self._sync()
+        return self._jobs_on
+
     def jobs_on(self, node: NodeId) -> list[Job]:
         """Return the jobs with a process that may exist on `node`, in the order of their starts."""
         self._sync()

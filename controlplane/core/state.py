@@ -281,6 +281,11 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         return {name: None for name, override in found if override is not None and override.on}
 
     @cached_property
+    def checked_drains(self) -> set[NodeId]:
+        """Draining nodes that had no jobs at the last check; only jobs on them cause another."""
+        return set()
+
+    @cached_property
     def slot_index(self) -> SlotIndex:
         """Index of slots, derived from the rest of the state and not part of comparisons."""
         return SlotIndex(self.jobs, self.jobs_with_processes, self.nodes)

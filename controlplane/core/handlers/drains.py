@@ -176,7 +176,14 @@ def _begins(state: State, node: Node, now: Seconds) -> bool:
 
 def reconcile_all(ctx: HandlerContext) -> None:
     """Order the next step for every job on a draining node."""
+    busy, checked = ctx.state.slot_index.jobs_by_node(), ctx.state.checked_drains
     for name in ctx.state.draining:
+        if not busy.get(name):
+            if name in checked:
+                continue
+            checked.add(name)
+        else:
+            checked.discard(name)
         node = ctx.state.nodes[name]
         for drain in node.drains:
             jobs = [j for j in ctx.state.slot_index.jobs_on(name) if drain.concerns(j.owner)]

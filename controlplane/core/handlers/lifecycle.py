@@ -519,6 +519,7 @@ def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
 
 def track_drains(state: State, node: Node) -> None:
     """Record whether jobs have to leave a node."""
+    state.checked_drains.discard(node.node)
     if any(not drain.cordon for drain in node.drains):
         state.draining[node.node] = None
     else:
