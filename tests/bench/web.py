@@ -30,14 +30,9 @@ from controlplane.web.views import Views, differences, environment
 from schemas.ids import JobId
 from tests.bench import report
 from tests.bench.long_journal import Size, history, write
-from tests.bench.resync import (
-    Arrivals,
-    BusyAgent,
-    share_of_a_core,
-    until_ready,
-    until_welcome,
-)
-from tests.support.fleet import Fleet, open_all
+from tests.bench.resync import share_of_a_core, until_ready
+from tests.support.agent_processes import BusyAgent
+from tests.support.fleet import Fleet
 
 ONES: Final = Path(sys.executable).with_name("ones")
 NODES, SLOTS, JOBS, EPOCHS = 128, 4, 1000, 5000
@@ -103,8 +98,7 @@ async def of_parts(home: Path) -> float:
 
 
 async def measure(home: Path, seconds: float) -> dict[str, float]:
-    watch = Arrivals()
-    fleet = Fleet(home, NODES, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
+    fleet = Fleet(home, NODES, make=lambda *given: BusyAgent(*given, slots=SLOTS))
     fleet.context.set(zmq.MAX_SOCKETS, 4 * NODES + 100)
     report.now("the journal is written")
     (home / "state").mkdir()
@@ -121,8 +115,7 @@ async def measure(home: Path, seconds: float) -> dict[str, float]:
     try:
         fleet.start()
         await until_ready(fleet, 1)
-        fleet.tasks += open_all(fleet.agents, fleet.context)
-        await until_welcome(watch, NODES)
+        await fleet.join()
         controller = psutil.Process(fleet.process.pid)
         tasks.append(asyncio.create_task(news(home)))
         await asyncio.sleep(5.0)
