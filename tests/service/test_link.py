@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import select
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -685,3 +689,51 @@ def test_the_authorised_list_maps_keys_to_identities(
         file.write_text(f"{file.read_text()}\n[[key]]\n{row}\n", encoding="ascii")
 
     assert load_authorised(file) == known
+
+
+ECHO = """
+import sys, zmq
+router = zmq.Context().socket(zmq.ROUTER)
+router.bind(sys.argv[1])
+while True:
+    router.send_multipart(router.recv_multipart())
+"""
+
+
+@contextlib.contextmanager
+def echoing(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", ECHO, address]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+async def test_a_frozen_controller_is_cut_off_before_libzmqs_usual_heartbeats() -> None:
+    first, second = free_address(), free_address()
+    with echoing(first) as frozen, echoing(second), closing(HeldLink()) as link:
+        dealer = link.connect("DEALER", f"{first},{second}", prompt=True)
+        answered = set[bytes]()
+
+        async def listen() -> None:
+            async for incoming in dealer:
+                answered.add(incoming.frames[-1])
+
+        async def answers(count: int) -> None:
+            """Send until that many messages in a row were answered."""
+            row = list[bytes]()
+            for number in itertools.count():
+                row.append(b"%d.%d" % (count, number))
+                dealer.send(row[-1])
+                await asyncio.sleep(0.1)
+                row = row if answered.issuperset(row[:-3]) else []
+                if len(row) > count:
+                    return
+
+        listening = asyncio.create_task(listen())
+        await asyncio.wait_for(answers(10), BOUND_S)
+        frozen.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20.0):  # otherwise 30 s
+            await answers(20)
+        listening.cancel()
