@@ -21,9 +21,8 @@ from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
 
 # The kernel closes a connection when its peer's kernel acknowledges no data, or no probe, for this
-# time, or when the peer's buffers stay full. Heartbeats of libzmq would need its threads, which may
-# be busy for seconds with the handshakes of thousands of nodes. Short timeouts of heartbeats would
-# then cut connections, and more handshakes would follow.
+# time, or when the peer's buffers stay full. Frequent heartbeats of libzmq would take processor
+# time for each idle connection, and need threads that are busy when thousands of nodes return.
 LOST_MS: Final = 20_000
 # As LOST_MS, for a prompt socket, because after a partition a new connection carries data sooner
 # than TCP's next retransmission.
