@@ -81,6 +81,10 @@ DRAINS: Final[dict[str, Story]] = {
         UndrainRequested(node=N1, user="bob"), {"first": news("node.undrained", N1, user="bob")},
         {"usable": {S0: True, T0: True}, replays: True},
     ],
+    "an empty node that is drained again is announced as empty again": [
+        lambda: cluster_of(n1=1), drain(), {drained_whole: (False, True)}, UndrainRequested(node=N1, user="bob"), drain(),
+        {drained_whole: (False, True), replays: True},
+    ],
     "a group grows to free slots elsewhere and then leaves the node": [
         lambda: training(cluster_of(n1=2, n2=2), S0), drain(), {slots_then: [S0, T0]}, STORE_OPENS, *NEWCOMER,
         formed(A, index=4, group=2), formed(A, 2, rank=1, index=2, group=2), {slots_then: [T0]},
