@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Final
 
 from setproctitle import setproctitle
 
@@ -25,8 +23,7 @@ from controlplane.service.standby.active import LeaseLostError
 from controlplane.service.standby.election import restart
 from controlplane.service.standby.follower import OtherReleaseError
 from schemas.host.logging import configure_logging
-
-NEW_OBJECTS: Final = 20_000  # per garbage collection; 700 would cost a tenth of all CPU time
+from schemas.host.memory import collect_garbage_seldom
 
 
 def main() -> None:
@@ -37,7 +34,7 @@ def main() -> None:
     setproctitle(f"ones: controller {path}")
     configure_logging()
     os.umask(0o077)  # the journal has the environments of all users' jobs
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+    collect_garbage_seldom()
     try:
         uvloop.run(app.run(path))
     except (LeaseLostError, OtherReleaseError) as error:

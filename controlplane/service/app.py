@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,8 @@ from controlplane.service.api.replies import PolicyNotes
 from controlplane.service.api.server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import MAX_TOPIC, EventFeed
-from controlplane.service.file_keeper import FileKeeper, JournalKeeper
-from controlplane.service.job_files import JobFiles
+from controlplane.service.file_keeper import ArchiveKeeper, JournalKeeper, tidy_repeatedly
 from controlplane.service.keys import KeyFile, KeyTable
-from controlplane.service.log_relay import LogRelay
-from controlplane.service.log_store import LogStore
 from controlplane.service.metrics import Metrics, ServiceFigures
 from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.planner.plan_coordinator import (
@@ -42,6 +39,8 @@ from controlplane.service.planner.plan_coordinator import (
     make_planner,
 )
 from controlplane.service.planner.policy_check import CheckedPolicy, check_policy
+from controlplane.service.relay import child, messages
+from controlplane.service.relay.child import RelayChild
 from controlplane.service.rights import READERS, JobOwners, projects_of, sees_all, topics_of
 from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import (
@@ -53,13 +52,12 @@ from controlplane.service.settings import (
 )
 from controlplane.service.standby.active import CONTROLLER, ActiveSide
 from controlplane.service.standby.election import Elected, elect
-from controlplane.service.stream_relay import StreamRelay
 from controlplane.service.uploads import SnapshotStore
 from controlplane.service.webhooks import Webhooks
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
-from schemas.errors import AddressInUseError, BadFieldError, OnesError, SettingsError
+from schemas.errors import BadFieldError, OnesError, SettingsError
 from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, extended_start, notify, watchdog
@@ -77,17 +75,16 @@ from schemas.transport.keys import (
     load_public,
     next_key_path,
 )
+from schemas.transport.listeners import listen as listen_at
+from schemas.transport.listeners import when_free
 from schemas.transport.sockets import HIGH_WATER, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
 
 log = structlog.get_logger("controller")
-MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
 MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting one delays all other requests
-QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 EXTENSION_US: Final = 60_000_000  # start timeout of systemd, renewed while the start goes on
 # A thread of libzmq accepts one connection per port between other work of all its connections.
 IO_THREADS: Final = 4
-BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
 async def run(path: Path) -> None:
@@ -148,10 +145,10 @@ class Controller:
     term: Term
     _active: ActiveSide | None = None
     _feed: EventFeed
-    _log_relay: LogRelay
+    _launch_relay: child.Launch = staticmethod(child.launch)
     _node_sessions: NodeSessions
+    _relay: RelayChild
     _request_server: RequestServer
-    _streams: StreamRelay
     _webhooks: Webhooks
 
     def __init__(
@@ -163,7 +160,8 @@ class Controller:
         self._folder = home / settings.state
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
-        self._link = Link(load_keys(home / settings.keys.server), io_threads=IO_THREADS)
+        self._server_keys = load_keys(home / settings.keys.server)
+        self._link = Link(self._server_keys, io_threads=IO_THREADS)
         self._key_file = KeyFile(self._folder / keys.FILE)
         self._keys = KeyTable(self._key_file, self._listed_keys(settings))
         self._keys.on_revoked = self._cut_off
@@ -195,9 +193,9 @@ class Controller:
             store.upload_bytes,
             settings.limits.archive_bytes,
         )
+        self._listening: list[socket.socket] = []  # ports of the relay
         self._snapshots.needed = self._needed_archives
-        self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
-        self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
+        self._archive_keeper = ArchiveKeeper(self._state, self._snapshots, store)
         self._secrets = SecretStore(self._folder / "secrets")
         self._secrets.keep_only(self._live_specs())
 
@@ -253,32 +251,16 @@ class Controller:
             feed=self._feed,
             owner_of=self._owners.of,
         )
-        shippers = await self._bind("ROUTER", listen.shippers)
-        followers = await self._bind(
-            "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
-        )
-        self._streams = StreamRelay(
-            shippers=shippers,
-            followers=followers,
-            job=self._commit_loop.job,
+        for port in (listen.shippers, listen.followers):
+            self._listening.append(await self._listen(port))
+        self._relay = RelayChild(
+            commit_loop=self._commit_loop,
+            start=self._start_of_relay,
             ask=self._node_sessions.ask,
-            audit=self._audit,
-            clock=time.monotonic,
+            code=self._code,
+            launch=self._launch_relay,
         )
-        self._log_relay = LogRelay(
-            shippers=shippers,
-            followers=followers,
-            streams=self._streams,
-            store=self._logs,
-            snapshots=self._snapshots,
-            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
-            state=self._state,
-            job=self._commit_loop.job,
-            records=self._commit_loop.records,
-            now=self._commit_loop.now,
-            audit=self._audit,
-            bytes_per_s=self._settings.store.log_bytes_per_s,
-        )
+        self._keys.on_changed = self._relay.change_keys
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
@@ -296,6 +278,22 @@ class Controller:
             keys=self._keys,
             prepare_policy=self._prepare_policy,
             files_stored=self._files_stored,
+        )
+
+    def _start_of_relay(self) -> messages.StartRelay:
+        standby = self._settings.standby
+        shippers, followers = map(_listener, self._listening)
+        return messages.StartRelay(
+            state=str(self._folder.absolute()),
+            journal=str(self._commit_loop.path.absolute()),
+            acknowledged=self._commit_loop.acknowledged,
+            shippers=shippers,
+            followers=followers,
+            server=self._server_keys,
+            keys=dict(self._keys.known),
+            store=self._archive_keeper.settings,
+            # A standby might claim the lease of a frozen controller, whose relay must then be gone.
+            silence_s=standby.lease_s / 2 if standby.lease else float("inf"),
         )
 
     # --- the policy
@@ -384,12 +382,11 @@ class Controller:
             self._commit_loop.handle(SharingChanged(sharing=sharing))
 
     def _apply_store(self, settings: ControllerSettings) -> None:
-        self._logs.max_bytes = settings.store.log_bytes_per_job
-        self._log_relay.bytes_per_s = settings.store.log_bytes_per_s
         self._snapshots.max_bytes = settings.store.snapshot_bytes
         self._snapshots.bounds = settings.store.workdir
         self._snapshots.upload_bytes = settings.store.upload_bytes
-        self._file_keeper.settings = settings.store
+        self._archive_keeper.settings = settings.store
+        self._relay.change_store(settings.store)
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(self._listed_keys(settings))
@@ -405,8 +402,6 @@ class Controller:
         log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
         self._request_server.waiting.end_revoked()
-        self._log_relay.waiting.end_revoked()
-        self._streams.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 
@@ -437,9 +432,10 @@ class Controller:
     async def _first_commit(self, stop: asyncio.Event) -> OnesError | None:
         """Wait until the start of this term is durable, then report readiness. Return any failure.
 
-        A release that cannot commit never reports readiness, so an upgrade does not continue.
+        All ports are open by then. A release that cannot commit never reports readiness, so an
+        upgrade does not continue.
         """
-        begun = asyncio.create_task(self._commit_loop.begun())
+        begun = asyncio.create_task(self._begun())
         failed = asyncio.create_task(self._failure())
         tasks = (begun, failed, asyncio.create_task(stop.wait()))
         while not any(task.done() for task in tasks):  # a full disk delays the commit
@@ -457,6 +453,10 @@ class Controller:
         notify("READY=1")
         return None
 
+    async def _begun(self) -> None:
+        await self._commit_loop.begun()
+        await asyncio.shield(self._relay.first_ready)
+
     async def _until(self, stop: asyncio.Event) -> OnesError | None:
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self._failure())
@@ -467,7 +467,10 @@ class Controller:
 
     async def _failure(self) -> OnesError:
         """Wait until this process cannot go on, and return the reason."""
-        failures: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._commit_loop.failure())]
+        failures: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._commit_loop.failure()),
+            self._relay.failed,
+        ]
         if self._active is not None:
             failures.append(self._active.lost)
         done, _ = await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
@@ -478,6 +481,8 @@ class Controller:
         """Make all handled inputs durable, and close the sockets."""
         self._commit_loop.close()
         self._link.close()
+        for listening in self._listening:
+            listening.close()
 
     async def release_lease(self) -> None:
         """Let a standby claim the lease at once, after `close`."""
@@ -503,13 +508,11 @@ class Controller:
             "silence": self._node_sessions.watch_silence,
             "deadlines": lambda: self._commit_loop.keep_deadlines(self._telemetry.due),
             "journal": self._journal_keeper.run,
-            "files": self._file_keeper.run,
+            "archives": lambda: tidy_repeatedly(self._archive_keeper.tidy),
             "planner": self._plans.run,
             "metrics": lambda: self._metrics.keep(core, search, self._figures),
             "subscribers": self._feed.admit_subscribers,
-            "shippers": self._log_relay.serve_shippers,
-            "followers": self._log_relay.serve_followers,
-            "streams": self._streams.watch,
+            "relay": self._relay.run,
             "requests": self._request_server.serve,
             "webhooks": self._webhooks.run,
             "watchdog": watchdog,
@@ -526,15 +529,11 @@ class Controller:
         self, kind: str, port: int, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
     ) -> Socket:
         address = f"tcp://{self._settings.listen.host}:{port}"
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + BIND_WAIT_S
-        while True:
-            try:
-                return self._link.bind(kind, address, queued=queued, largest=largest)
-            except AddressInUseError:
-                if loop.time() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
+        bind = partial(self._link.bind, kind, address, queued=queued, largest=largest)
+        return await when_free(bind)
+
+    async def _listen(self, port: int) -> socket.socket:
+        return await when_free(partial(listen_at, self._settings.listen.host, port))
 
     async def _rebind_feed(self) -> Socket:
         while True:
@@ -555,7 +554,6 @@ class Controller:
             case Announce(event=event):
                 self._feed.publish(event)
                 if event.job:
-                    self._log_relay.job_changed(event.job)
                     self._forget_secrets(event.job)
 
     def _forget_secrets(self, name: JobId) -> None:
@@ -625,6 +623,8 @@ class Controller:
             commit_s=loop.longest_commit_s(),
             requests=self._request_server.requests,
             webhooks=self._webhooks.waiting(),
+            relay_up=self._relay.is_up,
+            relay_restarts=self._relay.restarts,
             standbys=self._active.missing_inputs() if self._active else {},
             key_ends={row.name: row.expires for row in rows if row.expires is not None},
         )
@@ -636,3 +636,9 @@ class Controller:
 
 def _timings(settings: ControllerSettings) -> SessionTimings:
     return SessionTimings(**msgspec.structs.asdict(settings.silence))
+
+
+def _listener(listening: socket.socket) -> messages.Listener:
+    host, port, *_ = listening.getsockname()
+    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return messages.Listener(address=address, descriptor=listening.fileno())

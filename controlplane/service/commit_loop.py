@@ -87,6 +87,8 @@ class CommitLoop:
         self.replicated: Callable[[int], int] = lambda durable: durable
         self.held_up: Callable[[], str] = lambda: ""
         self.on_durable: Callable[[], None] = lambda: None
+        # Called with the number of the last acknowledged input, before the effects of this input.
+        self.on_acknowledged: Callable[[int], None] = lambda _: None
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Pending] = deque()
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -106,7 +108,8 @@ class CommitLoop:
             ),
         )
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
-        self.last = self.durable = found.last  # numbers of the last handled and durable inputs
+        # Numbers of the last handled, durable and acknowledged inputs.
+        self.last = self.durable = self.acknowledged = found.last
         self._last_at = found.at
         self._begun = asyncio.Event()
         self._longest_commit_s = 0.0
@@ -291,6 +294,9 @@ class CommitLoop:
     def release(self) -> None:
         """Execute the commands of all acknowledged inputs, even if some commands fail."""
         through = self.replicated(self.durable)
+        if through > self.acknowledged:
+            self.acknowledged = through
+            _run_effect(partial(self.on_acknowledged, through))
         while self._pending and self._pending[0].number <= through:
             pending = self._pending.popleft()
             self._longest_commit_s = max(self._longest_commit_s, self.now() - pending.at)

@@ -1,7 +1,7 @@
 """Retention of files and of the journal.
 
-`FileKeeper` deletes output of ended jobs and unneeded archives by age and size. `JournalKeeper`
-takes snapshots of the state regularly and deletes old rows of the journal.
+`OutputKeeper` deletes output of ended jobs, and `ArchiveKeeper` unneeded archives, by age and size.
+`JournalKeeper` takes snapshots of the state regularly and deletes old rows of the journal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from controlplane.core.state import State
 from controlplane.journal.releases import SNAPSHOT_MODULE, child_command, child_environment
 from controlplane.journal.retention import Retention, forget, forget_records
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.log_store import LogStore
+from controlplane.service.relay.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
 from schemas.host.files import AgedFile, expired_files
@@ -50,33 +50,53 @@ def files_in(folder: Path) -> list[AgedFile]:
     return found
 
 
+async def tidy_repeatedly(tidy: Callable[[Seconds], Awaitable[None]]) -> None:
+    """Call `tidy` with the time, periodically until cancelled."""
+    await asyncio.sleep(FIRST_RUN_S)
+    while True:
+        try:
+            await tidy(Seconds(time.time()))
+        except OSError as error:
+            log.warning("deleting old files failed", why=str(error))
+        await asyncio.sleep(INTERVAL_S)
+
+
 @dataclass(eq=False)
-class FileKeeper:
-    """Keeper that scans folders periodically in a thread, and deletes files one by one."""
+class OutputKeeper:
+    """Keeper of the output of ended jobs. It scans in a thread, and deletes folders one by one."""
 
     state: Callable[[], State]
     logs: LogStore
-    archives: SnapshotStore
     settings: Store  # the next scan uses these bounds
 
-    async def run(self) -> None:
-        """Scan and delete periodically until cancelled."""
-        await asyncio.sleep(FIRST_RUN_S)
-        while True:
-            try:
-                await self.tidy(Seconds(time.time()))
-            except OSError as error:
-                log.warning("deleting old files failed", why=str(error))
-            await asyncio.sleep(INTERVAL_S)
-
     async def tidy(self, now: Seconds) -> None:
-        """Delete files that exceed their age or size bounds."""
+        """Delete output that exceeds its age or size bounds."""
         settings = self.settings
         output = await asyncio.to_thread(self.logs.usage)
         candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
         for file in expired_files(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
             self.logs.forget(file.name)
             await asyncio.sleep(0)
+
+    def _of_ended_job(self, seen: AgedFile) -> AgedFile | None:
+        """Return an output file with the job's end time, or None if the job has not ended."""
+        job = self.state().jobs.get(JobId(seen.name.rpartition(".")[0]))
+        if job is None:
+            return seen
+        return seen._replace(at=max(seen.at, job.accounting.since)) if job.ended else None
+
+
+@dataclass(eq=False)
+class ArchiveKeeper:
+    """Keeper of archives. It scans in a thread, and deletes files one by one."""
+
+    state: Callable[[], State]
+    archives: SnapshotStore
+    settings: Store  # the next scan uses these bounds
+
+    async def tidy(self, now: Seconds) -> None:
+        """Delete archives and unfinished uploads that exceed their age or size bounds."""
+        settings = self.settings
         archives = await asyncio.to_thread(files_in, self.archives.folder)
         for file in archives:
             if file.name.endswith(UPLOAD_SUFFIX) and now - file.at > settings.keep_uploads_s:
@@ -93,13 +113,6 @@ class FileKeeper:
         for name in (*old, *(file.name for file in much)):
             self.archives.forget(name)
             await asyncio.sleep(0)
-
-    def _of_ended_job(self, seen: AgedFile) -> AgedFile | None:
-        """Return an output file with the job's end time, or None if the job has not ended."""
-        job = self.state().jobs.get(JobId(seen.name.rpartition(".")[0]))
-        if job is None:
-            return seen
-        return seen._replace(at=max(seen.at, job.accounting.since)) if job.ended else None
 
 
 journal_log = structlog.get_logger("journal_keeper")

@@ -75,6 +75,7 @@ MAX_KEYS: Final = 10_000  # added or revoked online
 MAX_LOGINS: Final = 50  # keys that a user added for logins
 LOGIN_S: Final = 86_400.0  # longest validity of such a key
 OnRevoked = Callable[[list[Identity]], None]
+OnChanged = Callable[[dict[bytes, Identity], list[bytes]], None]
 
 
 class KeyTable:
@@ -94,6 +95,8 @@ class KeyTable:
         self._valid = dict(self.known)
         self._expires_at = self.known.next_expiry()
         self.on_revoked: OnRevoked = lambda _: None  # called with the owners of keys now invalid
+        # Called with keys that became valid or have another owner, and keys that are not valid.
+        self.on_changed: OnChanged = lambda *_: None
 
     def reload(self, listed: Mapping[bytes, Identity]) -> None:
         """Replace the keys of authorised.toml."""
@@ -115,10 +118,13 @@ class KeyTable:
         self.known.listed = self._merged()
         self._expires_at = self.known.next_expiry()
         valid = dict(self.known)
-        gone = [who for key, who in self._valid.items() if valid.get(key) != who]
-        self._valid = valid
+        before, self._valid = self._valid, valid
+        fresh = {key: who for key, who in valid.items() if before.get(key) != who}
+        gone = {key: who for key, who in before.items() if valid.get(key) != who}
+        if fresh or gone:
+            self.on_changed(fresh, [key for key in gone if key not in valid])
         if gone:
-            self.on_revoked(gone)
+            self.on_revoked(list(gone.values()))
 
     def _merged(self) -> dict[bytes, Identity]:
         keys = {

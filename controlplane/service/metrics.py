@@ -72,6 +72,8 @@ class ServiceFigures:
     snapshot_failures: int = 0  # since the start
     journal_bytes: int = 0  # with the write-ahead log
     commit_s: float = 0.0  # longest wait of an input for its commit since the last call
+    relay_up: bool = False  # the log relay serves its ports
+    relay_restarts: int = 0  # since the start
     key_ends: Mapping[str, float] = field(default_factory=dict)  # name -> seconds since the epoch
     requests: Mapping[str, int] = field(default_factory=dict)  # user -> number since the start
     webhooks: Mapping[str, int] = field(default_factory=dict)  # name -> events that wait
@@ -86,6 +88,7 @@ SERVICE_GAUGES: Final = {  # field of `ServiceFigures` -> name and help
     "snapshot_age_s": ("ones_snapshot_age_seconds", "Age of the newest snapshot of the state."),
     "journal_bytes": ("ones_journal_bytes", "Size of the journal with its write-ahead log."),
     "commit_s": ("ones_commit_seconds", "Longest wait for a commit in the last second."),
+    "relay_up": ("ones_log_relay_up", "1 while the log relay serves its ports."),
 }
 
 
@@ -110,6 +113,7 @@ class Metrics:
         self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
         self._service = {field: gauge(name, what) for field, (name, what) in SERVICE_GAUGES.items()}
         self._snapshot_failures = count("ones_snapshot_failures", "Snapshots that failed.")
+        self._relay_restarts = count("ones_log_relay_restarts", "Restarts of the log relay.")
         self._lag = gauge("ones_event_loop_lag_seconds", "Delay of the event loop.")
         self._key_ends = gauge("ones_key_expiry_timestamp_seconds", "End of a valid key.", "name")
         self._user_jobs = gauge("ones_user_jobs", "Jobs with slots.", "user", "project")
@@ -184,6 +188,7 @@ class Metrics:
         for name, metric in self._service.items():
             metric.set(_or_nan(getattr(figures, name)))
         self._count("snapshot_failures", self._snapshot_failures, figures.snapshot_failures)
+        self._count("relay_restarts", self._relay_restarts, figures.relay_restarts)
         for user, number in figures.requests.items():
             self._count(f"requests {user}", self._requests.labels(user), number)
         for name, waiting in figures.webhooks.items():

@@ -129,7 +129,33 @@ IDLE_AFTER_S: Final = 60.0  # then a new upload of the user may replace the idle
 MAX_INSPECTED: Final = 10_000  # number of inspected archives to remember
 
 
-class SnapshotStore:
+class StoredArchives:
+    """Complete archives in a folder, which both processes of the controller read."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+
+    def has(self, digest: str) -> bool:
+        """True if the complete archive is stored. Mark the archive as used now."""
+        if not DIGEST.fullmatch(digest):
+            return False
+        try:
+            os.utime(self.folder / digest)
+        except OSError:
+            return (self.folder / digest).is_file()
+        return True
+
+    def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
+        """Return up to 1 MiB of an archive from `offset` on, and its size (-1 if not stored)."""
+        if not self.has(digest) or offset < 0:
+            return b"", -1
+        with (self.folder / digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
+
+
+class SnapshotStore(StoredArchives):
     """Folder of archives. A file gets its final name only after its content was verified.
 
     The constructor deletes unfinished uploads in `folder`. `upload_bytes` limits the unfinished
@@ -146,8 +172,7 @@ class SnapshotStore:
         upload_bytes: int = 2 << 30,
         user_bytes: int = 8 << 30,
     ) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder = folder
+        super().__init__(folder)
         self.on_stored: Callable[[Path], None] = lambda _: None  # called with each new archive
         self.senders = ArchiveSenders(folder.with_name(SENDERS_FOLDER), folder)
         self.max_bytes = max_bytes
@@ -164,16 +189,6 @@ class SnapshotStore:
     def is_of(self, who: str, digest: str) -> bool:
         """True if the complete archive is stored and the user uploaded all of it."""
         return self.has(digest) and self.senders.sent(who, digest)
-
-    def has(self, digest: str) -> bool:
-        """True if the complete archive is stored. Mark the archive as used now."""
-        if not DIGEST.fullmatch(digest):
-            return False
-        try:
-            os.utime(self.folder / digest)
-        except OSError:
-            return (self.folder / digest).is_file()
-        return True
 
     async def inspect(self, digest: str) -> None:
         """Refuse an archive that no node would unpack. Check each archive once, in a thread.
@@ -307,14 +322,6 @@ class SnapshotStore:
                 self.senders.note(who, digest)
         except OSError as error:
             raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
-
-    def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
-        """Return up to 1 MiB of an archive from `offset` on, and its size (-1 if not stored)."""
-        if not self.has(digest) or offset < 0:
-            return b"", -1
-        with (self.folder / digest).open("rb") as file:
-            file.seek(offset)
-            return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
 
 
 def _changed_at(path: Path) -> float:

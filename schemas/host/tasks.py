@@ -13,7 +13,9 @@ PAUSE_S: Final = 1.0
 
 
 async def supervised(
-    name: str, work: Callable[[], Coroutine[Any, Any, None]], is_fatal: Callable[[], bool]
+    name: str,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    is_fatal: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run `work` until it returns; log a failure, and start `work` again after a second.
 

@@ -19,6 +19,7 @@ from schemas.codec import MAX_BYTES
 from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
+from schemas.transport.listeners import BACKLOG
 
 # The kernel closes a connection when its peer's kernel acknowledges no data, or no probe, for this
 # time, or when the peer's buffers stay full. Frequent heartbeats of libzmq would take processor
@@ -47,7 +48,6 @@ MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; more stay a
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
 MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for the small messages of workers
 MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
-BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
 DRAIN: Final = 256  # messages that are received without returning to the loop
 TURN_S: Final = 0.001  # longest time, with processing, without returning to the loop
 NODES_TURN_S: Final = 0.01  # as TURN_S, for nodes, because their events are committed once per turn
@@ -269,13 +269,20 @@ class Link:
         return self._authority
 
     def bind(
-        self, kind: str, address: str, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
+        self,
+        kind: str,
+        address: str,
+        *,
+        queued: int = HIGH_WATER,
+        largest: int = MAX_BYTES,
+        listener: int | None = None,
     ) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB or XPUB). It uses CURVE on TCP, but not on ipc.
 
         The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. Up to `queued`
         messages wait for a peer that does not read. A peer that sends a frame of more than
-        `largest` bytes is disconnected.
+        `largest` bytes is disconnected. `listener` is the descriptor of a socket that
+        listens at this address already, or None.
 
         Raises:
             AddressInUseError: if another socket uses the address.
@@ -296,6 +303,8 @@ class Link:
             socket.zap_domain = port.encode()
             if self._authority is not None:
                 self._authority.admits_to(port)
+        if listener is not None:
+            socket.setsockopt(zmq.USE_FD, os.dup(listener))
         socket.backlog = BACKLOG
         socket.ipv6 = has_only_ipv6(_host(address))
         if kind == "ROUTER":

@@ -31,17 +31,16 @@ from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import decide, mask
 from controlplane.policy.sharing.division import Divided, Division
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.service.pipes import FrameDecoder, encode_frame
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     EventObserved,
     FindPlan,
-    FrameDecoder,
     FullView,
     PlanFound,
     StartSearch,
     ToSearch,
     ViewDelta,
-    encode_frame,
     view_delta,
 )
 from controlplane.sim.run import simulate

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.history import Process
-from controlplane.service.log_relay import LogRelay
-from controlplane.service.log_store import LogStore
 from controlplane.service.node_sessions import NodeSessions
+from controlplane.service.relay.log_relay import LogRelay
+from controlplane.service.relay.log_store import LogStore
 from controlplane.service.rights import speaks_for
 from schemas.codec import encode
 from schemas.errors import DeniedError
@@ -198,7 +198,7 @@ def test_a_node_stores_no_output_for_workers_of_other_nodes(
     relay = LogRelay(
         shippers=who, followers=who, store=store, snapshots=who, files=who, streams=who,
         state=lambda: controller.state, job=controller.job, records=Records(controller),
-        now=lambda: controller.now, audit=Lines(), bytes_per_s=1e9,
+        catch_up=lambda: None, now=lambda: controller.now, audit=Lines(), bytes_per_s=1e9,
     )  # type: ignore[arg-type] # fmt: skip
     named: dict[str, Any] = {
         "job": A, "version": 1, "rank": 0, "stream": stream, "journal": controller.job(A).journal,

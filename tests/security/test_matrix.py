@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from controlplane.service.log_relay import FOLLOWER_RIGHTS
+from controlplane.service.relay.log_relay import FOLLOWER_RIGHTS
 from controlplane.service.rights import permit
 from schemas.codec import REPLY, REQUEST, encode
 from schemas.errors import OnesError

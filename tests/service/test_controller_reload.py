@@ -26,7 +26,7 @@ from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
-from tests.support.service import DENIED, House, Person, heard_by
+from tests.support.service import DENIED, House, Person, heard_by, until
 
 
 async def test_a_reload_applies_all_retention_settings(house: House) -> None:
@@ -39,11 +39,12 @@ async def test_a_reload_applies_all_retention_settings(house: House) -> None:
 
     house.reload()
 
-    assert house.controller._file_keeper.settings == Store(workdir=bounds, **dict.fromkeys(kept, 7))
-    snapshots = house.controller._snapshots
-    assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
-    assert house.controller._log_relay.bytes_per_s == 7
-    assert (snapshots.bounds, snapshots.upload_bytes) == (bounds, 7)
+    changed = Store(workdir=bounds, **dict.fromkeys(kept, 7))
+    snapshots, relay = house.controller._snapshots, house.relay.relay
+    await until(lambda: relay._keeper.settings == changed)
+    assert house.controller._archive_keeper.settings == changed
+    assert (relay._logs.max_bytes, relay._log_relay.bytes_per_s) == (7, 7)
+    assert (snapshots.max_bytes, snapshots.bounds, snapshots.upload_bytes) == (7, bounds, 7)
     assert snapshots.user_bytes == 8
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import PlanTaken
+from controlplane.service import pipes
 from controlplane.service.planner import search_messages, search_planner
 from controlplane.service.planner.search_planner import CRASHES_BEFORE_QUARANTINE, JobQuarantine
 from schemas.ids import JobId
@@ -116,15 +118,15 @@ async def test_a_process_that_crashes_on_the_history_starts_without_it(
 ) -> None:
     monkeypatch.setattr(search_planner, "RESTART_DELAYS_S", (0.0,))
     monkeypatch.setattr(search_planner, "MAX_FAILED_STARTS", 2)
-    real = search_messages.encode_frame
+    real = pipes.encode_frame
 
-    def damaged(message: object) -> bytes:
+    def damaged(message: msgspec.Struct) -> bytes:
         begins = isinstance(message, search_messages.StartSearch)
         if begins and message.history:
             return real(message)[:4] + b"\xc1" * (len(real(message)) - 4)
         return real(message)
 
-    monkeypatch.setattr(search_messages, "encode_frame", damaged)
+    monkeypatch.setattr(pipes, "encode_frame", damaged)
     async with searching(1, A, history=[(1.0, PlanTaken(waiting=()))]) as board:
         assert board.planner.running
         assert board.planner.restarts == search_planner.MAX_FAILED_STARTS

@@ -130,7 +130,7 @@ async def test_a_revocation_ends_waiting_requests_at_once(
     asked = ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=3600.0)
     polls = {person: person.begin(asked) for person in (ann, bob)}
     follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
-    server, relay = house.controller._request_server, house.controller._log_relay
+    server, relay = house.controller._request_server, house.relay.relay._log_relay
     await until(lambda: (len(server.waiting._tasks), len(relay.waiting._tasks)) == (2, 1))
 
     house.controller._keys.revoke("bob", "root")

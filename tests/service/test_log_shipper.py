@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane.service import log_relay
-from controlplane.service.log_relay import MAX_CREDIT_BYTES, LogRelay
-from controlplane.service.log_store import LogStore
+from controlplane.service.relay import log_relay
+from controlplane.service.relay.log_relay import MAX_CREDIT_BYTES, LogRelay
+from controlplane.service.relay.log_store import LogStore
 from nodeagent import logs
 from nodeagent.folders import WorkerFolder
 from nodeagent.logs import CHUNK, HOLD_S, LogShipper, OutputFile
@@ -75,7 +75,7 @@ class Site:
         none = cast("Any", None)
         self.relay = self.wire.relay = LogRelay(
             shippers=cast("Any", self.wire), followers=none, store=store, snapshots=none,
-            files=none, streams=none, state=cast("Any", lambda: None), job=none, records=none, now=none, audit=none,
+            files=none, streams=none, state=cast("Any", lambda: None), job=none, records=none, catch_up=lambda: None, now=none, audit=none,
             bytes_per_s=bytes_per_s,
         )  # fmt: skip
         self.relay.job = cast("Any", printing)

@@ -9,18 +9,17 @@ from contextlib import contextmanager
 
 from controlplane.policy.api import ClusterView, StepsSeen
 from controlplane.policy.registry import make
+from controlplane.service.pipes import FrameDecoder, encode_frame
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     BatchesChosen,
     Converged,
     EventObserved,
     FindPlan,
-    FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
     ToSearch,
-    encode_frame,
 )
 from controlplane.service.planner.search_process import SearchProcess
 from schemas.ids import JobId, Seconds

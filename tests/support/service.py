@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyFile, KeyTable
 from controlplane.service.planner.plan_coordinator import PlanCoordinator, PolicyObserver
+from controlplane.service.relay.process import RelayProcess
 from controlplane.service.rights import JobOwners
 from controlplane.service.secret_store import SecretStore
 from controlplane.service.settings import Limits
@@ -41,7 +43,7 @@ from schemas.codec import FEED, LOG_REPLY, REPLY, REQUEST, encode
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, SlotId
 from schemas.transport.keys import Identity, KeyPair, write_keys
-from schemas.transport.sockets import Socket
+from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.agent import AgentEvent, OfJournal
 from schemas.wire.client import Failed
@@ -172,6 +174,29 @@ DENIED: Final = Failed(
 )
 
 
+class RelayHere:
+    """Starts the relay in this process, with real pipes."""
+
+    relay: RelayProcess
+    _task: asyncio.Task[None]
+
+    def __init__(self, make_link: Callable[[KeyPair], Link] = Link) -> None:
+        self._make_link = make_link
+
+    async def launch(
+        self, code: Path | None, source: int, sink: int, listeners: Sequence[int]
+    ) -> RelayHere:
+        self.relay = RelayProcess(os.dup(source), os.dup(sink), self._make_link)
+        self._task = asyncio.create_task(self.relay.run())
+        return self
+
+    def kill(self) -> None:
+        self._task.cancel()
+
+    async def wait(self) -> object:
+        return await asyncio.wait({self._task})
+
+
 class House:
     """A controller on ports of its own, and the keys of two people."""
 
@@ -192,6 +217,8 @@ class House:
             f'endpoint = "tcp://127.0.0.1:{self.ports["clients"]}"\nkey = "keys/root.key_secret"\n'
         )
         self.controller = Controller(settings.load(self.file), base)
+        self.relay = RelayHere()
+        self.controller._launch_relay = self.relay.launch  # type: ignore[method-assign]
 
     def authorise(self, *names: str) -> None:
         """From the next reload on these may connect, and no others."""
@@ -265,6 +292,7 @@ async def served(folder: Path) -> AsyncIterator[House]:
     await made.controller.open()
     stop = asyncio.Event()
     serving = asyncio.create_task(made.controller.serve(stop))
+    await made.controller._relay.first_ready
     yield made
     stop.set()
     await serving

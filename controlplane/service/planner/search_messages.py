@@ -5,8 +5,7 @@ The search process receives the full view once, and afterwards only differences 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import compress, filterfalse
 from operator import is_not
 from typing import Any, Final
@@ -15,9 +14,6 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
-
-HEADER: Final = struct.Struct("!I")
-MAX_FRAME_BYTES: Final = 1 << 30
 
 
 class StartSearch(msgspec.Struct, frozen=True, kw_only=True, tag="start_search"):
@@ -86,36 +82,6 @@ ToSearch = StartSearch | FullView | ViewDelta | EventObserved | FindPlan
 FromSearch = Ready | PlanFound | BatchesChosen | Converged
 TO_SEARCH: Final[msgspec.msgpack.Decoder[ToSearch]] = msgspec.msgpack.Decoder(ToSearch)
 FROM_SEARCH: Final[msgspec.msgpack.Decoder[FromSearch]] = msgspec.msgpack.Decoder(FromSearch)
-
-
-def encode_frame(message: ToSearch | FromSearch) -> bytes:
-    """Return a message as MessagePack, preceded by its length in bytes (4 bytes, big-endian)."""
-    body = msgspec.msgpack.encode(message)
-    return HEADER.pack(len(body)) + body
-
-
-class FrameDecoder:
-    """Decoder that splits a stream of bytes into message bodies."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield each body that is complete once `data` is appended to the stream.
-
-        Raises:
-            ValueError: if a length exceeds `MAX_FRAME_BYTES`.
-        """
-        self._rest += data
-        while len(self._rest) >= HEADER.size:
-            (size,) = HEADER.unpack_from(self._rest)
-            if size > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {size} bytes exceeds {MAX_FRAME_BYTES} bytes")
-            if len(self._rest) < HEADER.size + size:
-                return
-            body = bytes(self._rest[HEADER.size : HEADER.size + size])
-            del self._rest[: HEADER.size + size]
-            yield body
 
 
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:

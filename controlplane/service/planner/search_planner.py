@@ -16,6 +16,7 @@ import structlog
 from controlplane.journal.releases import child_command, child_environment
 from controlplane.policy.api import ClusterView, Plan, PlanTaken, PolicyEvent, SearchStats
 from controlplane.policy.min_slots import fallback_plan
+from controlplane.service import pipes
 from controlplane.service.planner import search_messages as messages
 from controlplane.service.planner.planner import ProposePlan, ViewNow
 from schemas.ids import JobId, Seconds
@@ -205,7 +206,7 @@ class SearchPlanner:
             stdout=asyncio.subprocess.PIPE,
             env=child_environment(self.code) | ONE_THREAD,
         )
-        frames = messages.FrameDecoder()
+        frames = pipes.FrameDecoder()
         self._unanswered = {0: asyncio.get_running_loop().time()}  # answered by `Ready`
         history = self.history() if self._failed_starts < MAX_FAILED_STARTS else []
         start = messages.StartSearch(
@@ -327,7 +328,7 @@ class SearchPlanner:
         if process is None or process.stdin is None or process.stdin.is_closing():
             return
         unread = process.stdin.transport.get_write_buffer_size()  # of earlier messages
-        process.stdin.write(messages.encode_frame(message))
+        process.stdin.write(pipes.encode_frame(message))
         if unread > MAX_BACKLOG_BYTES:
             log.warning("search process does not read its input, killing it")
             with contextlib.suppress(ProcessLookupError):

@@ -20,6 +20,7 @@ from setproctitle import setproctitle
 
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, StepsSeen
 from controlplane.policy.registry import make
+from controlplane.service import pipes
 from controlplane.service.planner import search_messages as messages
 from schemas.errors import OnesError
 from schemas.host.memory import limit_memory
@@ -44,7 +45,7 @@ class SearchProcess:
         self._policy = policy
         self._seed = seed
         self._source, self._sink = source, sink
-        self._frames = messages.FrameDecoder()
+        self._frames = pipes.FrameDecoder()
         self._view: ClusterView | None = None
         self._clock_offset = 0.0  # the controller's time minus the time of this process
         self._searching = False
@@ -132,7 +133,7 @@ class SearchProcess:
         self._send(messages.PlanFound(number=number, plan=plan, stats=stats))
 
     def _send(self, message: messages.FromSearch) -> None:
-        data = memoryview(messages.encode_frame(message))
+        data = memoryview(pipes.encode_frame(message))
         while data:
             data = data[os.write(self._sink, data) :]
 
@@ -165,7 +166,7 @@ def main() -> None:
         policy = make(start.policy, start.options)  # valid when the controller started
         for at, event in start.history:
             policy.observe(event, at)
-        os.write(sink, messages.encode_frame(messages.Ready()))
+        os.write(sink, pipes.encode_frame(messages.Ready()))
         with contextlib.suppress(BrokenPipeError):
             SearchProcess(policy, start.seed, source, sink).run()
     except OnesError as error:

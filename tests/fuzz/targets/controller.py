@@ -15,6 +15,7 @@ import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import structlog
@@ -35,13 +36,14 @@ from schemas.codec import (
 )
 from schemas.ids import BootId, JobId, NodeId
 from schemas.transport.keys import Identity, write_keys
-from schemas.transport.sockets import Incoming, Socket
+from schemas.transport.sockets import Incoming, Link, Socket
 from schemas.wire import Message
 from schemas.wire.agent import Hello, Numbered
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
 from tests.fuzz.targets.folders import base
 from tests.support import builders
+from tests.support.service import RelayHere
 
 LISTEN: Final = Listen(metrics=0)
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -49,7 +51,10 @@ WHO: Final = (
     Identity("user", "ann"), Identity("node", "n1"), Identity("admin", "root"), Identity("node", "n2"),
     Identity("user", "bob"), Identity("viewer", "vic"), Identity("operator", "otto"),
 )  # fmt: skip
-FAULTS: Final = frozenset({"request failed", "message dropped", "input skipped", "command failed"})
+FAULTS: Final = frozenset(
+    {"request failed", "message dropped", "input skipped", "command failed", "task failed, starting it again",
+     "log relay ended, restarting", "journal cannot be followed, ending"}
+)  # fmt: skip
 STEPS: Final = 24
 TURNS: Final = 20  # of the loop, in which an answer has to come
 KNOWN: Final[Known] = {
@@ -91,12 +96,41 @@ class Line:
         """Nothing is open."""
 
 
+class LineLink:
+    """The relay's link, whose sockets are lines."""
+
+    def __init__(self, lines: dict[int, Line]) -> None:
+        self._lines = lines
+
+    def authority(self, *_: Any) -> LineLink:
+        return self
+
+    async def run(self) -> None:
+        """Nobody shows a key."""
+
+    async def guard_connections(self, _: Any) -> None:
+        """Nobody is connected."""
+
+    def bind(self, _: str, address: str, **__: int) -> Line:
+        line = self._lines[int(address.rpartition(":")[2])] = Line()
+        return line
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Fuzzed(Controller):
-    """A controller whose sockets are lines."""
+    """A controller whose sockets are lines, with its relay in this process."""
 
     def __init__(self, settings: ControllerSettings, home: Path) -> None:
         self.lines: dict[int, Line] = {}
         super().__init__(settings, home)
+        here = RelayHere(lambda _: cast("Link", LineLink(self.lines)))
+        self._launch_relay = here.launch  # type: ignore[method-assign]
+
+    async def _listen(self, port: int) -> Any:
+        address, none = ("127.0.0.1", port), lambda: None
+        return SimpleNamespace(getsockname=lambda: address, fileno=lambda: -1, close=none)
 
     async def _bind(self, kind: str, port: int, **_: Any) -> Socket:
         self.lines[port] = Line()
@@ -156,13 +190,13 @@ class Conversation:
             self.controller._node_sessions.receive_messages(),
             self.controller._node_sessions.receive_events(),
             self.controller._feed.admit_subscribers(),
-            self.controller._log_relay.serve_shippers(),
-            self.controller._log_relay.serve_followers(),
+            self.controller._relay.run(),
             self.controller._request_server.serve(),
         )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._strays.append(repr(context)))
         self._tasks = [asyncio.create_task(part) for part in parts]
+        await self.controller._relay.first_ready
 
     async def prepare(self) -> None:
         """Two nodes, two jobs of which one trains, and a sweep."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from controlplane.service.api.views import numbered, page_of
-from controlplane.service.log_store import LogStore
+from controlplane.service.relay.log_store import LogStore
 from schemas.codec import LOG_REPLY, encode
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank

@@ -14,7 +14,8 @@ from controlplane.core import policy_events
 from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
 from controlplane.core.model.report_bounds import MAX_COUNT, MAX_MEASURE, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
-from controlplane.service.planner.search_messages import TO_SEARCH, FullView, encode_frame
+from controlplane.service.pipes import encode_frame
+from controlplane.service.planner.search_messages import TO_SEARCH, FullView
 from schemas.epochs import StepTimes
 from schemas.ids import JobId
 from schemas.jobs import StopRule

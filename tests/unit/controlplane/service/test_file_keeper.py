@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.service.file_keeper import GRACE_S, FileKeeper
-from controlplane.service.log_store import LogStore
+from controlplane.service.file_keeper import GRACE_S, ArchiveKeeper, OutputKeeper
+from controlplane.service.relay.log_store import LogStore
 from controlplane.service.settings import Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
 from schemas.host.files import AgedFile, expired_files
@@ -84,9 +84,15 @@ class Folders:
         self.logs = LogStore(base / "logs", UNLIMITED)
         self.archives = SnapshotStore(base / "snapshots", UNLIMITED)
         bounds = {"keep_logs_s": DAY, "keep_archives_s": DAY, **settings}
-        self.keeper = FileKeeper(
-            lambda: controller.state, self.logs, self.archives, Store(**bounds)
+        store = Store(**bounds)
+        self._keepers = (
+            OutputKeeper(lambda: controller.state, self.logs, store),
+            ArchiveKeeper(lambda: controller.state, self.archives, store),
         )
+
+    async def tidy(self) -> None:
+        for keeper in self._keepers:
+            await keeper.tidy(NOW)
 
     def output_of(self, job: str, days_ago: float, size: int = 10) -> None:
         self.logs.append(JobId(job), "log", WHO, 0, b"x" * size)
@@ -131,7 +137,7 @@ async def test_output_is_deleted_long_after_the_end_of_its_job(
         folders.output_of(job, days_ago=5.0)
     folders.output_of("gone-5", days_ago=0.5)
 
-    await folders.keeper.tidy(NOW)
+    await folders.tidy()
 
     assert folders.left == {"a-1.log", "c-3.log", "gone-5.log"}
     assert folders.logs.stored(JobId("b-2"), "log", WHO) == (0, False)
@@ -146,7 +152,7 @@ async def test_output_of_ended_jobs_is_deleted_earlier_beyond_its_bound(
     for job, days_ago in (("gone-4", 0.8), ("gone-5", 0.7), ("gone-6", 0.6)):
         folders.output_of(job, days_ago, size=100)
 
-    await folders.keeper.tidy(NOW)
+    await folders.tidy()
 
     assert folders.left == {"a-1.log", "gone-5.log", "gone-6.log"}
 
@@ -165,7 +171,7 @@ async def test_unneeded_archives_and_abandoned_uploads_are_deleted(
     controller.state.jobs[job.job] = msgspec.structs.replace(job, snapshot=used)
     assert folders.archives.has(asked)
 
-    await folders.keeper.tidy(NOW)
+    await folders.tidy()
 
     assert folders.left == {used, asked, young, "under-way.part"}
     assert S0 in controller.state.slot_index.owners(), "the job that uses it goes on"
@@ -178,7 +184,7 @@ async def test_a_recent_archive_is_kept_beyond_the_bound(
     young = await folders.archive(b"young", days_ago=0.9 * GRACE_S / DAY)
     await folders.archive(b"older", days_ago=1.1 * GRACE_S / DAY)
 
-    await folders.keeper.tidy(NOW)
+    await folders.tidy()
 
     assert folders.left == {young}
 
@@ -193,6 +199,6 @@ async def test_the_user_with_the_most_archives_loses_the_oldest(
         for number in range(10)
     ]
 
-    await folders.keeper.tidy(NOW)
+    await folders.tidy()
 
     assert folders.left == {*anns, *bobs[-3:]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.service import job_files
-from controlplane.service.job_files import JobFiles
+from controlplane.service.relay import job_files
+from controlplane.service.relay.job_files import JobFiles
 from schemas.errors import BadFieldError, UnavailableError, UnknownNodeError
 from schemas.ids import NodeId
 from schemas.transport.keys import Identity
@@ -33,17 +33,15 @@ FILE = FileInfo(area="work", path="x", size=1, stamp="s")
 class Desk:
     """The relay's part, with a cluster of two nodes on which ann has a job, and what was asked."""
 
-    def __init__(self, *, there: bool = True) -> None:
+    def __init__(self) -> None:
         controller = cluster_of(n1=1, n2=1)
         controller.submit("a")
         assert controller.job(A).user == "ann"
         self.asked: list[tuple[NodeId, ToNode]] = []
-        self.there = there
         self.files = JobFiles(state=lambda: controller.state, ask=self._ask)
 
-    def _ask(self, node: NodeId, message: ToNode) -> bool:
+    def _ask(self, node: NodeId, message: ToNode) -> None:
         self.asked.append((node, message))
-        return self.there
 
     async def begin(self, request: Any, who: Identity = OWNER) -> asyncio.Task[Any]:
         task = asyncio.create_task(self.files.reply(request, who))
@@ -101,8 +99,11 @@ async def test_the_refusal_of_a_node_is_raised_to_the_client() -> None:
 
 
 async def test_a_disconnected_or_silent_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    reply = await desk.begin(ListFiles(job=A, node=N1))
+    desk.files.node_away(desk.name)
     with pytest.raises(UnavailableError, match="node n1 is not connected"):
-        await Desk(there=False).files.reply(ListFiles(job=A, node=N1), OWNER)
+        await reply
 
     monkeypatch.setattr(job_files, "REPLY_TIMEOUT_S", 0.0)
     with pytest.raises(UnavailableError, match="node n1 does not reply"):

@@ -14,9 +14,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from controlplane.service import log_relay
 from controlplane.service.api.fair_queue import POLLS, UNDER_WAY
-from controlplane.service.log_relay import (
+from controlplane.service.relay import log_relay
+from controlplane.service.relay.log_relay import (
     BURST_S,
     MAX_CREDIT_BYTES,
     MIN_CREDIT_BYTES,
@@ -24,7 +24,7 @@ from controlplane.service.log_relay import (
     LogRelay,
     StreamKey,
 )
-from controlplane.service.log_store import LogStore
+from controlplane.service.relay.log_store import LogStore
 from schemas.codec import encode
 from schemas.errors import MalformedMessageError
 from schemas.ids import Rank, Seconds
@@ -61,7 +61,7 @@ def relay(controller: Controller, store: LogStore, bytes_per_s: float = float(1 
         records=cast(
             "Any", SimpleNamespace(processes=lambda job: controller.history_of(job).processes),
         ),
-        now=lambda: Seconds(controller.now), audit=NONE, bytes_per_s=bytes_per_s,
+        catch_up=lambda: None, now=lambda: Seconds(controller.now), audit=NONE, bytes_per_s=bytes_per_s,
     )  # fmt: skip
 
 

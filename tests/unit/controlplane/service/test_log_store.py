@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service import log_store
-from controlplane.service.log_store import ENTRY_BYTES, INDEX_BYTES, LogStore, WorkerKey
+from controlplane.service.relay import log_store
+from controlplane.service.relay.log_store import ENTRY_BYTES, INDEX_BYTES, LogStore, WorkerKey
 from schemas.ids import JobId, Rank
 from schemas.wire.feed import LOG, SAMPLES
 from tests.support.builders import A, B

@@ -75,6 +75,7 @@ def test_clients_and_prometheus_read_what_the_policy_states() -> None:
         "ones_journal_outdated": 0.0, "ones_journal_tail_inputs": 0.0,
         "ones_journal_tail_seconds": 0.0, "ones_snapshot_age_seconds": pytest.approx(math.nan, nan_ok=True),
         "ones_journal_bytes": 0.0, "ones_commit_seconds": 0.0, "ones_snapshot_failures_total": 0.0,
+        "ones_log_relay_up": 0.0, "ones_log_relay_restarts_total": 0.0,
         "ones_event_loop_lag_seconds": 0.0, "ones_plans_total": 1.0, "ones_rescales_total": 0.0, "ones_batch_changes_total": 0.0,
     }  # fmt: skip
     gains = [unmeasured[f"ones_gain_{name}_ratio"] for name in ("predicted", "realised", "error")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.model.job import JobOwner
 from controlplane.service.api.server import RequestServer
-from controlplane.service.log_relay import FOLLOWER_RIGHTS
+from controlplane.service.relay.log_relay import FOLLOWER_RIGHTS
 from controlplane.service.rights import granted_topics, permit, sees_all, topics_of
 from schemas.codec import READ_LOG, REQUEST
 from schemas.errors import DeniedError, UnknownJobError

@@ -10,16 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, Reason, SearchStats
+from controlplane.service.pipes import HEADER, MAX_FRAME_BYTES, FrameDecoder, encode_frame
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
-    HEADER,
-    MAX_FRAME_BYTES,
     TO_SEARCH,
     BatchesChosen,
     Converged,
     EventObserved,
     FindPlan,
-    FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
@@ -28,7 +26,6 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     apply_delta,
-    encode_frame,
     view_delta,
 )
 from schemas.ids import JobId, Seconds, SlotId

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
-from controlplane.service.stream_relay import MAX_OF_USER, MAX_STREAMS, StreamRelay
+from controlplane.service.relay.stream_relay import MAX_OF_USER, MAX_STREAMS, StreamRelay
 from schemas.codec import TO_STREAM_CLIENT, encode
 from schemas.errors import DeniedError, UnavailableError
 from schemas.ids import NodeId
@@ -78,9 +78,8 @@ class Desk:
             clock=lambda: self.now,
         )  # fmt: skip
 
-    def _ask(self, node: NodeId, asked: OpenStream) -> bool:
+    def _ask(self, node: NodeId, asked: OpenStream) -> None:
         self.asked.append((node, asked))
-        return True
 
     def client(self, message: Any, who: Identity = ANN, route: bytes = b"client") -> None:
         incoming = Incoming((route, ID.encode(), encode(message)), who)

@@ -32,11 +32,11 @@ MAX_UNDER_WAY: Final = 64  # requests of one user; a client sends one request at
 class JobFiles:
     """Requests that wait for the reply of an agent.
 
-    `ask` sends a request to a node, and returns False if the node is not connected.
+    `ask` sends a request to a node. If the node is not connected, `node_away` is called later.
     """
 
     state: Callable[[], State]
-    ask: Callable[[NodeId, ToNode], bool]
+    ask: Callable[[NodeId, ToNode], None]
     _waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = field(
         init=False, default_factory=dict
     )
@@ -73,16 +73,20 @@ class JobFiles:
                     request=name, job=request.job, area=request.area, path=request.path,
                     offset=request.offset,
                 )  # fmt: skip
-            if not self.ask(request.node, asked):
-                raise UnavailableError(
-                    f"node {request.node} is not connected", "try again when it is connected"
-                )
+            self.ask(request.node, asked)
             return await asyncio.wait_for(answer, REPLY_TIMEOUT_S)
         except TimeoutError:
             hint = "check its agent's version and its disk"
             raise UnavailableError(f"node {request.node} does not reply", hint) from None
         finally:
             del self._waiting[name]
+
+    def node_away(self, request: str) -> None:
+        """Fail a request whose node is not connected."""
+        node, _, answer = self._waiting.get(request, (NodeId(""), "", None))
+        if answer is not None and not answer.done():
+            hint = "try again when it is connected"
+            answer.set_exception(UnavailableError(f"node {node} is not connected", hint))
 
     def receive(self, node: NodeId, message: FromNode) -> None:
         """Deliver an agent's reply. Drop the reply if no request to this node waits for it."""

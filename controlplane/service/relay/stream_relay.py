@@ -16,6 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.core.model.job import Job
+from controlplane.service.api.fair_queue import failure_reply
 from controlplane.service.rights import refuse_revoked
 from schemas.codec import encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
@@ -71,13 +72,13 @@ class _Stream:
 class StreamRelay:
     """Streams of all clients.
 
-    `ask` sends a request to a node outside its session, and returns False if it is not connected.
+    `ask` sends a request to a node. If the node is not connected, `node_away` is called later.
     """
 
     shippers: Socket
     followers: Socket
     job: Callable[[JobId], Job]
-    ask: Callable[[NodeId, OpenStream], bool]
+    ask: Callable[[NodeId, OpenStream], None]
     audit: Audit
     clock: Callable[[], float]
 
@@ -132,8 +133,7 @@ class StreamRelay:
             known = _Stream(asked, user, incoming, node, self.clock())
         elif (known.asked.job, known.asked.what) != (asked.job, asked.what):
             raise DeniedError("the stream is open for something else", "choose another id")
-        if not self.ask(node, asked):
-            raise UnavailableError(f"node {node} is not connected", "try again later")
+        self.ask(node, asked)
         if asked.stream not in self._streams:
             self._streams[asked.stream] = known
             self.audit.done("stream opened", by=user, **known.detail)
@@ -152,6 +152,19 @@ class StreamRelay:
             what = f"no process {ranks}of {job.job} runs: it is {job.phase.value}"
             raise UnavailableError(what, "see `ones show`")
         return known.worker, node_of(known.slot)
+
+    def node_away(self, name: str) -> None:
+        """Refuse an opening whose node is not connected. A client that had opened it, tries again.
+
+        Nothing happens if the stream has ended.
+        """
+        stream = self._streams.get(name)
+        if stream is None:
+            return
+        error = UnavailableError(f"node {stream.node} is not connected", "try again later")
+        self.followers.send(*stream.client.frames[:-1], encode(failure_reply(error)))
+        if not stream.route:
+            self._forget(stream, error.message)
 
     # --- from nodes
 

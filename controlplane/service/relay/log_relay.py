@@ -28,8 +28,9 @@ from controlplane.service.api.fair_queue import (
     deadline_of,
     failure_reply,
 )
-from controlplane.service.job_files import JobFiles
-from controlplane.service.log_store import LogStore
+from controlplane.service.relay.job_files import JobFiles
+from controlplane.service.relay.log_store import LogStore
+from controlplane.service.relay.stream_relay import StreamRelay
 from controlplane.service.rights import (
     NODE,
     Action,
@@ -38,8 +39,7 @@ from controlplane.service.rights import (
     refuse_revoked,
     speaks_for,
 )
-from controlplane.service.stream_relay import StreamRelay
-from controlplane.service.uploads import SnapshotStore
+from controlplane.service.uploads import StoredArchives
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
@@ -176,17 +176,19 @@ class LogRelay:
     """Relay that stores what agents ship, and serves followers one page for each request.
 
     A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
+    `catch_up` is called before each message is handled, to bring the state and the keys up to date.
     """
 
     shippers: Socket
     followers: Socket
     store: LogStore
-    snapshots: SnapshotStore
+    snapshots: StoredArchives
     files: JobFiles
     streams: StreamRelay
     state: Callable[[], State]
     job: Callable[[JobId], Job]
     records: JobRecords
+    catch_up: Callable[[], None]
     now: Callable[[], Seconds]
     audit: Audit
     bytes_per_s: float
@@ -204,6 +206,7 @@ class LogRelay:
         """Handle what agents ship until cancelled."""
         async for incoming in self.shippers:
             try:
+                self.catch_up()
                 self._shipped(incoming)
             except OnesError as error:
                 self._audit_refusal(incoming, error)
@@ -216,6 +219,7 @@ class LogRelay:
         """Serve pages until cancelled."""
         async for incoming in self.followers:
             try:
+                self.catch_up()
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")

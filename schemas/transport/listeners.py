@@ -1,0 +1,59 @@
+"""TCP sockets that listen, and that another process serves."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from schemas.errors import AddressInUseError, SettingsError
+
+BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
+WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
+PAUSE_S: Final = 0.1
+T = TypeVar("T")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Peers can connect at once, and wait until it is served.
+
+    Raises:
+        AddressInUseError: if another socket uses the address.
+        SettingsError: if this host has no such address.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind(address)
+            found.listen(BACKLOG)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        refusal = AddressInUseError if error.errno == errno.EADDRINUSE else SettingsError
+        what = f"cannot bind {host}:{port}: {error.strerror}"
+        raise refusal(what, "choose another address") from None
+    return found
+
+
+async def when_free(bind: Callable[[], T]) -> T:
+    """Return the result of `bind`. If it raises `AddressInUseError`, repeat it for `WAIT_S`.
+
+    Raises:
+        AddressInUseError: if the address was not released.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return bind()
+        except AddressInUseError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(PAUSE_S)
