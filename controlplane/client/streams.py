@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import deque
@@ -24,6 +25,7 @@ Page = TypeVar(
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
 NOW_S: Final = 0.001  # length of a poll for output that exists already
+LATE_S: Final = 10.0  # without new output of an ended job; nodes return to a new controller sooner
 WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
 NO_WORKER: Final = (Version(0), Rank(0))  # stands for no worker, in remarks of the client
@@ -218,9 +220,11 @@ class StreamPages(ClusterConnection):
         """Yield raw pieces of a job's output in the order in which they were stored.
 
         Pieces can split lines. An empty page marks the end of the output that has arrived so far.
-        The output ends with one remark for each selected worker with incomplete output.
+        The last output of an ended job is awaited. The output ends with one remark for each
+        selected worker with incomplete output.
         """
-        cursor, wait_s = 0, NOW_S
+        cursor, wait_s, loop = 0, NOW_S, asyncio.get_running_loop()
+        new_at = loop.time()  # time of the last new output
         while True:
             state = "" if follow else (await self.state(job)).state
             asked = ReadLog(
@@ -236,7 +240,10 @@ class StreamPages(ClusterConnection):
             if page.pieces or not page.ended:
                 yield page.pieces
             cursor, wait_s = page.cursor, NOW_S if page.pieces else POLL_S
-            if page.ended or (not page.pieces and not follow):
+            if page.pieces:
+                new_at = loop.time()
+            waits = follow or (state in ENDED and loop.time() - new_at < LATE_S)
+            if page.ended or not (page.pieces or waits):
                 if page.missing and stream == LOG:
                     yield tuple(map(_missing_remark, page.missing))
                 return

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 
 from controlplane.client import BlockingClient
@@ -25,7 +26,7 @@ from schemas.ids import Term
 from schemas.transport.keys import load_keys, load_public
 from schemas.transport.sockets import Link
 from schemas.wire import standby as wire
-from tests.support.cluster import assert_nothing_lost, further, resize, training_job
+from tests.support.cluster import assert_nothing_lost, child_of, further, resize, training_job
 from tests.support.commands import ones
 from tests.support.lease_servers import etcd, postgresql
 from tests.support.standbys import HOSTS, Standbys, standbys
@@ -117,8 +118,10 @@ def test_a_standby_that_lacks_inputs_does_not_take_over(pair: Standbys) -> None:
 
 def test_a_controller_that_was_frozen_becomes_a_standby(pair: Standbys) -> None:
     job = training_job(pair.cluster)
+    relay = psutil.Process(child_of(pair.processes[A].pid, "ones: relay"))
     pair.kill(A, signal.SIGSTOP)
     pair.until(lambda: pair.record().holder == B, "takeover")
+    assert relay.status() == psutil.STATUS_ZOMBIE, "it would accept output that is lost with it"
     further(pair.cluster, job)
     pair.kill(A, signal.SIGCONT)
     pair.until_complete()

@@ -14,7 +14,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from schemas.transport.keys import load_public
-from tests.support.cluster import TOY, Cluster, await_gone, kill, looked, running
+from tests.support.cluster import TOY, Cluster, await_gone, child_of, kill, looked, running
 from tests.support.webhook_receiver import Receiver
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -148,6 +148,28 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.wait(job).code == 1
     assert house.show(job)["exit_code"] == 5
     assert house.output(job) == [*map(str, range(2000)), "last"]
+
+
+def test_output_is_complete_although_the_relay_was_killed(house: Cluster) -> None:
+    script = "import time\nfor i in range(100): print(i, flush=True); time.sleep(0.03)"
+    job = house.submit(script)
+    controller, _ = house.up()["controller"], pid_of(house, job)
+
+    for _ in range(2):
+        kill(child_of(controller, "ones: relay"))
+
+    assert house.wait(job).code == 0
+    assert house.output(job) == list(map(str, range(100)))
+    assert house.up()["controller"] == controller
+
+
+def test_the_relay_ends_with_its_controller(house: Cluster) -> None:
+    controller = house.up()["controller"]
+    relay = child_of(controller, "ones: relay")
+
+    kill(controller)
+
+    await_gone(relay)
 
 
 def test_a_killed_worker_resumes_from_its_last_finished_epoch(

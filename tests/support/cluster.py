@@ -6,6 +6,7 @@ Below it: jobs to resize (`training_job`), jobs of a search (`submit_searched`) 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -377,9 +378,21 @@ def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
 
 def search_process(cluster: Cluster) -> int:
     """The child that thinks for the controller."""
-    controller = int((cluster.home / "run" / "controller.pid").read_text())
-    (child,) = psutil.Process(controller).children()
-    return child.pid
+    return child_of(int((cluster.home / "run" / "controller.pid").read_text()), "ones: search")
+
+
+def child_of(controller: int, title: str) -> int:
+    """The child with such a title, as soon as there is one."""
+
+    def titled() -> list[int]:
+        found = []
+        for child in psutil.Process(controller).children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if child.cmdline()[:1] and child.cmdline()[0].startswith(title):
+                    found.append(child.pid)
+        return found
+
+    return looked(titled)[0]
 
 
 def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:

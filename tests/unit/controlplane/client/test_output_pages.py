@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from io import StringIO
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from controlplane.cli.job_output import CLEAR, draw_lines, with_ranks, with_times, write_lines
+from controlplane.client import streams
 from controlplane.client.streams import NO_WORKER, OutputLine, StreamPages
 from schemas.errors import BadFieldError
 from schemas.ids import Rank, Version
-from schemas.wire.feed import LogPiece
+from schemas.wire.client import JobState
+from schemas.wire.feed import LOG, SAMPLES, LogPage, LogPiece
+from tests.support.builders import A
 
 R0, R1 = (1, 0), (1, 1)
 
@@ -161,3 +166,39 @@ def test_a_bar_with_tabs_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     draw_lines([[OutputLine(0, "a\tb\tcdefgh", None, None, "\r")]], screen)
 
     assert screen.getvalue() == "a       b       cd…"
+
+
+class EndedJob(StreamPages):
+    """An ended job whose last output is at the controller only after some polls."""
+
+    def __init__(self, *pages: LogPage) -> None:
+        self._replies = iter(pages)
+
+    async def state(self, *_: object) -> JobState:  # type: ignore[override]
+        return cast("JobState", SimpleNamespace(state="succeeded"))
+
+    async def _bulk_call(self, *_: object) -> LogPage:  # type: ignore[override]
+        return next(self._replies)
+
+
+async def test_the_last_output_of_an_ended_job_is_awaited() -> None:
+    piece = LogPiece(version=Version(1), rank=Rank(0), offset=0, data=b"x")
+    nothing_yet = LogPage(job=A, pieces=(), cursor=0, ended=False, missing=("a-1.v1.r0 on n1",))
+    last = LogPage(job=A, pieces=(piece,), cursor=1, ended=False)
+    job = EndedJob(nothing_yet, nothing_yet, last, LogPage(job=A, pieces=(), cursor=1, ended=True))
+
+    pages = [page async for page in job.piece_pages(A, SAMPLES, None, follow=False)]
+
+    assert pages == [(), (), (piece,)]
+
+
+async def test_output_of_an_ended_job_that_does_not_come_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "LATE_S", 0.0)
+    missing = LogPage(job=A, pieces=(), cursor=0, ended=False, missing=("a-1.v1.r0 on n1",))
+
+    pages = [page async for page in EndedJob(missing).piece_pages(A, LOG, None, follow=False)]
+
+    remark = b"[ones] output of a-1.v1.r0 on n1 is incomplete: its end did not arrive\n"
+    assert [[piece.data for piece in page] for page in pages] == [[], [remark]]

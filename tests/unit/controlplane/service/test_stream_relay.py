@@ -16,6 +16,7 @@ from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.transport.stream_ends import LOST_S
 from schemas.wire import Message
+from schemas.wire.client import Failed
 from schemas.wire.streams import (
     PIECE,
     WINDOW,
@@ -243,6 +244,32 @@ def test_a_worker_that_does_not_run_is_refused(asked: OpenStream, message: str) 
         desk.client(asked)
 
     assert not desk.relay._streams
+
+
+AWAY: Final = Failed(
+    code="unavailable", message="node n1 is not connected", hint="try again later", field=""
+)
+
+
+def test_a_stream_to_a_node_that_is_away_is_refused() -> None:
+    desk = Desk()
+    desk.client(OPEN)
+
+    desk.relay.node_away(ID)
+    desk.relay.node_away("b" * 32)
+
+    assert desk.told() == [StreamOpened(stream=ID, worker=desk.worker), AWAY]
+    assert not desk.relay._streams
+
+
+def test_an_open_stream_stays_while_its_node_is_away() -> None:
+    desk = Desk().opened()
+    desk.client(OPEN)
+
+    desk.relay.node_away(ID)
+    desk.node(data(0, b"back"))
+
+    assert desk.told()[1:] == [AWAY, data(0, b"back")]
 
 
 def test_streams_are_limited_for_one_user_and_for_all() -> None:
