@@ -432,10 +432,10 @@ class Controller:
     async def _first_commit(self, stop: asyncio.Event) -> OnesError | None:
         """Wait until the start of this term is durable, then report readiness. Return any failure.
 
-        All ports are open by then. A release that cannot commit never reports readiness, so an
-        upgrade does not continue.
+        A release that cannot commit never reports readiness, so an upgrade does not continue. All
+        ports are open by then. Connections to the relay's wait until the relay serves them.
         """
-        begun = asyncio.create_task(self._begun())
+        begun = asyncio.create_task(self._commit_loop.begun())
         failed = asyncio.create_task(self._failure())
         tasks = (begun, failed, asyncio.create_task(stop.wait()))
         while not any(task.done() for task in tasks):  # a full disk delays the commit
@@ -452,10 +452,6 @@ class Controller:
         self._ready = True
         notify("READY=1")
         return None
-
-    async def _begun(self) -> None:
-        await self._commit_loop.begun()
-        await asyncio.shield(self._relay.first_ready)
 
     async def _until(self, stop: asyncio.Event) -> OnesError | None:
         stopped = asyncio.create_task(stop.wait())

@@ -1,8 +1,9 @@
 """Output of workers: files, real shippers, CURVE sockets, a real controller, followers.
 
 Shippers of several nodes and all followers live in this process, so they share one core; the controller has the
-other one. Measured: lines per second from files to the controller's store; the delay of a line at a follower at a
-steady 20,000 lines a second; the memory that a follower costs that requests lines and never reads them. Every
+other one. Measured: lines per second from files to the controller's store, and the delay of small requests to the
+controller meanwhile; the delay of a line at a follower at a steady 20,000 lines a second; the memory of the relay that
+a follower costs that requests lines and never reads them. Every
 written byte has to be in the store, and each line at its follower once.
 """
 
@@ -14,6 +15,8 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +34,13 @@ from schemas.transport.sockets import Link, Socket
 from schemas.wire.feed import LogStored, ReadLog
 from schemas.wire.worker import Assignment
 from tests.bench import report
+from tests.support.cluster import child_of
 from tests.support.fleet import Fleet, SimulatedAgent
 
 NODES: Final = 4
 STREAMS: Final = 8  # of each node, one job each
 LINE: Final = b"x" * 83  # and its time and number: 100 bytes
-BULK_LINES: Final = 1_000_000
+BULK_LINES: Final = 10_000_000
 RATE: Final = 20_000  # lines a second, all in all
 STEADY_S: Final = 20.0
 TICK_S: Final = 0.01
@@ -105,6 +109,7 @@ class Site:
                     await asyncio.sleep(0.01)
                 shipper = shippers[workers[0].node]
                 outputs.append(Output(base / "run", job, spec, shipper, mark.journal))
+            [_ async for _ in client.output_pages(outputs[0].job, follow=False)]  # relay is ready
         return cls(base, fleet, outputs, tasks)
 
     def stored(self) -> int:
@@ -119,7 +124,28 @@ async def hear(socket: Socket, shipper: LogShipper) -> None:
             shipper.receive(message)
 
 
+def time_requests(home: Path, channel: Connection) -> None:
+    """Send a small request every 5 ms until told to stop; send back the delays in seconds."""
+
+    async def requests() -> list[float]:
+        late = []
+        async with Client(home) as client:
+            await client.cluster()
+            channel.send(None)
+            while not channel.poll(0.005):
+                began = time.monotonic()
+                await client.cluster()
+                late.append(time.monotonic() - began)
+        return late
+
+    channel.send(asyncio.run(requests()))
+
+
 async def bulk(site: Site, lines: int) -> dict[str, float]:
+    here, there = Pipe()
+    timing = get_context("spawn").Process(target=time_requests, args=(site.fleet.home, there))
+    timing.start()
+    await asyncio.to_thread(here.recv)
     before = site.stored()
     for output in site.outputs:
         output.write(lines // len(site.outputs))
@@ -128,7 +154,15 @@ async def bulk(site: Site, lines: int) -> dict[str, float]:
     while site.stored() - before < wanted:
         await asyncio.sleep(0.02)
     took = time.monotonic() - began
-    return {"lines_per_s": lines / took, "mib_per_s": wanted / took / 2**20}
+    here.send(None)
+    late = await asyncio.to_thread(here.recv)
+    timing.join()
+    return {
+        "lines_per_s": lines / took,
+        "mib_per_s": wanted / took / 2**20,
+        "request_p50_ms": 1e3 * statistics.median(late),
+        "request_p99_ms": 1e3 * report.quantile(late, 0.99),
+    }
 
 
 async def steady(site: Site, seconds: float) -> dict[str, float]:
@@ -175,7 +209,7 @@ async def steady(site: Site, seconds: float) -> dict[str, float]:
 
 
 async def stalled(site: Site) -> dict[str, float]:
-    process = psutil.Process(site.fleet.process.pid)
+    process = psutil.Process(child_of(site.fleet.process.pid, "ones: relay"))
     before = process.memory_info().rss
     keys = site.fleet.home / "keys"
     link = Link(load_keys(keys / "admin.key_secret"))

@@ -44,6 +44,7 @@ log = structlog.get_logger("relay")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request
 QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 IO_THREADS: Final = 2
+NICENESS: Final = 3  # orders and reports of nodes take precedence, also over a policy's search
 
 
 class RelayProcess:
@@ -225,6 +226,8 @@ def main() -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # a stray print must not corrupt the stream
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
     setproctitle("ones: relay")
     configure_logging()
     collect_garbage_seldom()
