@@ -103,7 +103,7 @@ class SnapshotFetcher:
 
 
 class ControllerPorts:
-    """The socket for orders and heartbeats, and the socket for events."""
+    """The socket for orders, heartbeats and events. An older controller has a port for events."""
 
     def __init__(
         self, link: Link, controller: settings.Controller, keys: ServerKeys, node: NodeId
@@ -115,23 +115,29 @@ class ControllerPorts:
         self._welcomed_key = b""
         self._node = node
         self._ports = (0, 0)
+        self._events_here = False
         self.orders = self._connect("DEALER", controller.agents, prompt=True)
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
         """Connect to a welcome's ports and return the bulk socket. Return None if none changed."""
-        ports = (welcome.event_port, welcome.log_port)
+        self._events_here = welcome.events_here
+        ports = (0 if welcome.events_here else welcome.event_port, welcome.log_port)
         if (ports, self._keys.current) == (self._ports, self._welcomed_key):
             return None
         self._ports, self._welcomed_key = ports, self._keys.current
         if self.events is not None:
             self.events.close()
-        self.events = self._connect("PUB", welcome.event_port, reconnect_ms=PATIENT_RECONNECT_MS)
+            self.events = None
+        if not welcome.events_here:
+            self.events = self._connect("PUB", welcome.event_port)
         return self._connect("DEALER", welcome.log_port, reconnect_ms=PATIENT_RECONNECT_MS)
 
     def publish(self, data: bytes) -> None:
-        """Publish an event or telemetry."""
-        if self.events is not None:
+        """Send an event or telemetry."""
+        if self._events_here:
+            self.orders.send(data)
+        elif self.events is not None:
             self.events.send(self._node.encode(), data)
 
     def _connect(self, kind: str, port: int, **options: Any) -> Socket:

@@ -78,7 +78,9 @@ def tag_of(kind: type[Message]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-FROM_AGENT: Final = Codec[agent.FromAgent]("agent to controller", agent.FromAgent)
+FROM_AGENT: Final = Codec[agent.FromAgent | agent.Published](
+    "agent to controller", agent.FromAgent | agent.Published
+)
 TO_AGENT: Final = Codec[agent.ToAgent]("controller to agent", agent.ToAgent)
 PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
 REQUEST: Final = Codec[client.Request | feed.ReadLog](

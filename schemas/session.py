@@ -413,6 +413,7 @@ class ControllerSession:
             event_port=event_port,
             report_again=self._report_again,
             heartbeat_s=self.timings.heartbeat_s,
+            events_here=True,
         )
         return [ToNode(welcome)]
 

@@ -210,10 +210,10 @@ class NodeSessions:
                 self._refuse(incoming, UnavailableError(repr(error)))
 
     async def receive_events(self) -> None:
-        """Handle what agents publish until cancelled."""
+        """Handle what agents of an earlier release publish, until cancelled."""
         async for incoming in self.events:
             try:
-                self._receive_published(incoming)
+                self._receive_published(incoming, PUBLISHED.decode(incoming.frames[-1]))
             except OnesError as error:
                 self._refuse(incoming, error)
             except Exception:  # one message, or a policy that it reaches, must not stop the others
@@ -250,8 +250,7 @@ class NodeSessions:
 
     # --- received messages
 
-    def _receive_published(self, incoming: Incoming) -> None:
-        message = PUBLISHED.decode(incoming.frames[-1])
+    def _receive_published(self, incoming: Incoming, message: wire.Published) -> None:
         if not self._is_node(incoming, message.node):
             return
         match message:
@@ -294,6 +293,9 @@ class NodeSessions:
             self.orders.send(incoming.route, encode(_revoked()))
             return
         message = FROM_AGENT.decode(incoming.frames[-1])
+        if isinstance(message, wire.Published):
+            self._receive_published(incoming, message)
+            return
         identity = incoming.identity
         if isinstance(message, wire.Hello):
             if self._is_node(incoming, message.node):

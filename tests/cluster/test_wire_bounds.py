@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from controlplane.client import archive
-from controlplane.service import app, event_feed, job_files, log_relay, uploads
+from controlplane.service import app, event_feed, uploads
 from controlplane.service.api import changes, fair_queue, reads, sweep_replies, views
+from controlplane.service.relay import job_files, log_relay, process
 from nodeagent import job_folders as files_on_nodes
 from schemas import codec
 from schemas.host import archives
@@ -37,7 +38,7 @@ def test_each_row_of_the_table_states_its_constants() -> None:
         "a message": [
             mib(codec.MAX_BYTES),
             f"7702 {mib(app.MAX_REQUEST)} and {kib(sockets.ENVELOPE)}",
-            f"7705 {kib(app.MAX_QUESTION)}",
+            f"7705 {kib(process.MAX_QUESTION)}",
             f"7703 {event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes",
             f"{mib(flood_guard.MAX_UNREAD_BYTES)} of unread",
         ],

@@ -244,7 +244,7 @@ def told_by(
     sessions.commit_loop = type("Loop", (), {"reactor": victim().reactor})()
     sessions.audit = lines  # type: ignore[assignment]
     sessions.on_steps = sessions.on_stall = told.append
-    sessions._receive_published(incoming(who, message))
+    sessions._receive_message(incoming(who, message))
     return told, lines.found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.app import Agent
 from nodeagent.devices import inventory
@@ -84,6 +85,23 @@ async def test_sockets_to_the_ports_of_a_former_controller_are_closed(agent: Age
     agent._bulk.close()
 
     assert closed == [True, True, False, False]
+
+
+async def test_events_are_sent_on_the_connection_that_the_controller_names(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports, orders, published = agent._ports, list[bytes](), list[tuple[bytes, ...]]()
+    monkeypatch.setattr(ports.orders, "send", orders.append)
+    agent._welcomed(welcome(1, 2))
+    monkeypatch.setattr(ports.events, "send", lambda *data: published.append(data))
+    ports.publish(b"to an older controller")
+
+    agent._welcomed(replace(welcome(1, 2), events_here=True))
+    ports.publish(b"to this one")
+    agent._bulk.close()
+
+    assert (published, orders) == ([(b"n1", b"to an older controller")], [b"to this one"])
+    assert ports.events is None
 
 
 async def test_workers_connect_again_when_the_socket_and_its_folder_were_deleted(

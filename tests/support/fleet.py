@@ -103,12 +103,12 @@ class SimulatedAgent:
     deltas: list[GroupDelta] = field(default_factory=list)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    events: Socket | None = None
+    shipper: Socket | None = None
 
     def open(self, context: zmq.asyncio.Context) -> None:
         """Connect; all agents share the threads of one context.
 
-        As a real agent's, the connections for events and output follow the first welcome.
+        As a real agent's, the connection for output follows the first welcome.
         """
         self.link = Link(self.keys)
         self.link.close()  # its own context, which has no socket yet
@@ -138,10 +138,10 @@ class SimulatedAgent:
             self.watch.heard(self, message, at)
             self.do(self.session.receive(message, self.now()))
             if isinstance(message, Welcome):
-                if self.events is None:
-                    patient = {"reconnect_ms": PATIENT_RECONNECT_MS}
-                    self.events = self._connect("PUB", "events", **patient)
-                    self.shipper = self._connect("DEALER", "shippers", **patient)  # sends nothing
+                if self.shipper is None:  # it sends nothing
+                    self.shipper = self._connect(
+                        "DEALER", "shippers", reconnect_ms=PATIENT_RECONNECT_MS
+                    )
                 self.welcomed.set()
 
     def tick(self) -> None:
@@ -151,8 +151,7 @@ class SimulatedAgent:
         self.do(self.session.record_event(event))
 
     def publish(self, data: bytes) -> None:
-        if self.events is not None:
-            self.events.send(self.node.encode(), data)
+        self.orders.send(data)
 
     def do(self, outputs: list[AgentOutput]) -> None:
         for output in outputs:

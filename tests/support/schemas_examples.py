@@ -297,7 +297,7 @@ _OF_AGENTS: Final = (
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700,
-        report_again=True, heartbeat_s=1.5,
+        report_again=True, heartbeat_s=1.5, events_here=True,
     ),
     agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
     agent.Heartbeat(session="3.1", events_sent=300, number=12),

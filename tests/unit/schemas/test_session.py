@@ -74,8 +74,9 @@ def delivered(*seqs: int) -> list[Deliver]:
 def welcome(session: str = "2.1", *, committed: int = 0) -> Welcome:
     term = Term(int(session.partition(".")[0]))
     return Welcome(
-        session=session, boot=BOOT, term=term, committed=committed, log_port=1, event_port=2
-    )
+        session=session, boot=BOOT, term=term, committed=committed, log_port=1, event_port=2,
+        events_here=True,
+    )  # fmt: skip
 
 
 def acked(term: int, version: int, stage: int, *, applied: bool = True) -> DeltaAcked:
