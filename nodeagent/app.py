@@ -48,6 +48,7 @@ from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
 from schemas.transport.keys import ServerKeys, load_keys
 from schemas.transport.sockets import Link
+from schemas.wire import Message
 from schemas.wire import agent as wire
 from schemas.wire.files import AskFiles, AskPiece
 from schemas.wire.streams import OpenStream
@@ -58,6 +59,8 @@ log = structlog.get_logger("agent")
 TICK_INTERVAL_S: Final = 0.25
 CHECK_INTERVAL_S: Final = 1.0
 TERM_MARGIN_S: Final = 5.0  # from the deadline of a notice to the last report
+TELEMETRY_S: Final = 0.1  # between reports of one kind of one worker; others are dropped
+MAX_REMEMBERED: Final = 10_000  # workers and kinds
 OTHER_KEY_S: Final = 5.0  # without a message; in a rotation the controller may have its next key
 RELOADABLE: Final = (
     "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
@@ -136,6 +139,7 @@ class Agent:
             settings.log_bytes,
         )
         fetcher = SnapshotFetcher()
+        self._telemetry_at: dict[tuple[WorkerId, type[Message]], Seconds] = {}
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
         self._groups = JobGroups(find(settings.jobs.cgroup), self._folders.run, settings.jobs)
         self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups, job_umask)
@@ -396,6 +400,8 @@ class Agent:
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
         """Process a worker's message, which is telemetry or a hint to read the report file."""
         if isinstance(message, wire.StepsReported | wire.WorkerStalled):
+            if self._telemetry_is_early(worker, type(message)):
+                return
             known = self._reconciler.workers.get(worker)
             own = msgspec.structs.replace(message, journal=known.journal if known else "")
             if isinstance(own, wire.StepsReported):
@@ -406,6 +412,16 @@ class Agent:
         self._manager.read_reports(worker)
         if isinstance(message, WorkerHello):
             self._handle(reconciler.Connected(worker))
+
+    def _telemetry_is_early(self, worker: WorkerId, kind: type[Message]) -> bool:
+        """True if a worker sends telemetry so often that it would delay messages of the node."""
+        now, key = self._now(), (worker, kind)
+        if now - self._telemetry_at.get(key, Seconds(-TELEMETRY_S)) < TELEMETRY_S:
+            return True
+        if len(self._telemetry_at) >= MAX_REMEMBERED:
+            self._telemetry_at.clear()
+        self._telemetry_at[key] = now
+        return False
 
     # --- events to the reconciler, and its actions
 

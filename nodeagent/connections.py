@@ -130,7 +130,9 @@ class ControllerPorts:
             self.events.close()
             self.events = None
         if not welcome.events_here:
-            self.events = self._connect("PUB", welcome.event_port)
+            self.events = self._connect(
+                "PUB", welcome.event_port, reconnect_ms=PATIENT_RECONNECT_MS
+            )
         return self._connect("DEALER", welcome.log_port, reconnect_ms=PATIENT_RECONNECT_MS)
 
     def publish(self, data: bytes) -> None:

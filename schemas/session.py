@@ -112,7 +112,7 @@ class ToController:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Instruction to publish an event on the agent's PUB."""
+    """Instruction to send an event."""
 
     numbered: Numbered
 
@@ -514,7 +514,8 @@ class ControllerSession:
             session=self.session, term=self.term, committed=self.durable, number=message.number
         )
         behind = message.events_sent > self.received
-        # Events use another socket, so late ones may still arrive before the next heartbeat.
+        # Older agents send events on another socket, so late ones may still arrive before the next
+        # heartbeat.
         missing = self._request_missing(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
         return [ToNode(answer), *missing]

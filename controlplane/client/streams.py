@@ -25,7 +25,7 @@ Page = TypeVar(
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
 POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
 NOW_S: Final = 0.001  # length of a poll for output that exists already
-LATE_S: Final = 10.0  # without new output of an ended job; nodes return to a new controller sooner
+LATE_S: Final = 6.0  # without new output of an ended job; nodes return to a new controller sooner
 WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
 NO_WORKER: Final = (Version(0), Rank(0))  # stands for no worker, in remarks of the client

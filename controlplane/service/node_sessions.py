@@ -288,11 +288,12 @@ class NodeSessions:
         return not why
 
     def _receive_message(self, incoming: Incoming) -> None:
+        message = FROM_AGENT.decode(incoming.frames[-1])
         if incoming.revoked:
             self.audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
-            self.orders.send(incoming.route, encode(_revoked()))
+            if isinstance(message, wire.Hello | wire.Heartbeat):
+                self.orders.send(incoming.route, encode(_revoked()))
             return
-        message = FROM_AGENT.decode(incoming.frames[-1])
         if isinstance(message, wire.Published):
             self._receive_published(incoming, message)
             return

@@ -50,8 +50,8 @@ class FrameDecoder:
 class MessagePipe(Generic[M]):
     """Two pipes to another process of this host, with `receive` called for each message.
 
-    A message is written at once, unless the pipe is full. So a receiver that calls `read` before
-    it handles anything else knows what was sent before the cause of that.
+    A message is written at once, unless the pipe is full. A receiver that calls `read` before it
+    handles a message of somebody else has all messages that were sent before that one.
     """
 
     def __init__(
@@ -96,6 +96,10 @@ class MessagePipe(Generic[M]):
             except ValueError:  # msgspec's errors are ValueErrors
                 self._end()
                 raise
+
+    def read_on_demand(self) -> None:
+        """Receive messages only in calls of `read` from now on, which must be frequent."""
+        self._loop.remove_reader(self._source)
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message, or nothing after the end of the pipe."""

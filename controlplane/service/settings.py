@@ -24,8 +24,8 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of the controller. Every ZeroMQ socket requires a key."""
 
     host: str = "127.0.0.1"  # address of this host
-    events: Port = 7700  # events of workers
-    agents: Port = 7701  # conversation with agents
+    events: Port = 7700  # events of agents of earlier releases
+    agents: Port = 7701  # conversation with agents, and their events
     clients: Port = 7702  # requests of clients
     feed: Port = 7703  # feed of events to clients
     shippers: Port = 7704  # output and files from agents

@@ -20,12 +20,16 @@ T = TypeVar("T")
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Peers can connect at once, and wait until it is served.
 
+    It uses the same address as libzmq would. `*` stands for all IPv4 addresses.
+
     Raises:
         AddressInUseError: if another socket uses the address.
         SettingsError: if this host has no such address.
     """
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family = socket.AF_INET6 if has_only_ipv6(host) else socket.AF_INET
+        named = "0.0.0.0" if host == "*" else host  # noqa: S104 - as the settings say
+        *_, address = socket.getaddrinfo(named, port, family, socket.SOCK_STREAM)[0]
         found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,6 +45,15 @@ def listen(host: str, port: int) -> socket.socket:
         what = f"cannot bind {host}:{port}: {error.strerror}"
         raise refusal(what, "choose another address") from None
     return found
+
+
+def has_only_ipv6(host: str) -> bool:
+    """True if a host has only IPv6 addresses. libzmq tries no more than one address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except (socket.gaierror, UnicodeError):  # UnicodeError: not a valid DNS name
+        return False
+    return bool(found) and all(family == socket.AF_INET6 for family, *_ in found)
 
 
 async def when_free(bind: Callable[[], T]) -> T:

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from socket import AF_INET6, SOCK_STREAM, gaierror, getaddrinfo
 from typing import Final
 
 import zmq
@@ -19,7 +18,7 @@ from schemas.codec import MAX_BYTES
 from schemas.errors import AddressInUseError, SettingsError
 from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
-from schemas.transport.listeners import BACKLOG
+from schemas.transport.listeners import BACKLOG, has_only_ipv6
 
 # The kernel closes a connection when its peer's kernel acknowledges no data, or no probe, for this
 # time, or when the peer's buffers stay full. Frequent heartbeats of libzmq would take processor
@@ -470,15 +469,6 @@ def _host(address: str) -> str:
         return ""
     peer = address.removeprefix("tcp://").rpartition(";")[2]
     return peer.rpartition(":")[0].strip("[]")
-
-
-def has_only_ipv6(host: str) -> bool:
-    """True if a host has only IPv6 addresses. libzmq tries no more than one address."""
-    try:
-        found = getaddrinfo(host, None, type=SOCK_STREAM) if host else []
-    except (gaierror, UnicodeError):  # UnicodeError: not a valid DNS name
-        return False
-    return bool(found) and all(family == AF_INET6 for family, *_ in found)
 
 
 def _refuse_open(address: str) -> None:

@@ -28,7 +28,7 @@ from schemas.host.state_files import (
 )
 from schemas.ids import JobId
 from schemas.transport.flood_guard import FloodGuard
-from schemas.transport.sockets import has_only_ipv6
+from schemas.transport.listeners import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
 MAX_HEADER: Final = 16 << 20  # bytes

@@ -407,9 +407,7 @@ class Welcome(Message, tag="agent.welcome.1"):
     event_port: int
     report_again: bool = False  # True: resend all stored reports, because the journal lost some
     heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 1.0  # pause between heartbeats
-    # True: send events and telemetry on this connection. False: publish them on `event_port`, as
-    # agents of release 0.1 always do.
-    events_here: bool = False
+    events_here: bool = False  # True: send events on this connection. False: on `event_port`
 
 
 class Refused(Message, tag="agent.refused.1"):

@@ -433,7 +433,7 @@ class Bench:
             part.ask("open")
         await all_welcomed(self.idle, self.scale.idle)
         await self.fleet.join()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.5 + self.scale.idle / 250)  # until all connections are made
         grown = controller.memory_info().rss - before
         self.mib_per_1000 = grown / 2**20 / (self.scale.agents + self.scale.idle) * 1000
 

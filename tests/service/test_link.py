@@ -512,7 +512,7 @@ async def test_a_name_is_looked_up_in_ipv6_where_its_host_has_nothing_else(
     setup: Setup, families: set[AddressFamily], ipv6: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = [(family, SOCK_STREAM, 6, "", ("", 0)) for family in families]
-    monkeypatch.setattr("schemas.transport.sockets.getaddrinfo", lambda *_, **__: addresses)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: addresses)
 
     dealer = setup.link("ada").connect("DEALER", "tcp://localhost:1", setup.server_key)
 

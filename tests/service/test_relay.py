@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from controlplane.journal.snapshots import image_of
+from controlplane.service.api import fair_queue
 from controlplane.service.pipes import encode_frame
 from controlplane.service.relay import child
 from controlplane.service.relay.process import RelayProcess
@@ -18,13 +19,14 @@ from controlplane.service.relay.state_follower import StateFollower
 from schemas.errors import AddressInUseError, UnavailableError, UnknownJobError
 from schemas.ids import JobId
 from schemas.transport import listeners
+from schemas.transport.keys import Identity
 from schemas.wire.client import Failed
 from schemas.wire.feed import LogPage, ReadLog
 from schemas.wire.files import ListFiles
 from tests.support import builders
 from tests.support.builders import N1, A
 from tests.support.schemas_links import connected
-from tests.support.service import House, LiveService, Person, RelayHere, heard_by, until
+from tests.support.service import DENIED, House, LiveService, Person, RelayHere, heard_by, until
 
 NOTHING = LogPage(job=A, pieces=(), cursor=0, ended=False)
 
@@ -88,6 +90,21 @@ async def test_a_revoked_key_is_unknown_to_the_relay_at_once(house: House) -> No
     relay._catch_up()
 
     assert key not in relay._known
+
+
+async def test_a_key_with_another_owner_loses_what_it_has_open(
+    house: House, people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_queue, "MAX_WAIT_S", 3600.0)
+    _, bob = people
+    job = await heard_by(house, bob)
+    follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
+    await until(lambda: house.relay.relay._log_relay.waiting._tasks)
+
+    keys = house.controller._keys
+    keys.reload({**keys._listed, house.keys["bob"].public: Identity("viewer", "eve")})
+
+    assert await follows == DENIED
 
 
 async def test_output_is_served_again_after_the_end_of_the_relay(

@@ -26,6 +26,7 @@ from schemas.wire.streams import OpenStream
 log = structlog.get_logger("relay")
 RELAY_MODULE: Final = "controlplane.service.relay.process"
 HANG_S: Final = 30.0  # without a message, after which the process is killed
+START_S: Final = 600.0  # the same until it is ready, because it may have to replay inputs
 STOP_S: Final = 5.0  # for its end, once its input has ended
 RESTART_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)  # after 1, 2, 3, ... failures in a row
 STABLE_AFTER_S: Final = 60.0  # a process that ran longer resets the number of failures
@@ -107,9 +108,10 @@ class RelayChild:
             began = self._loop.time()
             try:
                 await self._run_process()
-            except OSError as error:
-                log.warning("log relay cannot be started", why=str(error))
-            failures = 1 if self._loop.time() - began > STABLE_AFTER_S else failures + 1
+            except (OSError, ValueError) as error:
+                log.warning("log relay failed", why=str(error))
+            is_stable = self.first_ready.done() and self._loop.time() - began > STABLE_AFTER_S
+            failures = 1 if is_stable else failures + 1
             if not self.first_ready.done() and failures >= MAX_FIRST_STARTS:
                 what = "the log relay does not start"
                 self.failed.set_result(UnavailableError(what, "see the log above"))
@@ -119,20 +121,26 @@ class RelayChild:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     async def _run_process(self) -> None:
-        source, child_sink = os.pipe()
-        child_source, sink = os.pipe()
-        pipe = MessagePipe(source, sink, messages.FROM_RELAY, self._receive)
+        ends = [*os.pipe()]
+        try:
+            ends += os.pipe()
+        except OSError:  # no descriptors are left
+            for end in ends:
+                os.close(end)
+            raise
+        source, child_sink, child_source, sink = ends
+        pipe = self._pipe = MessagePipe(source, sink, messages.FROM_RELAY, self._receive)
         process = None
         try:
             try:
                 start = self.start()
+                pipe.send(start)  # before anything can change
                 listeners = (start.shippers.descriptor, start.followers.descriptor)
                 process = await self.launch(self.code, child_source, child_sink, listeners)
             finally:
                 os.close(child_source)
                 os.close(child_sink)
-            self._pipe = pipe
-            pipe.send(start)
+            self._heard_at = self._loop.time()
             await self._keep_informed(pipe)
         finally:
             self._pipe, self.is_up = None, False
@@ -146,7 +154,8 @@ class RelayChild:
             self._acknowledged(self.commit_loop.acknowledged)
             await asyncio.wait({pipe.ended}, timeout=messages.PULSE_S)
             pipe.read()
-            is_silent = self.is_up and self._loop.time() - self._heard_at > HANG_S
+            limit_s = HANG_S if self.is_up else START_S
+            is_silent = self._loop.time() - self._heard_at > limit_s
             if is_silent or pipe.unsent_bytes > MAX_UNSENT_BYTES:
                 log.warning("log relay hangs, ending it")
                 return

@@ -64,7 +64,7 @@ class RelayReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class RelayAlive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
-    """Sent every `PULSE_S` seconds."""
+    """Sent several times per second."""
 
 
 class AskNode(msgspec.Struct, frozen=True, kw_only=True, tag="ask_node"):

@@ -44,6 +44,7 @@ log = structlog.get_logger("relay")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request
 QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 IO_THREADS: Final = 2
+POLL_S: Final = 0.1  # between two looks at the controller's messages, if nothing else arrives
 NICENESS: Final = 3  # orders and reports of nodes take precedence, also over a policy's search
 
 
@@ -122,6 +123,8 @@ class RelayProcess:
         early, self._early = self._early or [], None
         for message in early:
             self._receive(message)
+        # Without reading at each commit, this process does not compete with the controller.
+        self._pipe.read_on_demand()
         self._heard_at = self._loop.time()
 
     async def _serve(self) -> None:
@@ -134,21 +137,25 @@ class RelayProcess:
             "files": lambda: tidy_repeatedly(self._keeper.tidy),
         }
         failed = asyncio.create_task(self._follower.failure())
+        authority = asyncio.create_task(self._authority.run())
         tasks = [
             failed,
-            asyncio.create_task(self._authority.run()),
+            authority,
             *(asyncio.create_task(supervised(name, work)) for name, work in works.items()),
         ]
         self._pipe.send(messages.RelayReady())
         try:
-            while not failed.done() and not self._pipe.ended.done():
+            while not (failed.done() or authority.done() or self._pipe.ended.done()):
+                self._pipe.read()
                 if self._is_controller_silent():
                     log.error("controller is silent, ending", silence_s=self._start.silence_s)
                     return
                 self._pipe.send(messages.RelayAlive())
-                await self._wait_for(failed, messages.PULSE_S)
+                await self._wait_for(failed, POLL_S)
             if failed.done():
                 log.error("journal cannot be followed, ending", why=repr(failed.result()))
+            if authority.done():
+                log.error("keys cannot be checked, ending", why=repr(authority.exception()))
         finally:
             for task in tasks:
                 task.cancel()
@@ -193,8 +200,8 @@ class RelayProcess:
                 self._logs.max_bytes = store.log_bytes_per_job
                 self._log_relay.bytes_per_s = store.log_bytes_per_s
                 self._keeper.settings = store
-            case messages.NodeAway(message=OpenStream(stream=stream)):
-                self._streams.node_away(stream)
+            case messages.NodeAway(message=OpenStream() as asked):
+                self._streams.node_away(asked)
             case messages.NodeAway(message=AskFiles(request=request) | AskPiece(request=request)):
                 self._files.node_away(request)
 
@@ -202,9 +209,8 @@ class RelayProcess:
         self._known.listed |= valid
         for key in gone:
             self._known.listed.pop(key, None)
-        if gone:
-            self._log_relay.waiting.end_revoked()
-            self._streams.end_revoked()
+        self._log_relay.waiting.end_revoked()
+        self._streams.end_revoked()
 
     def _ask(self, node: NodeId, message: AskFiles | AskPiece | OpenStream) -> None:
         self._pipe.send(messages.AskNode(node=node, message=message))
@@ -213,9 +219,9 @@ class RelayProcess:
         self._log_relay.job_changed(job)
 
 
-async def serve(source: int, sink: int) -> None:
-    """Serve with messages of the controller from `source`, and messages to it in `sink`."""
+async def _serve_and_exit(source: int, sink: int) -> None:
     await RelayProcess(source, sink).run()
+    os._exit(0)  # the next process needs the ports, even if a thread still scans files
 
 
 def main() -> None:
@@ -232,7 +238,7 @@ def main() -> None:
     configure_logging()
     collect_garbage_seldom()
     try:
-        uvloop.run(serve(source, sink))
+        uvloop.run(_serve_and_exit(source, sink))
     except OnesError as error:
         raise SystemExit(f"log relay: {error}") from None
 

@@ -153,13 +153,13 @@ class StreamRelay:
             raise UnavailableError(what, "see `ones show`")
         return known.worker, node_of(known.slot)
 
-    def node_away(self, name: str) -> None:
-        """Refuse an opening whose node is not connected. A client that had opened it, tries again.
+    def node_away(self, asked: OpenStream) -> None:
+        """Refuse an opening whose node is not connected. The client of an open stream tries again.
 
-        Nothing happens if the stream has ended.
+        Nothing happens if the stream has ended, or was opened to another worker since.
         """
-        stream = self._streams.get(name)
-        if stream is None:
+        stream = self._streams.get(asked.stream)
+        if stream is None or stream.asked.worker != asked.worker:
             return
         error = UnavailableError(f"node {stream.node} is not connected", "try again later")
         self.followers.send(*stream.client.frames[:-1], encode(failure_reply(error)))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from controlplane.service.relay.stream_relay import MAX_OF_USER, MAX_STREAMS, StreamRelay
 from schemas.codec import TO_STREAM_CLIENT, encode
 from schemas.errors import DeniedError, UnavailableError
-from schemas.ids import NodeId
+from schemas.ids import NodeId, WorkerId
 from schemas.transport.keys import Identity
 from schemas.transport.sockets import Incoming
 from schemas.transport.stream_ends import LOST_S
@@ -255,8 +255,8 @@ def test_a_stream_to_a_node_that_is_away_is_refused() -> None:
     desk = Desk()
     desk.client(OPEN)
 
-    desk.relay.node_away(ID)
-    desk.relay.node_away("b" * 32)
+    for asked in (desk.asked[0][1], replace(OPEN, stream="b" * 32)):
+        desk.relay.node_away(asked)
 
     assert desk.told() == [StreamOpened(stream=ID, worker=desk.worker), AWAY]
     assert not desk.relay._streams
@@ -266,7 +266,8 @@ def test_an_open_stream_stays_while_its_node_is_away() -> None:
     desk = Desk().opened()
     desk.client(OPEN)
 
-    desk.relay.node_away(ID)
+    desk.relay.node_away(replace(OPEN, worker=WorkerId("a-1.v0.r0")))  # before it moved
+    desk.relay.node_away(desk.asked[0][1])
     desk.node(data(0, b"back"))
 
     assert desk.told()[1:] == [AWAY, data(0, b"back")]
