@@ -143,6 +143,7 @@ class JournalKeeper:
         self._loop = asyncio.get_running_loop()
         newest = commit_loop.reader.snapshots()
         self.snapshot_at = newest[0].at if newest else None  # time of the newest; None: none
+        self._snapshot_input = newest[0].input if newest else 0  # number of its last input
         self.failures = 0  # of snapshots
         self._not_before = 0.0  # event loop time of the next snapshot, at the earliest
         self._forget_at = self._records_at = 0.0
@@ -163,7 +164,7 @@ class JournalKeeper:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
-            if self._tail_is_long() and now >= self._not_before:
+            if self._is_snapshot_due() and now >= self._not_before:
                 await self.take_snapshot()
             if now >= self._forget_at:
                 self._forget_at = now + FORGET_S
@@ -191,14 +192,21 @@ class JournalKeeper:
         if child.returncode == 0 and (number := int(out or b"0")):
             self._commit_loop.snapshot_taken(number)
             self.snapshot_at = self._commit_loop.now()
+            self._snapshot_input = number
         else:
             self._not_before = self._loop.time() + RETRY_S
             self.failures += 1
             why = error.decode(errors="replace").strip()[-2000:]
             journal_log.error("snapshot of the state failed", code=child.returncode, why=why)
 
-    def _tail_is_long(self) -> bool:
+    def _is_snapshot_due(self) -> bool:
+        """True if a restart would repeat much, and the newest snapshot has only acknowledged inputs.
+
+        So one of the two snapshots that are kept can always be shown.
+        """
         tail = self._commit_loop.tail
+        if self._commit_loop.acknowledged < self._snapshot_input:
+            return False
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
 
     def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:

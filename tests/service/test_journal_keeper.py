@@ -107,6 +107,21 @@ async def test_inputs_handled_during_a_snapshot_count_towards_the_next(path: Pat
     loop.close()
 
 
+async def test_no_snapshot_is_taken_while_the_last_one_has_inputs_without_acknowledgement(
+    path: Path,
+) -> None:
+    loop = CommitLoop(path, lambda _: None)
+    await submitted(loop, 3)
+    keeper = JournalKeeper(loop, path, JournalSettings(snapshot_inputs=1))
+    due = []
+    for last in (3, 4):
+        keeper._snapshot_input = last
+        due.append(keeper._is_snapshot_due())
+    loop.close()
+
+    assert due == [True, False]
+
+
 @pytest.mark.slow
 async def test_a_failed_snapshot_is_logged_and_retried_later(path: Path) -> None:
     loop = CommitLoop(path, lambda _: None)

@@ -45,7 +45,7 @@ MAX_QUESTION: Final = 64 << 10  # bytes of a request
 QUEUED_PAGES: Final = 2  # pages of 1 MiB that are queued for a follower that does not read
 IO_THREADS: Final = 2
 POLL_S: Final = 0.1  # between two looks at the controller's messages, if nothing else arrives
-NICENESS: Final = 3  # orders and reports of nodes take precedence, also over a policy's search
+NICENESS: Final = 3  # the controller takes precedence; a search has 5
 
 
 class RelayProcess:
