@@ -200,7 +200,7 @@ class JournalKeeper:
             journal_log.error("snapshot of the state failed", code=child.returncode, why=why)
 
     def _is_snapshot_due(self) -> bool:
-        """True if a restart would repeat much, and the newest snapshot has only acknowledged inputs.
+        """True if a restart would repeat much, and the last snapshot is wholly acknowledged.
 
         So one of the two snapshots that are kept can always be shown.
         """
