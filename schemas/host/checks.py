@@ -120,15 +120,21 @@ def _bind(host: str, port: int) -> None:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port, or None if this user cannot see it."""
+    """Return the process that listens on a port, or None if this user cannot see it.
+
+    If children have inherited the socket, it is their parent.
+    """
     try:
-        for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN
-            if listens and connection.laddr[1:] == (port,) and connection.pid:
-                return psutil.Process(connection.pid)
+        found = [
+            psutil.Process(connection.pid)
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr[1:] == (port,)
+            and connection.pid
+        ]
+        return min(found, key=psutil.Process.create_time, default=None)
     except (psutil.Error, OSError):
-        pass
-    return None
+        return None
 
 
 def _is_ours(process: psutil.Process | None, path: Path) -> bool:

@@ -170,6 +170,7 @@ def test_the_relay_ends_with_its_controller(house: Cluster) -> None:
     kill(controller)
 
     await_gone(relay)
+    house.up()
 
 
 def test_a_killed_worker_resumes_from_its_last_finished_epoch(
