@@ -120,27 +120,22 @@ def _bind(host: str, port: int) -> None:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port, or None if this user cannot see it.
-
-    If children have inherited the socket, it is their parent.
-    """
+    """Return the process that listens on a port, or None if this user cannot see it."""
     try:
-        found = [
-            psutil.Process(connection.pid)
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-            and connection.laddr[1:] == (port,)
-            and connection.pid
-        ]
-        return min(found, key=psutil.Process.create_time, default=None)
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr[1:] == (port,) and connection.pid:
+                return psutil.Process(connection.pid)
     except (psutil.Error, OSError):
-        return None
+        pass
+    return None
 
 
 def _is_ours(process: psutil.Process | None, path: Path) -> bool:
-    """True if the process is the daemon that runs with this settings file."""
+    """True if the process is the daemon that runs with this settings file, or a child of it."""
     try:
-        return process is not None and str(path) in " ".join(process.cmdline())
+        family = [process, process.parent()] if process is not None else []
+        return any(str(path) in " ".join(one.cmdline()) for one in family if one is not None)
     except psutil.Error:
         return False
 
