@@ -202,7 +202,7 @@ class JournalKeeper:
     def _is_snapshot_due(self) -> bool:
         """True if a restart would repeat much, and the last snapshot is wholly acknowledged.
 
-        So one of the two snapshots that are kept can always be shown.
+        So the relay can start from at least one of the two snapshots that are kept.
         """
         tail = self._commit_loop.tail
         if self._commit_loop.acknowledged < self._snapshot_input:
