@@ -9,20 +9,17 @@ as fit it, and slots of a plan that do not fit are exchanged afterwards.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
 from controlplane.core.model.job import Job, local_limit
-from controlplane.core.model.usage import usage_now
 from controlplane.core.policy_view import job_view, places, rigid_view
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.placement.slot_partition import slots_in_words, split
-from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
@@ -66,8 +63,7 @@ class PlanCycle:
         view, rules = reactor.view(), None
         if any(job.waits for job in rigid):
             sharing = reactor.state.sharing or Sharing(fair_share=False)
-            ledger = ledger_of(reactor.state, now, sharing.half_life_s)
-            rules = standing(view, rigid, sharing, ledger, now)
+            rules = standing(view, rigid, sharing, reactor.ledger(now), now)
         beside = None
         if any(job.waits and not job.slots for job in rigid):
             beside = places(reactor.state)
@@ -92,9 +88,7 @@ class PlanCycle:
         if sharing is None:
             self._divided = None
             return view
-        self._divided = self._division.divide(
-            view, sharing, ledger_of(reactor.state, now, sharing.half_life_s), now
-        )
+        self._divided = self._division.divide(view, sharing, reactor.ledger(now), now)
         return self._divided.view
 
     def merged(self, plan: Plan) -> Plan:
@@ -122,59 +116,11 @@ class PlanCycle:
             view=view,
             rigid=rigid,
             sharing=state.sharing,
-            ledger=ledger_of(state, now, (state.sharing or Sharing()).half_life_s),
+            ledger=reactor.ledger(now),
             past=dict(state.past_runs),
             now=now,
             gangs=self._gangs,
         )
-
-
-def ledger_of(state: State, now: Seconds, half_life_s: float) -> Ledger:
-    """Return the usage and the slots of accounts that the view of the state does not show."""
-    outside: Counter[str] = Counter()
-    holders: dict[JobId, tuple[str, int]] = {}
-    for name in {**state.overrides, **state.rigid}:
-        if many := len(state.jobs[name].members()):
-            outside[state.jobs[name].account] += many
-            holders[name] = state.jobs[name].account, many
-    known = {} if state.sharing is None else state.sharing.classes
-    classes = {name: state.jobs[name].spec.stated_class for name in state.active if known}
-    classes = {name: one for name, one in classes.items() if one in known}
-    return Ledger(
-        usage=_UsageNow(state, now, half_life_s),
-        outside=outside,
-        began_at=state.began_at,
-        holders=holders,
-        classes=classes,
-        ranks={name: known[one].rank for name, one in classes.items() if known[one].rank},
-    )
-
-
-class _UsageNow(Mapping[str, float]):
-    """Usage of each account at a time, which is computed when it is read.
-
-    The division reads it once a turn, and each computation visits all running jobs.
-    """
-
-    def __init__(self, state: State, now: Seconds, half_life_s: float) -> None:
-        self._given = state, now, half_life_s
-        self._found: Mapping[str, float] | None = None
-
-    def _read(self) -> Mapping[str, float]:
-        if self._found is None:
-            state, now, half_life_s = self._given
-            holding = [state.jobs[name] for name in state.jobs_with_processes]
-            self._found = usage_now(state.usage, holding, now, half_life_s)
-        return self._found
-
-    def __getitem__(self, account: str) -> float:
-        return self._read()[account]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
 
 
 # --- elastic jobs with requests

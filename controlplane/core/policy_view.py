@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from controlplane.core.model.job import Job, batch_limit, local_limit, number_of
+from msgspec.structs import replace
+
+from controlplane.core.model.job import Job, JobOwner, batch_limit, local_limit, number_of
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Rescaling, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.plan_check import bad_for
+from controlplane.core.slot_index import Fit
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, is_place, node_of, slot_id
 from schemas.nodes import SlotSpec
 from schemas.wire.agent import SUSPEND
+
+Closings = Mapping[NodeId, tuple[Seconds, str]]  # when nodes close to a job, and for what
 
 
 class ViewBuilder:
@@ -34,10 +39,13 @@ class ViewBuilder:
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
+        self._rigid: dict[JobId, tuple[RigidView, Fit] | None] = {}  # None: must not start
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
         """Mark jobs as possibly changed, so that the next view rebuilds them."""
         self._stale |= jobs
+        for job in jobs:
+            self._rigid.pop(job, None)
 
     def view(self) -> ClusterView:
         """Return a view of the active jobs and of the slots of nodes that are not lost.
@@ -166,6 +174,38 @@ class ViewBuilder:
             )
         return known
 
+    # --- rigid jobs
+
+    def rigid_views(self) -> list[RigidView]:
+        """Return the views of active rigid jobs that run or may start, in the order of arrival.
+
+        Jobs under a manual override only hold slots.
+        """
+        state, known = self._state, self._rigid
+        shaped, planned = state.job_counters.shaped, bool(state.planned)
+        closes: dict[JobOwner, Closings] = {}
+        for name in state.overrides:
+            known.pop(name, None)
+        for name in state.rigid:
+            # Views also depend on reservations of nodes, and on the slots that fit requests.
+            if name not in known or planned or name in shaped:
+                known[name] = self._rigid_view(state.jobs[name], known.get(name), closes)
+        views = map(known.__getitem__, state.rigid)
+        return [view[0] for view in views if view is not None]
+
+    def _rigid_view(
+        self, job: Job, known: tuple[RigidView, Fit] | None, closes: dict[JobOwner, Closings]
+    ) -> tuple[RigidView, Fit] | None:
+        """Return the view of a rigid job, or None if it must not start."""
+        if job.withheld:
+            return None
+        if job.owner not in closes:
+            closes[job.owner] = self._state.closes(job)
+        fit, closed = self._state.slot_index.fit(job.spec), closes[job.owner]
+        if known is None or known[1] is not fit:
+            return rigid_view(self._state, job, closed), fit
+        return known if known[0].closes == closed else (replace(known[0], closes=closed), fit)
+
 
 def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:
     """Return the view of a job that policies see.
@@ -220,17 +260,8 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     return clamp_numbers(view)
 
 
-def rigid_views(state: State) -> list[RigidView]:
-    """Return the views of active rigid jobs that run or may start, in the order of their arrival.
-
-    Jobs under a manual override only hold slots.
-    """
-    jobs = map(state.jobs.__getitem__, state.rigid)
-    return [rigid_view(state, job) for job in jobs if not job.withheld]
-
-
-def rigid_view(state: State, job: Job) -> RigidView:
-    """Return the view of a rigid job."""
+def rigid_view(state: State, job: Job, closes: Closings | None = None) -> RigidView:
+    """Return the view of a rigid job. `closes` is the result of `state.closes`, if known."""
     spec, status, account = job.spec, job.status, job.accounting
     fit, limit_s = state.slot_index.fit(spec), spec.run_limit_s
     ends_at = None
@@ -253,7 +284,7 @@ def rigid_view(state: State, job: Job) -> RigidView:
         run_limit_s=None if limit_s is None else limit_s - account.running_s + spec.grace_limit_s,
         waits=isinstance(status, Queued | Paused) and job.job not in state.overrides,
         holds=tuple(job.held_slots()),
-        closes=state.closes(job),
+        closes=state.closes(job) if closes is None else closes,
         began_at=account.since,
         ends_at=None if ends_at is None else Seconds(ends_at),
         preemptible=isinstance(status, Running)

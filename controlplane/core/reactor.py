@@ -22,9 +22,12 @@ from controlplane.core.handlers import (
     sweeps,
 )
 from controlplane.core.history import Record
-from controlplane.core.policy_view import ViewBuilder, rigid_views
+from controlplane.core.ledgers import Ledgers
+from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State, Totals
+from controlplane.core.timers import JobTimers
 from controlplane.policy.api import ClusterView
+from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
 
@@ -79,6 +82,9 @@ class Reactor:
         self.totals = Totals() if totals is None else totals
         self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)
+        self._ledgers = Ledgers(self.state)
+        self._run_ends = JobTimers(self.state, lifecycle.next_run_check)
+        self._starts = JobTimers(self.state, relations.next_start)
         self.state.note_changes({})  # from now on
 
     @property
@@ -92,7 +98,11 @@ class Reactor:
 
     def rigid_views(self) -> list[RigidView]:
         """Return the views of rigid jobs, which no policy sees."""
-        return rigid_views(self.state)
+        return self._views.rigid_views()
+
+    def ledger(self, now: Seconds) -> Ledger:
+        """Return what accounts hold outside the view, and their usage."""
+        return self._ledgers.ledger(now)
 
     def handle(self, event: inputs.Input, now: Seconds) -> list[Command]:
         """Apply one input and return the commands to carry out, in order.
@@ -124,7 +134,8 @@ class Reactor:
             relations.reconcile(ctx)
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self.state.note_changes(ctx.changed_jobs)
-        self._views.touch(ctx.changed_jobs)
+        for reader in (self._views, self._ledgers, self._run_ends, self._starts):
+            reader.touch(ctx.changed_jobs)
         if ctx.plan_needed:
             ctx.out.append(RequestPlan())
         return ctx.out
@@ -142,7 +153,7 @@ class Reactor:
             for name in state.overrides
             if overrides.is_due(state.jobs[name], now)
         ]
-        runs = lifecycle.expired_runs(state, now)
-        starts = relations.due_starts(state, now)
+        runs = [inputs.RunExpired(job=name) for name in self._run_ends.passed(now)]
+        starts = [inputs.StartDue(job=name) for name in self._starts.passed(now)]
         units = sweeps.expired_units(state, now)
         return [*passed, *runs, *starts, *again, *drains.due(state, now), *units]

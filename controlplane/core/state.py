@@ -286,6 +286,11 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         return set()
 
     @cached_property
+    def idle_drains(self) -> set[NodeId]:
+        """Draining nodes on which nothing is due as long as they have no jobs."""
+        return set()
+
+    @cached_property
     def slot_index(self) -> SlotIndex:
         """Index of slots, derived from the rest of the state and not part of comparisons."""
         return SlotIndex(self.jobs, self.jobs_with_processes, self.nodes)

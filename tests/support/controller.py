@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+import pytest
+from msgspec.structs import replace
 
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, Command, RequestPlan
@@ -18,7 +20,9 @@ from controlplane.core.history import (
     SweepLeft,
 )
 from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeReported
+from controlplane.core.ledgers import Ledgers
 from controlplane.core.model.job import Job
+from controlplane.core.model.usage import usage_now
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
 from controlplane.core.slot_index import JobSlots, SlotIndex, slots_of_job
@@ -26,8 +30,11 @@ from controlplane.core.state import State
 from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from controlplane.policy.api import ClusterView
+from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, node_of
+from schemas.sharing import Sharing
 from schemas.wire.agent import AgentEvent
 from tests.support import builders
 from tests.support.builders import N1, S0, A
@@ -66,6 +73,23 @@ class Controller:
         assert self.reactor.view() == view
         return view
 
+    def rigid_views(self) -> list[RigidView]:
+        """The views of rigid jobs, which are as good as new ones."""
+        views = ViewBuilder(self.state).rigid_views()
+        assert self.reactor.rigid_views() == views
+        return views
+
+    def ledger(self) -> Ledger:
+        """What accounts hold and have used, which is as good as counted again."""
+        now, kept = Seconds(self.now), self.reactor.ledger(Seconds(self.now))
+        again = Ledgers(self.state).ledger(now)
+        holding = [self.state.jobs[name] for name in self.state.jobs_with_processes]
+        half_life_s = (self.state.sharing or Sharing()).half_life_s
+        used = usage_now(self.state.usage, holding, now, half_life_s)
+        assert kept.usage == pytest.approx(used, rel=1e-6, abs=1e-6)
+        assert replace(kept, usage={}) == replace(again, usage={})
+        return kept
+
     @property
     def names(self) -> list[JobId]:
         """Jobs that the next input can still name."""
@@ -94,6 +118,7 @@ class Controller:
             elif isinstance(record, SweepLeft):
                 self._left_sweeps[record.job] = record.history
         invariants.check(self.state)
+        self.ledger()
         self.asked = self.asked or RequestPlan() in commands
         told = [command.event for command in commands if isinstance(command, Announce)]
         assert [(event.seq, event.time) for event in told] == [

@@ -288,14 +288,22 @@ def _over(drain: Drain, now: Seconds) -> bool:
     return drain.until is not None and drain.until <= now
 
 
+def _has_time(drain: Drain) -> bool:
+    """True if something is due at a time, whether jobs are on the node or not."""
+    return drain.until is not None or (drain.deadline is not None and not drain.deadline_passed)
+
+
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
     """Return inputs for drains that end, pass their deadline, begin, or can move a job now."""
     planned = [state.nodes[name] for name in state.planned if name in state.nodes]
     found: list[DrainExpired | DrainDue] = [
         DrainDue(node=node.node) for node in planned if _begins(state, node, now)
     ]
-    for name in state.draining:
+    idle, busy = state.idle_drains, state.slot_index.jobs_by_node()
+    for name in [one for one in state.draining if one not in idle or busy.get(one)]:
         drains = state.nodes[name].drains
+        if not busy.get(name) and not any(map(_has_time, drains)):
+            idle.add(name)
         over = any(_over(drain, now) for drain in drains)
         if not over and any(_expired(drain, now) for drain in drains):
             found.append(DrainExpired(node=name))

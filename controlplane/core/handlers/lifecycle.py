@@ -18,7 +18,7 @@ from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.history import Decided, JobLeft, SweepHistory, SweepLeft
-from controlplane.core.inputs import Input, OrderTooLarge, RunExpired
+from controlplane.core.inputs import OrderTooLarge, RunExpired
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model.job import Accounting, Job, lower_local_limit, times
 from controlplane.core.model.job_phases import (
@@ -375,14 +375,13 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
         ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.notified_nodes]))
 
 
-def expired_runs(state: State, now: Seconds) -> list[Input]:
-    """Return the jobs whose time is over, or whose warning is due, as inputs."""
-    found: list[Input] = []
-    for job in map(state.jobs.__getitem__, state.limited_runs):
-        left_s, _ = _time_left(job, now)
-        if left_s <= 0.0 or _warning_due(job, left_s) is not None:
-            found.append(RunExpired(job=job.job))
-    return found
+def next_run_check(state: State, job: Job, now: Seconds) -> Seconds:
+    """Return when the time of a job is over, or its warning is due."""
+    if job.job not in state.limited_runs:
+        return Seconds(math.inf)
+    left_s, _ = _time_left(job, now)
+    warning = _pending_warning(job)
+    return Seconds(now + left_s - (0.0 if warning is None else warning.before_s))
 
 
 def _time_left(job: Job, now: Seconds) -> tuple[float, str]:
@@ -402,10 +401,10 @@ def _time_left(job: Job, now: Seconds) -> tuple[float, str]:
     return latest - now - run_s, "it cannot end before its deadline any more"
 
 
-def _warning_due(job: Job, left_s: float) -> EndWarning | None:
-    warning = job.spec.stated_warning
+def _pending_warning(job: Job) -> EndWarning | None:
+    """Return the warning that the job must still get before its end."""
     runs = job.phase is Phase.RUNNING and job.attempts.warned != job.version
-    return warning if runs and warning is not None and left_s <= warning.before_s else None
+    return job.spec.stated_warning if runs else None
 
 
 def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
@@ -422,7 +421,7 @@ def on_run_expired(ctx: HandlerContext, event: RunExpired) -> None:
             job.attempts.exit_code = TIMED_OUT
         waits = job.group is None
         end(ctx, job, JobTrigger.CANCELLED if waits else JobTrigger.GAVE_UP, why)
-    elif (warning := _warning_due(job, left_s)) is not None:
+    elif (warning := _pending_warning(job)) is not None and left_s <= warning.before_s:
         job.attempts.warned = job.version
         ctx.send(job)
         ctx.announce("job.warned", job, {"signal": warning.signal, "left_s": left_s})
@@ -520,6 +519,7 @@ def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
 def track_drains(state: State, node: Node) -> None:
     """Record whether jobs have to leave a node."""
     state.checked_drains.discard(node.node)
+    state.idle_drains.discard(node.node)
     if any(not drain.cordon for drain in node.drains):
         state.draining[node.node] = None
     else:

@@ -7,6 +7,7 @@ they might start soon, so that the indices that wait cost nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.lifecycle import accept, end
-from controlplane.core.inputs import HoldRequested, Input, ReleaseRequested, StartDue
+from controlplane.core.inputs import HoldRequested, ReleaseRequested, StartDue
 from controlplane.core.model.array import JobArray
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase
@@ -139,9 +140,9 @@ def _cancel(
     end(ctx, job, JobTrigger.CANCELLED, f"waited for {parent} {WAITS_TO[condition]}, {ended}")
 
 
-def due_starts(state: State, now: Seconds) -> list[Input]:
-    """Return the jobs whose earliest start has come, as inputs."""
-    return [StartDue(job=name) for name in state.early if state.jobs[name].starts_at <= now]
+def next_start(state: State, job: Job, _now: Seconds) -> Seconds:
+    """Return the earliest start of a job, if that is still to come."""
+    return job.starts_at if job.job in state.early else Seconds(math.inf)
 
 
 def on_start_due(ctx: HandlerContext, event: StartDue) -> None:

@@ -9,6 +9,7 @@ with largest remainders a claim can lose a slot when its weight or the cluster g
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -19,6 +20,7 @@ from schemas.sharing import Project, Sharing, UserShare
 
 MIN_FACTOR: Final = 0.25  # bounds of what past usage can do to a weight
 MAX_FACTOR: Final = 4.0
+BISECTIONS: Final = 64
 PRIOR_HALF_LIVES: Final = 0.1  # usage of the full cluster, assumed to be shared as the weights say
 
 
@@ -66,20 +68,48 @@ def _deal(
     """
     if sum(wants) <= room:
         return list(wants)
-    got = [0] * len(wants)
+    got = _surely_dealt(room, wants, weights, before)
     heap = [
-        ((before[i] + 0.5) / weights[i], claims[i].usage, claims[i].order, i)
+        ((before[i] + got[i] + 0.5) / weights[i], claims[i].usage, claims[i].order, i)
         for i, want in enumerate(wants)
-        if want > 0
+        if want > got[i]
     ]
     heapq.heapify(heap)
-    for _ in range(room):
+    for _ in range(room - sum(got)):
         _, usage, order, i = heap[0]
         got[i] += 1
         if got[i] < wants[i]:
             heapq.heapreplace(heap, ((before[i] + got[i] + 0.5) / weights[i], usage, order, i))
         else:
             heapq.heappop(heap)
+    return got
+
+
+def _surely_dealt(
+    room: int, wants: Sequence[int], weights: Sequence[float], before: Sequence[int]
+) -> list[int]:
+    """Return slots that each claim gets for certain. At most a few for each claim are left over.
+
+    All slots below a level of (slots + 1/2) / weight are dealt before the others. The level is
+    found by bisection. Each claim gets one slot less than are below it, because of rounding.
+    """
+    some = [i for i, want in enumerate(wants) if want > 0]
+    got, low = [0] * len(wants), 0.0
+    high = max(((before[i] + wants[i]) / weights[i] for i in some), default=0.0)
+    for _ in range(BISECTIONS):
+        level = (low + high) / 2
+        below = [
+            min(wants[i], max(0, math.floor(level * weights[i] - before[i] + 0.5))) for i in some
+        ]
+        left = room - sum(below)
+        if left < 0:
+            high = level
+            continue
+        low = level
+        for i, many in zip(some, below, strict=True):
+            got[i] = max(0, many - 1)
+        if left <= len(some):
+            break
     return got
 
 

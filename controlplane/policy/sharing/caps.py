@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -83,13 +84,22 @@ def deal_caps(
         caps[job.job] = size if size <= room else 0
         room -= caps[job.job]
     growing = [job.job for job in jobs if 0 < caps[job.job] < useful[job.job]]
-    while room > 0 and growing:
-        smallest = min(growing, key=caps.__getitem__)  # the first of several
-        caps[smallest] += 1
-        room -= 1
-        if caps[smallest] == useful[smallest]:
-            growing.remove(smallest)
+    mean = bisect_right(
+        range(1, max((useful[name] for name in growing), default=0)),
+        room,
+        key=lambda size: sum(_grown(caps[name], useful[name], size) for name in growing),
+    )
+    for name in growing:  # to the largest size that the room allows
+        more = _grown(caps[name], useful[name], mean)
+        caps[name], room = caps[name] + more, room - more
+    for name in [one for one in growing if caps[one] == mean < useful[one]][:room]:
+        caps[name] += 1
     return caps
+
+
+def _grown(cap: int, useful: int, size: int) -> int:
+    """Return the slots that a job gets more to have `size`, or all that it can use."""
+    return max(0, min(size, useful) - cap)
 
 
 def words(account: str) -> str:

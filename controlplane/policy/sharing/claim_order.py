@@ -57,19 +57,21 @@ def standing(
         and its.preempts
     )
     promised = Counter(firm)
-    for job in waiting:
+    for job in waiting if guarantees else ():
         project = _project(job.account)
-        if quota.refusal(job.job, job.account, job.slots) is not None:
+        if promised[project] + job.slots > guarantees.get(project, 0):
             continue
-        if promised[project] + job.slots <= guarantees.get(project, 0):
+        if quota.refusal(job.job, job.account, job.slots) is None:
             promised[project] += job.slots
             entitled.add(job.job)
 
     used: dict[str, float] = defaultdict(float)  # by projects
-    for account, value in ledger.usage.items():
+    for account, value in ledger.usage.items() if sharing.fair_share else ():
         used[_project(account)] += value
 
-    def key(job: RigidView) -> tuple[int, int, int, tuple[float, float], float]:
+    levels: dict[str, tuple[float, float]] = {}  # by accounts
+
+    def place(job: RigidView) -> tuple[int, int, int, tuple[float, float], float]:
         rank = -ledger.ranks.get(job.job, 0)
         first, level = min(0, rank) if job.job in preempting else 0, (0.0, 0.0)
         if job.job in entitled:
@@ -77,18 +79,21 @@ def standing(
         if now - job.submitted_at >= OVERDUE_S:
             return (first, 1, 0, level, job.submitted_at)
         if sharing.fair_share:
-            level = _level_usage(job.account, sharing, ledger, used)
+            if job.account not in levels:
+                levels[job.account] = _level_usage(job.account, sharing, ledger, used)
+            level = levels[job.account]
         return (first, FAIR, rank, level, job.submitted_at)
 
+    places = {job.job: place(job) for job in waiting}
     return Standing(
-        order=sorted(waiting, key=key),
+        order=sorted(waiting, key=lambda job: places[job.job]),
         entitled=frozenset(entitled),
         borrowed={name: most - guarantees.get(name, 0) for name, most in firm.items()},
         quota=quota,
         ranks=ledger.ranks,
         preempting=preempting,
         share=_share(view, rigid),
-        exempt=frozenset(job.job for job in waiting if key(job)[1] < FAIR) | preempting,
+        exempt=frozenset(name for name, place in places.items() if place[1] < FAIR) | preempting,
     )
 
 

@@ -11,6 +11,7 @@ The first claim that cannot start gets a reservation: the time at which enough r
 their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
 before that time, or uses slots that are left over then or that do not fit the first claim. Elastic
 jobs may use all slots meanwhile. Of claims that fit no common slot, each has its own reservation.
+Of the claims behind one that waits, the first `MAX_BACKFILL` can start before it.
 
 A claim may take more of a node than its slots: the shares of others, or the whole node. Then it
 keeps slots there empty. A claim of 0 slots takes a part of what its node sets aside, in order.
@@ -19,32 +20,24 @@ keeps slots there empty. A claim of 0 slots takes a part of what its node sets a
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan, Reason
-from controlplane.policy.placement.slot_partition import (
-    Reservation,
-    backs_off,
-    reserve,
-    slots_in_words,
-    split,
-    too_large,
-)
+from controlplane.policy.api import ClusterView, Plan, Reason
+from controlplane.policy.placement.slot_partition import backs_off, slots_in_words, too_large
 from controlplane.policy.sharing.claim_order import Standing
+from controlplane.policy.sharing.claim_room import EPSILON, Head, Room, Taken, ends_at
 from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
-from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 
-EPSILON: Final = 1e-6  # rounding of shares
-TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
-MAX_BACKFILL: Final = 256  # claims behind the reservation that are looked at
-MAX_NAMED: Final = 3  # nodes that a reason names
+MAX_BACKFILL: Final = 256  # claims behind one that waits that are looked at
+MAX_NAMED: Final = 3  # nodes or jobs that a reason names
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
 
@@ -78,10 +71,11 @@ def decide(
             sets aside for jobs without slots.
     """
     rules = rules or Standing(order=[job for job in rigid if job.waits])
-    room, quota = _Room(view, rigid, now, rules), rules.quota
+    room, quota = Room(view, rigid, now, rules), rules.quota
     beside = _Places(places or {}, room)
     decided = _Decided()
-    heads: list[_Head] = []
+    heads: list[Head] = []
+    first: list[RigidView] = []  # claims that wait for a slot that no earlier claim waits for
     behind = 0
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
     for job in rules.order:
@@ -90,18 +84,20 @@ def decide(
             decided.times.append(job.ready_at)
             continue
         share = None if job.job in rules.exempt or not held else rules.share
-        refused = _refusal(job, room, quota, now)
-        if refused is None and job.slots and share is not None and held + job.slots > share:
-            refused = _beyond_share(job, held, share)
+        refused = _refusal(job, room, quota, now) or _beyond_share(job, held, share)
         if refused is not None:
             decided.reasons[job.job] = refused
             continue
-        ahead = [head for head in heads if job.slots and head.concerns(job)]
-        behind += bool(ahead)
-        barred = [head for head in ahead if _ends_at(job, now) > head.at]
+        before = next((one for one in first if job.slots and room.overlaps(one, job)), None)
+        behind += before is not None
+        if before is not None and behind > MAX_BACKFILL:
+            decided.reasons[job.job] = _far_behind(before.job)
+            continue
+        ahead = [head for head in heads if job.slots and room.overlaps(head.job, job)]
+        barred = [head for head in ahead if ends_at(job, now) > head.at]
         if not job.slots:
             found = beside.take(job)
-        elif ahead and (behind > MAX_BACKFILL or any(head.bars_all(job) for head in barred)):
+        elif any(head.bars_all(job) for head in barred):
             found = None
         else:
             found = room.take(job, barred, pauses=not ahead)
@@ -119,6 +115,7 @@ def decide(
             decided.reasons[job.job] = _behind(job, ahead[0])
         else:
             head = room.head(job)
+            first += [job] if before is None else []
             decided.reasons[job.job] = _reserved(head, now)
             if math.isfinite(head.at):  # if nobody knows when, the others need not wait for it
                 decided.times.append(Seconds(head.at))
@@ -126,82 +123,24 @@ def decide(
     return decided.claims(view.version)
 
 
-def _refusal(job: RigidView, room: _Room, quota: Quota | None, now: Seconds) -> Reason | None:
+def _refusal(job: RigidView, room: Room, quota: Quota | None, now: Seconds) -> Reason | None:
     """Return why a claim could not start now even if nobody else had any slots."""
-    if (largest := room.largest(job, ever=True)) < job.slots:
+    if job.slots and (largest := room.largest(job, ever=True)) < job.slots:
         return _never_fits(job, largest)
-    if room.largest(job) < job.slots:
+    if job.slots and job.closes and room.largest(job) < job.slots:
         return _closes(job, room.closing(job), now)
     return None if quota is None else quota.refusal(job.job, job.account, job.slots)
-
-
-def _ends_at(job: RigidView, now: Seconds) -> float:
-    """Return the latest end of a claim that starts now."""
-    return math.inf if job.run_limit_s is None else now + job.run_limit_s
-
-
-@dataclass(slots=True)
-class _Taken:
-    """Slots for a claim, and what elastic jobs keep of theirs."""
-
-    slots: list[SlotId]
-    empty: list[SlotId] = field(default_factory=list)  # on the same nodes, for nobody
-    free: bool = True  # all of them are free now
-    givers: dict[JobId, dict[SlotId, int]] = field(default_factory=dict)  # job -> what it keeps
-    stopped: frozenset[JobId] = frozenset()  # rigid jobs among the givers
-
-    @property
-    def all(self) -> list[SlotId]:
-        """Slots that nobody else can have."""
-        return [*self.slots, *self.empty]
-
-
-@dataclass(slots=True)
-class _Head(Reservation):
-    """Reservation of a claim, on certain slots."""
-
-    job: RigidView = field(kw_only=True)
-    could_have: int = 0  # now, at most
-    node: NodeId | None = None  # where, if the claim needs one node
-    ends: Sequence[JobId] = ()  # jobs that it waits for
-
-    def concerns(self, job: RigidView) -> bool:
-        """True if both claims could use the same slot."""
-        fits = self.job.fits
-        return fits is None or job.fits is None or not fits.isdisjoint(job.fits)
-
-    def bars_all(self, job: RigidView) -> bool:
-        """True if a claim that does not end before would delay this one on any slot."""
-        return self.node is None and self.job.fits is None and not self._leaves_enough(job)
-
-    def leaves(self, job: RigidView, slots: list[SlotId]) -> list[SlotId]:
-        """Return the slots that a claim, which does not end before, may use."""
-        if self.node is not None:
-            return [slot for slot in slots if node_of(slot) != self.node]
-        fits = self.job.fits
-        if fits is None or self._leaves_enough(job):
-            return slots
-        return [slot for slot in slots if slot not in fits]
-
-    def start(self, taken: _Taken) -> None:
-        """Record that a claim, which does not end before, has started or keeps slots."""
-        if self.node is None:
-            fits = self.job.fits
-            self.spare -= len(taken.all if fits is None else fits.intersection(taken.all))
-
-    def _leaves_enough(self, job: RigidView) -> bool:
-        return job.slots <= self.spare and not (job.shares or job.exclusive)
 
 
 class _Places:
     """Places for jobs without slots. A job waits for earlier ones on the nodes that fit it."""
 
-    def __init__(self, used: Mapping[NodeId, Mapping[SlotId, float]], room: _Room) -> None:
+    def __init__(self, used: Mapping[NodeId, Mapping[SlotId, float]], room: Room) -> None:
         self._used = {node: dict(places) for node, places in used.items()}
         self._room = room
         self._closed: set[NodeId] = set()
 
-    def take(self, job: RigidView) -> _Taken | None:
+    def take(self, job: RigidView) -> Taken | None:
         """Take a place on the emptiest node that has room for the job."""
         room = {
             node: 1.0 - sum(self._used[node].values()) - part
@@ -215,7 +154,7 @@ class _Places:
         used = self._used[node]
         place = next(name for k in count(1) if (name := slot_id(node, -k)) not in used)
         used[place] = job.shares[node]
-        return _Taken([place])
+        return Taken([place])
 
     def reason(self, job: RigidView) -> Reason:
         """Return why a job waits for a place."""
@@ -224,318 +163,6 @@ class _Places:
         up = [node for node in job.shares if node in self._used]
         text = "waits for cores and memory beside the slots" if up else "no node that fits is up"
         return Reason("waits", text, {"nodes": float(len(up))})
-
-
-@dataclass(slots=True, eq=False)
-class _Giver:
-    """Running job that may give up slots: an elastic one, or a rigid one that may begin again."""
-
-    name: JobId
-    account: str
-    slots: list[SlotId]
-    least: int  # with fewer slots it pauses
-    rank: int
-    since: float  # the latest is asked first
-    elastic: JobView | None = None
-    ready: bool = True  # it may be ordered to give up slots now
-    turn_ends_at: float = math.inf  # when it may be paused for any claim; infinity: never
-
-    @property
-    def project(self) -> str:
-        """Project of the job."""
-        return self.account.partition("/")[0]
-
-    @property
-    def surplus(self) -> int:
-        """Number of slots above the job's minimum."""
-        return max(0, len(self.slots) - self.least)
-
-    @property
-    def firm(self) -> int:
-        """Number of slots that the job gives up only with all others."""
-        return len(self.slots) - self.surplus
-
-    @property
-    def place(self) -> tuple[bool, int, int, float]:
-        """Key of the order in which jobs are asked: the largest surplus, then the latest job."""
-        return self.elastic is None, self.rank, -self.surplus, -self.since
-
-    def may_pause_for(self, claim: RigidView, now: Seconds) -> bool:
-        """True if the job may lose all its slots to the claim without a guarantee or a class."""
-        later = self.elastic is not None and self.since > claim.submitted_at
-        return later or self.turn_ends_at <= now
-
-    def give(self, chosen: Sequence[SlotId]) -> dict[SlotId, int]:
-        """Give up slots. Return the slots that the job keeps, with their local batches.
-
-        The job keeps its global batch if the remaining slots can process it. Below its minimum
-        it keeps nothing.
-        """
-        self.slots = [slot for slot in self.slots if slot not in chosen]
-        job = self.elastic
-        if job is None or len(self.slots) < self.least:
-            return {}
-        batch = min(sum(job.running_on.values()), job.local_limit * len(self.slots))
-        return split(max(batch, len(self.slots)), self.slots)
-
-
-class _Room:
-    """Slots that claims can still have."""
-
-    def __init__(
-        self, view: ClusterView, rigid: Sequence[RigidView], now: Seconds, rules: Standing
-    ) -> None:
-        self._now, self._rules = now, rules
-        self._borrowed = Counter(rules.borrowed)
-        self._surplus: dict[NodeId, list[SlotId]] | None = None  # offers without a pause
-        self._ready: list[_Giver] | None = None  # None: to be sorted
-        self._holders = [job for job in rigid if job.holds]
-        up = {slot.slot for slot in view.slots if slot.up}
-        givers = [
-            _Giver(
-                job.job, job.account, list(job.running_on), job.least, self._rank(job.job),
-                job.submitted_at, job, job.movable and job.retry_at <= now, job.placed_at + TURN_S,
-            )
-            for job in view.jobs.values()
-            if job.running_on and up.issuperset(job.running_on)
-        ]  # fmt: skip
-        givers += [
-            _Giver(
-                one.job, one.account, list(one.holds), len(one.holds), self._rank(one.job),
-                one.began_at,
-            )
-            for one in self._holders
-            if one.preemptible and up.issuperset(one.holds)
-        ]  # fmt: skip
-        self._givers = {giver.name: giver for giver in givers}
-        self._owner = {slot: giver for giver in givers for slot in giver.slots}
-        held = {slot for job in view.jobs.values() for slot in job.running_on}
-        held |= {slot for job in self._holders for slot in job.holds}
-        self._all = _grouped((slot.slot for slot in view.slots), ())
-        self._size = {node: len(slots) for node, slots in self._all.items()}
-        unheld = [slot for slot in view.slots if slot.slot not in held]
-        free = (slot.slot for slot in unheld if slot.usable)
-        coming = (slot.slot for slot in unheld if slot.leaving and not slot.usable)
-        self._free, self._coming = _grouped(free, self._size), _grouped(coming, self._size)
-
-    def _rank(self, job: JobId) -> int:
-        return self._rules.ranks.get(job, 0)
-
-    # --- where a claim fits
-
-    def largest(self, job: RigidView, *, ever: bool = False) -> int:
-        """Return how many slots the claim could have if nobody else had any.
-
-        `ever` includes nodes on which it would now run into a reservation.
-        """
-        if (ever or not job.closes) and job.fits is None and not job.shares:
-            sizes = self._size.values()
-            return max(sizes, default=0) if job.one_node else sum(sizes)
-        return self._most(job, self._all, ever=ever)
-
-    def is_open(self, job: RigidView, node: NodeId) -> bool:
-        """True if a claim that starts now ends before the node is reserved for others."""
-        return node not in job.closes or _ends_at(job, self._now) <= job.closes[node][0]
-
-    def closing(self, job: RigidView) -> list[NodeId]:
-        """Return the nodes on which the claim would run into a reservation."""
-        return [node for node in self._size if not self.is_open(job, node)]
-
-    def _most(
-        self, job: RigidView, offers: Mapping[NodeId, Sequence[SlotId]], *, ever: bool = False
-    ) -> int:
-        counts = [
-            self._fitting(job, node, slots)
-            for node, slots in offers.items()
-            if ever or self.is_open(job, node)
-        ]
-        return max(counts, default=0) if job.one_node else sum(counts)
-
-    def _fitting(self, job: RigidView, node: NodeId, slots: Sequence[SlotId]) -> int:
-        """Return how many slots a claim can use if it may have these slots of a node."""
-        fits = len(slots) if job.fits is None else len(job.fits.intersection(slots))
-        if job.exclusive and len(slots) < self._size[node]:
-            return 0
-        return min(fits, math.floor(len(slots) / job.shares.get(node, 1.0) + EPSILON))
-
-    # --- what claims take
-
-    def take(self, job: RigidView, barred: Sequence[_Head], *, pauses: bool) -> _Taken | None:
-        """Take the slots of a claim, on one node if possible. Return None if there are too few.
-
-        Args:
-            barred: reservations that the claim must not delay.
-            pauses: jobs may have to pause for the claim.
-        """
-        pausing = job if pauses else None
-        offers = self._by_node(pausing)
-        for head in barred:
-            offers = {node: head.leaves(job, slots) for node, slots in offers.items()}
-        room = {
-            node: self._fitting(job, node, slots)
-            for node, slots in offers.items()
-            if slots and self.is_open(job, node)
-        }
-        if fitting := [node for node, many in room.items() if many >= job.slots]:
-            each = [self._choose(job, node, offers[node], job.slots) for node in fitting]
-            return self._remove(min(each, key=self._cost))
-        if job.one_node or sum(room.values()) < job.slots:
-            return None
-        found = _Taken([])
-        if job.shares or job.exclusive:
-            for node in sorted(room, key=lambda one: -room[one]):  # few nodes
-                if many := min(room[node], job.slots - len(found.slots)):
-                    chosen = self._choose(job, node, offers[node], many)
-                    found.slots += chosen.slots
-                    found.empty += chosen.empty
-        else:
-            mine = {slot for node in room for slot in offers[node]}
-            mine = mine if job.fits is None else mine & job.fits
-            order = self._offers(pausing, by_node=False)
-            found.slots += [slot for slot in order if slot in mine][: job.slots]
-        return self._remove(found) if len(found.slots) == job.slots else None
-
-    def _choose(self, job: RigidView, node: NodeId, slots: Sequence[SlotId], many: int) -> _Taken:
-        """Return `many` of a node's slots for a claim, and slots that stay empty beside them."""
-        used = [slot for slot in slots if job.fits is None or slot in job.fits][:many]
-        if not job.exclusive and node not in job.shares:
-            return _Taken(used)
-        rest = [slot for slot in slots if slot not in used]
-        needs = math.ceil(many * job.shares.get(node, 1.0) - EPSILON)
-        return _Taken(used, rest if job.exclusive else rest[: max(0, needs - many)])
-
-    def _cost(self, taken: _Taken) -> tuple[int, int, int]:
-        """Return how many jobs lose slots, how many slots are not free, and how many remain."""
-        owners = {giver.name for slot in taken.all if (giver := self._owner.get(slot))}
-        free = self._free[node_of(taken.slots[0])]
-        return len(owners), sum(slot not in free for slot in taken.all), len(free)
-
-    def _by_node(self, pausing: RigidView | None) -> dict[NodeId, list[SlotId]]:
-        """Return the slots of each node that a claim on this node may have, cheapest first."""
-        if pausing is not None:
-            return _grouped(self._offers(pausing, by_node=True), self._size)
-        if self._surplus is None:
-            self._surplus = _grouped(self._offers(None, by_node=True), self._size)
-        return self._surplus
-
-    def _offers(self, pausing: RigidView | None, *, by_node: bool) -> list[SlotId]:
-        """Return the slots that a claim may have, cheapest first.
-
-        Free slots are first, then those that are about to be free, then the surplus of elastic
-        jobs, and at last the slots of jobs that have to pause for the claim `pausing`. With
-        `by_node`, the surplus of a job counts on each of its nodes.
-        """
-        surplus: list[SlotId] = []
-        firm_slots: list[SlotId] = []
-        pausable = set() if pausing is None else self._pausable(pausing)
-        for giver in self._ready_givers():
-            for slots in _grouped(giver.slots, ()).values() if by_node else [giver.slots]:
-                firm = max(0, len(slots) - giver.surplus)
-                surplus += reversed(slots[firm:])
-                firm_slots += slots[:firm] if giver.name in pausable else []
-        nodes = sorted(self._free, key=lambda node: -len(self._free[node]))
-        free = [slot for node in nodes for slot in self._free[node]]
-        coming = [slot for node in nodes for slot in self._coming[node]]
-        return [*free, *coming, *surplus, *firm_slots]
-
-    def _ready_givers(self) -> list[_Giver]:
-        """Return the jobs that can give up slots now, in the order in which they are asked."""
-        if self._ready is None:
-            ready = (giver for giver in self._givers.values() if giver.ready)
-            self._ready = sorted(ready, key=lambda giver: giver.place)
-        return self._ready
-
-    def _pausable(self, claim: RigidView) -> set[JobId]:
-        """Return the jobs that may lose all their slots to a claim.
-
-        An entitled claim also takes firm slots of projects above their guarantees. It never takes
-        more than such a project has above its guarantee, but for the last job. A claim of a class
-        that preempts takes those of lower ranks, and no claim takes those of higher ranks.
-        """
-        entitled, rank = claim.job in self._rules.entitled, self._rank(claim.job)
-        preempts = claim.job in self._rules.preempting
-        borrowed = Counter(self._borrowed)
-        found = set()
-        for giver in self._ready_givers():
-            if giver.rank > rank:
-                continue
-            if (preempts and giver.rank < rank) or giver.may_pause_for(claim, self._now):
-                found.add(giver.name)
-            elif entitled and borrowed[giver.project] > 0:
-                borrowed[giver.project] -= giver.firm
-                found.add(giver.name)
-        return found
-
-    def _remove(self, taken: _Taken) -> _Taken:
-        """Take these slots from the offers, and from the jobs that hold them."""
-        chosen = taken.all
-        taken.free = all(slot in self._free[node_of(slot)] for slot in chosen)
-        owners = {giver.name: giver for slot in chosen if (giver := self._owner.get(slot))}
-        for name, giver in owners.items():
-            firm = giver.firm
-            keeps = taken.givers[name] = giver.give(chosen)
-            if not keeps:  # what it gives up beyond the claim will be free for others
-                self._borrowed[giver.project] -= firm
-                taken.stopped |= {name} if giver.elastic is None else set()
-                for slot in giver.slots:
-                    del self._owner[slot]
-                    self._coming[node_of(slot)].append(slot)
-                del self._givers[name]
-        self._surplus = self._ready = None
-        for node in {node_of(slot) for slot in chosen}:
-            for some in (self._free, self._coming):
-                some[node] = [slot for slot in some[node] if slot not in chosen]
-        return taken
-
-    # --- when a claim fits
-
-    def head(self, job: RigidView) -> _Head:
-        """Return when and where the claim will have its slots, if nothing ends earlier.
-
-        Rigid jobs end by their time limits. Elastic jobs may be paused after their turn.
-        """
-        offers = _grouped(self._offers(job, by_node=job.one_node), self._size)
-        have = {n: slots for n, slots in offers.items() if self.is_open(job, n)}
-        could_have = best = self._most(job, have)
-        offered = {slot for slots in have.values() for slot in slots}
-        ends = [
-            (one.ends_at, one.job, one.holds) for one in self._holders if one.ends_at is not None
-        ]
-        for giver in self._givers.values():
-            if giver.elastic is not None and giver.rank <= self._rank(job.job):
-                soon = giver.surplus or giver.may_pause_for(job, self._now)
-                at = max(giver.elastic.retry_at, self._now if soon else giver.turn_ends_at)
-                ends.append((Seconds(at), giver.name, tuple(giver.slots)))
-        waits_for: list[JobId] = []
-
-        def gains() -> Iterator[tuple[float, int]]:
-            nonlocal best
-            for at, name, slots in sorted(ends):
-                gained = [slot for slot in slots if slot not in offered and node_of(slot) in have]
-                waits_for.extend([name] if gained else [])
-                for slot in gained:
-                    have[node_of(slot)].append(slot)
-                before, best = best, self._most(job, have)
-                yield at, best - before
-
-        found = reserve(gains(), job.slots - best)
-        where = max(have, key=lambda one: self._fitting(job, one, have[one]), default=None)
-        return _Head(
-            found.at,
-            0.0 if job.shares or job.exclusive else found.spare,
-            job=job,
-            could_have=could_have,
-            node=where if job.one_node else None,
-            ends=waits_for,
-        )
-
-
-def _grouped(slots: Iterable[SlotId], nodes: Iterable[NodeId]) -> dict[NodeId, list[SlotId]]:
-    """Return slots by node. `nodes` come first, also without slots."""
-    found: dict[NodeId, list[SlotId]] = {node: [] for node in nodes}
-    for slot in slots:
-        found.setdefault(node_of(slot), []).append(slot)
-    return found
 
 
 @dataclass(slots=True)
@@ -548,7 +175,7 @@ class _Decided:
     kept: set[SlotId] = field(default_factory=set)
     times: list[Seconds] = field(default_factory=list)  # to decide again
 
-    def serve(self, job: RigidView, taken: _Taken, head: _Head | None) -> None:
+    def serve(self, job: RigidView, taken: Taken, head: Head | None) -> None:
         """Start the claim, or keep its slots until they are free."""
         needs = slots_in_words(job.slots)
         early = f" before {head.job.job}, which it does not delay" if head is not None else ""
@@ -562,7 +189,7 @@ class _Decided:
             text = f"gets {needs}{early} as soon as they are free"
             if taken.givers:
                 verb = "give" if len(taken.givers) > 1 else "gives"
-                text = f"{text}; {', '.join(taken.givers)} {verb} them up"
+                text = f"{text}; {_listed(list(taken.givers))} {verb} them up"
             self.reasons[job.job] = _reason("promised", job, text)
         for name, keeps in taken.givers.items():
             gives = f"gives slots to {job.job}, which needs {needs}"
@@ -629,15 +256,20 @@ def _never_fits(job: RigidView, largest: int) -> Reason:
     return too_large(job.slots, largest)
 
 
-def _reserved(head: _Head, now: Seconds) -> Reason:
+def _reserved(head: Head, now: Seconds) -> Reason:
     text, could_have = f"{_needs(head.job)}, could have {head.could_have}", float(head.could_have)
     if math.isinf(head.at):
         text += "; what holds the others has no time limit"
         return _reason("waits", head.job, text, could_have=could_have)
     wait_s = max(0.0, head.at - now)
     when = f"within {_duration(wait_s)}" if wait_s else "at once"
-    text = f"{text}; has them {when}, after {', '.join(head.ends)}"
+    text = f"{text}; has them {when}, after {_listed(head.ends)}"
     return _reason("reserved", head.job, text, could_have=could_have, wait_s=wait_s)
+
+
+def _listed(jobs: Sequence[JobId]) -> str:
+    named = ", ".join(jobs[:MAX_NAMED])
+    return f"{named} and {len(jobs) - MAX_NAMED} more" if len(jobs) > MAX_NAMED else named
 
 
 def _closes(job: RigidView, nodes: Sequence[NodeId], now: Seconds) -> Reason:
@@ -654,15 +286,23 @@ def _closes(job: RigidView, nodes: Sequence[NodeId], now: Seconds) -> Reason:
     return _reason("maintenance" if [*by_purpose] == ["maintenance"] else "reservation", job, text)
 
 
-def _beyond_share(job: RigidView, held: int, share: int) -> Reason:
+def _beyond_share(job: RigidView, held: int, share: int | None) -> Reason | None:
+    if not job.slots or share is None or held + job.slots <= share:
+        return None
     text = f"needs {slots_in_words(job.slots)}; programs have {held}, and {share} are their share"
     text += " while elastic jobs wait"
     return _reason("share", job, text, held=float(held), share=float(share))
 
 
-def _behind(job: RigidView, head: _Head) -> Reason:
+def _behind(job: RigidView, head: Head) -> Reason:
     text = f"waits for {slots_in_words(job.slots)} behind {head.job.job}, which it would delay"
     return _reason("turn", job, text)
+
+
+@lru_cache(maxsize=64)
+def _far_behind(first: JobId) -> Reason:
+    text = f"waits behind {first} and at least {MAX_BACKFILL} others"
+    return Reason("turn", text, {"others": float(MAX_BACKFILL)})
 
 
 def _duration(seconds: float) -> str:

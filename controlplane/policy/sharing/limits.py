@@ -49,6 +49,7 @@ class Quota:
         self._classes = ledger.classes
         self._jobs: Counter[str] = Counter()
         self._slots: Counter[str] = Counter()
+        self._known: dict[tuple[str, str], list[Bound]] = {}  # by account and class
         self._next: Counter[str] = Counter()  # jobs that were admitted and have no slots yet
         for job, (account, slots) in has.items():
             self.take(job, account, slots)
@@ -69,7 +70,9 @@ class Quota:
 
     def refusal(self, job: JobId, account: str, slots: int) -> Reason | None:
         """Return why another job cannot have these slots, or None if it can."""
-        found = (self._exceeded(bound, slots) for bound in self._bounds(job, account))
+        if not (bounds := self._bounds(job, account)):
+            return None
+        found = (self._exceeded(bound, slots) for bound in bounds)
         return next((reason for reason in found if reason is not None), None)
 
     def grow(self, job: JobId, account: str) -> bool:
@@ -82,8 +85,16 @@ class Quota:
         return True
 
     def _bounds(self, job: JobId, account: str) -> list[Bound]:
+        key = account, self._classes.get(job, "")
+        if key not in self._known:
+            bounds = self._bounds_of(*key)
+            limited = (one for one in bounds if (one.slots, one.running) != (None, None))
+            self._known[key] = list(limited)
+        return self._known[key]
+
+    def _bounds_of(self, account: str, name: str) -> list[Bound]:
+        """Return the limits for jobs of an account, in the class of that name."""
         project, _, user = account.partition("/")
-        name = self._classes.get(job, "")
         limits, its_class = self._sharing.limits_of(user), self._sharing.classes.get(name)
         found = [Bound(f"user {user}", "user_limit", f"user {user}", limits.slots, limits.running)]
         if its_class is not None:

@@ -21,7 +21,8 @@ from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.placement.slot_partition import Reservation, reserve
 from controlplane.policy.sharing.caps import Ledger, turn_order
 from controlplane.policy.sharing.claim_order import standing
-from controlplane.policy.sharing.claims import TURN_S, decide
+from controlplane.policy.sharing.claim_room import TURN_S
+from controlplane.policy.sharing.claims import decide
 from controlplane.policy.sharing.division import Division
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, Seconds

@@ -11,7 +11,6 @@ import pytest
 
 from controlplane.core.inputs import NodeHeard, PlanProposed, StartDue
 from controlplane.core.model.job_phases import Phase
-from controlplane.core.policy_view import rigid_views
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId
 from schemas.relations import WAITS_TO
@@ -42,7 +41,7 @@ COMMAND: dict[str, Any] = {
 
 def shown(controller: Controller) -> list[str]:
     """Jobs that a policy or the division may start or change."""
-    return [*controller.view().jobs, *(job.job for job in rigid_views(controller.state))]
+    return [*controller.view().jobs, *(job.job for job in controller.rigid_views())]
 
 
 def begin(controller: Controller, job: Any = A, slot: Any = S0, *, pid: int = 100) -> None:

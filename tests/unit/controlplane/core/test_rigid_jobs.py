@@ -10,7 +10,6 @@ import pytest
 from controlplane.core.commands import SendDelta
 from controlplane.core.inputs import DrainExpired, DrainRequested, RunExpired, SharingChanged
 from controlplane.core.model.job_phases import Phase
-from controlplane.core.policy_view import rigid_views
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import Seconds
 from schemas.jobs import EndWarning
@@ -211,7 +210,7 @@ def test_policies_do_not_see_rigid_jobs() -> None:
     controller = running(GANG)
 
     assert controller.view().jobs == {}
-    assert rigid_views(controller.state) == [
+    assert controller.rigid_views() == [
         RigidView(
             job=A, account="ann/ann", submitted_at=Seconds(1000.0), slots=2, waits=False,
             family=controller.job(A).family, holds=(S0, T0), began_at=Seconds(1000.0), preemptible=True,
@@ -222,7 +221,7 @@ def test_policies_do_not_see_rigid_jobs() -> None:
 def test_a_time_limit_tells_when_slots_are_free() -> None:
     controller = running(ONE, max_run_s=100.0, grace_s=5.0)
 
-    (view,) = rigid_views(controller.state)
+    (view,) = controller.rigid_views()
     assert (view.one_node, view.ends_at, view.run_limit_s) == (True, 1105.0, 105.0)
     (expired,) = controller.due(100.0)
     controller.now += 100.0

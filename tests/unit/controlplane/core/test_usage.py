@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.inputs import SharingChanged
 from controlplane.core.model.usage import Usage, slot_seconds
-from controlplane.core.plan_cycle import PlanCycle, ledger_of
+from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.journal.snapshots import image_of, reactor_from
 from schemas.ids import Seconds
@@ -30,8 +30,7 @@ def shared(controller: Controller, **rules: object) -> Controller:
 
 
 def usage(controller: Controller, account: str = "ann/ann") -> float:
-    ledger = ledger_of(controller.state, Seconds(controller.now), H)
-    return ledger.usage.get(account, 0.0)
+    return controller.ledger().usage.get(account, 0.0)
 
 
 def test_one_slot_for_a_half_life_leaves_its_integral() -> None:
@@ -73,7 +72,7 @@ def test_usage_is_kept_by_project_and_user() -> None:
     controller.now += H
 
     one = EXACT(slot_seconds(1, H, H))
-    assert ledger_of(controller.state, Seconds(controller.now), H).usage == {
+    assert controller.ledger().usage == {
         "ann/ann": one,
         "nlp/bob": one,
     }
@@ -106,7 +105,7 @@ def test_a_slot_of_a_job_under_an_override_counts_outside_the_view() -> None:
     controller = running(shared(cluster_of(n1=2)))
     controller.take(builders.resized(A, 1))
 
-    assert ledger_of(controller.state, Seconds(controller.now), H).outside == {"ann/ann": 1}
+    assert controller.ledger().outside == {"ann/ann": 1}
 
 
 def test_a_replay_and_a_snapshot_keep_rules_usage_and_turns() -> None:
@@ -133,7 +132,7 @@ def test_a_new_half_life_counts_from_now_on() -> None:
     controller.take(SharingChanged(sharing=Sharing(half_life_s=2 * H)))
 
     def later() -> float:
-        return ledger_of(controller.state, Seconds(controller.now), 2 * H).usage["ann/ann"]
+        return controller.ledger().usage["ann/ann"]
 
     assert later() == EXACT(before)
     controller.now += 2 * H

@@ -15,7 +15,10 @@ from controlplane.policy.sharing.budgets import (
     level_fair_shares,
     split_slots,
 )
+from controlplane.policy.sharing.caps import deal_caps
+from schemas.ids import JobId
 from schemas.sharing import Project, Sharing, UserShare
+from tests.support.builders import job_view
 from tests.support.sizes import examples
 
 SIZE = settings(max_examples=examples(200), deadline=None)
@@ -166,3 +169,54 @@ def test_renamed_users_and_doubled_weights_change_no_budget(told: list[tuple[int
     heavy = {"p": Project(users={f"u{place}": UserShare(weight=2.0) for place in range(len(told))})}
 
     assert budgets(named("u")) == budgets(named("z")) == budgets(named("u"), projects=heavy)
+
+
+def one_by_one(room: int, demands: list[int], weights: list[float]) -> list[int]:
+    """Sainte-Lague as it is defined: always to the smallest (slots + 1/2) / weight."""
+    got = [0] * len(demands)
+    for _ in range(min(room, sum(demands))):
+        some = [i for i, demand in enumerate(demands) if got[i] < demand]
+        got[min(some, key=lambda i: ((got[i] + 0.5) / weights[i], i))] += 1
+    return got
+
+
+@SIZE
+@given(
+    st.integers(0, 300),
+    st.lists(
+        st.tuples(st.integers(0, 200), st.sampled_from([1.0, 2.0]) | st.floats(0.05, 20.0)),
+        max_size=8,
+    ),
+)
+def test_slots_are_split_as_if_they_were_dealt_one_by_one(
+    room: int, wanting: list[tuple[int, float]]
+) -> None:
+    demands, weights = [demand for demand, _ in wanting], [weight for _, weight in wanting]
+    claims = [
+        Claim(demand=demand, weight=weight, order=place)
+        for place, (demand, weight) in enumerate(wanting)
+    ]
+
+    assert split_slots(room, claims) == one_by_one(room, demands, weights)
+
+
+@SIZE
+@given(
+    st.integers(0, 60),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 20)), max_size=8),
+)
+def test_caps_grow_as_if_slots_were_dealt_one_by_one_to_the_smallest_job(
+    budget: int, sizes: list[tuple[int, int]]
+) -> None:
+    jobs = [job_view(JobId(f"j-{at}"), slots=(least, 20)) for at, (least, _) in enumerate(sizes)]
+    useful = {job.job: most for job, (_, most) in zip(jobs, sizes, strict=True)}
+    caps, room = dict[JobId, int](), budget
+    for job in jobs:
+        size = min(job.least, useful[job.job])
+        caps[job.job] = size if size <= room else 0
+        room -= caps[job.job]
+    while room and (growing := [name for name in caps if 0 < caps[name] < useful[name]]):
+        caps[min(growing, key=caps.__getitem__)] += 1
+        room -= 1
+
+    assert deal_caps(jobs, budget, useful, gangs=False) == caps

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.sharing.claim_order import Standing
+from controlplane.policy.sharing.claim_room import Kind, Room
 from controlplane.policy.sharing.claims import decide, mask, without_kept
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
@@ -529,3 +531,60 @@ def test_no_node_is_oversubscribed(needs: list[dict[str, Any]]) -> None:
             for slot in plan.get(job.job, {}) if slot.startswith(f"{node}/-")
         ]  # fmt: skip
         assert sum(parts) <= 1.0
+
+
+# --- many claims
+
+
+def test_of_the_claims_behind_one_that_waits_256_are_looked_at() -> None:
+    view = view_of(row_of(4))
+    large, *others = [
+        claim(JobId(f"c-{number}"), 4 if number < 258 else 1, 9_000.0 + number)
+        for number in range(1, 259)
+    ]
+    held = holder(A, *n(1, 0), ends_at=None)
+
+    assert placed(view, held, large, *others[1:]) == {JobId("c-258"): {n(1, 1)[0]: 1}}
+    decision = decide(view, [held, large, *others], NOW)
+    assert decision.plan.local_batch == {}
+    assert decision.reasons[JobId("c-258")] == Reason(
+        "turn", "waits behind c-1 and at least 256 others", {"others": 256.0}
+    )
+
+
+def test_a_claim_that_fits_other_slots_waits_behind_nobody() -> None:
+    view = view_of(row_of(2, 1))
+    first = [claim(JobId(f"c-{number}"), 2, fits=frozenset(n(1, 0, 1))) for number in range(1, 300)]
+    other = claim(H, 1, fits=frozenset(n(2, 0)))
+
+    assert placed(view, holder(A, *n(1, 0), ends_at=None), *first, other) == {H: {n(2, 0)[0]: 1}}
+
+
+def test_a_reason_names_three_jobs() -> None:
+    view = view_of(row_of(8))
+    holders = [
+        holder(JobId(f"p-{number}"), *n(1, number), ends_at=NOW + number) for number in range(8)
+    ]
+
+    assert decide(view, [*holders, claim(G, 8)], NOW).reasons[G].text == (
+        "needs 8 slots, could have 0; has them within 7 s, after p-0, p-1, p-2 and 5 more"
+    )
+
+
+@given(clusters(), st.lists(st.integers(1, 3), min_size=1, max_size=6))
+def test_what_is_counted_once_stays_right_while_claims_take_slots(
+    case: tuple[ClusterView, list[RigidView]], sizes: list[int]
+) -> None:
+    view, rigid = case
+    room = Room(view, rigid, NOW, Standing(borrowed={}))
+    fits = frozenset(slot.slot for slot in view.slots[::2])
+    for number, size in enumerate(sizes):
+        fields = ({}, {"fits": fits}, {"exclusive": True}, {"shares": {NodeId("n1"): 2.0}})[size]
+        job = claim(JobId(f"t-{number}"), size, NOW, **fields)
+        kind = room.kind(job)
+        kind.counts(), kind.costs(size)
+        room.take(job, (), pauses=number % 2 == 0)
+        again = Kind(room, job, frozenset(), ())
+
+        assert kind.counts().tolist() == again.counts().tolist()
+        assert kind.costs(size).tolist() == again.costs(size).tolist()
