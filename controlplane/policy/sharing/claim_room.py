@@ -6,6 +6,7 @@ of each node once for each kind of claim, and again only after they have changed
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.placement.slot_partition import Reservation, split
@@ -28,12 +26,14 @@ EPSILON: Final = 1e-6  # rounding of shares
 TURN_S: Final = 1800.0  # an elastic job that has run for this long may be paused for a claim
 NOBODY: Final = frozenset[JobId]()
 NO_NODES: Final = frozenset[NodeId]()
-# Cost of a claim on a node: a sum in which each kind of cost outweighs all that follow.
-NEVER: Final = 1 << 60  # the node has too few slots
-OWNER: Final = 1 << 40  # a job that loses slots
-NOT_FREE: Final = 1 << 20  # a slot that is not free; free slots of the node cost 1 each
 
-IntArray = NDArray[np.int64]
+
+class Cost(NamedTuple):
+    """Cost of slots for a claim; smaller is better."""
+
+    owners: int  # jobs that lose slots
+    not_free: int  # slots that are not free now
+    room: int  # free slots of the node
 
 
 @dataclass(slots=True)
@@ -189,7 +189,6 @@ class Room:
         self.nodes = list(self.slots)
         self.index = {node: place for place, node in enumerate(self.nodes)}
         self.changed: list[NodeId] = []  # nodes whose slots changed, in order
-        self._free_counts = np.array([len(slots) for slots in self.free.values()], np.int64)
 
     def _rank(self, job: JobId) -> int:
         return self._rules.ranks.get(job, 0)
@@ -256,19 +255,18 @@ class Room:
         )
         kind, many = self.kind(job, closed, without), job.slots
         pausable: AbstractSet[JobId] = NOBODY
-        counts, costs = kind.counts(), kind.costs(many)
-        best = int(costs.argmin())
-        if pauses and costs[best] >= OWNER and (pausable := self._pausable(job)):
-            counts, costs = kind.with_pauses(many, pausable)
-            best = int(costs.argmin())
-        if costs[best] < NEVER:
-            return self._remove(kind.choose(self.nodes[best], many, pausable))
-        if job.one_node or counts.sum() < many:
+        best = kind.best_node(many)
+        if pauses and (best is None or best[0].owners) and (pausable := self._pausable(job)):
+            best = kind.best_node(many, pausable)
+        if best is not None:
+            return self._remove(kind.choose(self.nodes[best[1]], many, pausable))
+        counts = kind.counts(pausable)
+        if job.one_node or sum(counts) < many:
             return None
         found = Taken([])
         if job.shares or job.exclusive:
-            for place in np.argsort(-counts, kind="stable"):  # few nodes
-                if has := min(int(counts[place]), many - len(found.slots)):
+            for place in sorted(range(len(counts)), key=lambda one: -counts[one]):  # few nodes
+                if has := min(counts[place], many - len(found.slots)):
                     chosen = kind.choose(self.nodes[place], has, pausable)
                     found.slots += chosen.slots
                     found.empty += chosen.empty
@@ -276,12 +274,12 @@ class Room:
             found.slots += islice(filter(kind.admits, self._offers(pausable)), many)
         return self._remove(found) if len(found.slots) == many else None
 
-    def cost(self, taken: Taken) -> int:
-        """Return how many jobs lose slots, how many slots are not free, and how many remain."""
+    def cost(self, taken: Taken) -> Cost:
+        """Return the cost of slots of one node."""
         owners = {giver.name for slot in taken.all if (giver := self._owner.get(slot))}
         free = self.free[node_of(taken.slots[0])]
         not_free = sum(slot not in free for slot in taken.all)
-        return OWNER * len(owners) + NOT_FREE * not_free + len(free)
+        return Cost(len(owners), not_free, len(free))
 
     def offers_on(self, node: NodeId, pausable: AbstractSet[JobId] = NOBODY) -> list[SlotId]:
         """Return the slots of a node that a claim on this node may have, cheapest first.
@@ -307,8 +305,7 @@ class Room:
 
         Nodes with the most free slots are first.
         """
-        order = np.argsort(-self._free_counts, kind="stable")
-        nodes = [self.nodes[place] for place in order]
+        nodes = sorted(self.nodes, key=lambda node: -len(self.free[node]))
         yield from chain.from_iterable(map(self.free.__getitem__, nodes))
         yield from chain.from_iterable(map(self._coming.__getitem__, nodes))
         givers = sorted(self._givers.values(), key=lambda giver: giver.place)
@@ -369,7 +366,6 @@ class Room:
         for node in nodes:
             for some in (self.free, self._coming):
                 some[node] = [slot for slot in some[node] if slot not in chosen]
-            self._free_counts[self.index[node]] = len(self.free[node])
         self.changed += nodes
         return taken
 
@@ -478,7 +474,7 @@ class _Sizes(NamedTuple):
 
 
 class Kind:
-    """Claims that can use the same slots. Arrays have one entry for each node, in its order.
+    """Claims that can use the same slots. Lists have one entry for each node of the room.
 
     Args:
         room: with all slots.
@@ -497,9 +493,9 @@ class Kind:
         self.closed = closed
         self._room, self._job, self._without = room, job, without
         self._plain = job.fits is None and not (job.shares or job.exclusive or closed or without)
-        self._counts: IntArray | None = None
-        self._counted = 0  # changes that `_counts` includes
-        self._costs: dict[int, tuple[IntArray, int]] = {}  # the same, by number of slots
+        self._counts = [self.fitting(node, room.offers_on(node)) for node in room.nodes]
+        self._counted = len(room.changed)  # changes that `_counts` includes
+        self._rankings: dict[int, _Ranking] = {}  # by number of slots
 
     @cached_property
     def sizes(self) -> _Sizes:
@@ -533,47 +529,44 @@ class Kind:
             slots = [slot for slot in slots if slot not in others]
         return slots
 
-    def counts(self) -> IntArray:
-        """Return how many slots a claim can have on each node without a pause of other jobs."""
+    def counts(self, pausable: AbstractSet[JobId] = NOBODY) -> list[int]:
+        """Return how many slots of each node a claim can have if these jobs may pause for it."""
         room = self._room
-        if self._counts is None:
-            each = (self.fitting(node, room.offers_on(node)) for node in room.nodes)
-            self._counts = np.fromiter(each, np.int64, len(room.nodes))
-        else:
-            for node in room.changed[self._counted :]:
-                self._counts[room.index[node]] = self.fitting(node, room.offers_on(node))
+        for node in room.changed[self._counted :]:
+            self._counts[room.index[node]] = self.fitting(node, room.offers_on(node))
         self._counted = len(room.changed)
-        return self._counts
-
-    def costs(self, many: int) -> IntArray:
-        """Return the cost of a claim of `many` slots on each node, without a pause."""
-        room = self._room
-        if many in self._costs:
-            costs, known = self._costs[many]
-            nodes = room.changed[known:]
-        else:
-            costs = np.full(len(room.nodes), NEVER, np.int64)
-            nodes = [room.nodes[place] for place in np.flatnonzero(self.counts() >= many)]
-        for node in nodes:
-            costs[room.index[node]] = self._cost(node, many, NOBODY)
-        self._costs[many] = costs, len(room.changed)
-        return costs
-
-    def with_pauses(self, many: int, pausable: AbstractSet[JobId]) -> tuple[IntArray, IntArray]:
-        """Return counts and costs if these jobs may pause for a claim of `many` slots."""
-        room, counts, costs = self._room, self.counts().copy(), self.costs(many).copy()
+        found = list(self._counts)
         for node in room.nodes_of(pausable):
-            place = room.index[node]
-            counts[place] = self.fitting(node, room.offers_on(node, pausable))
-            costs[place] = self._cost(node, many, pausable)
-        return counts, costs
+            found[room.index[node]] = self.fitting(node, room.offers_on(node, pausable))
+        return found
 
-    def _cost(self, node: NodeId, many: int, pausable: AbstractSet[JobId]) -> int:
+    def best_node(
+        self, many: int, pausable: AbstractSet[JobId] = NOBODY
+    ) -> tuple[Cost, int] | None:
+        """Return the cost and the place of the node where `many` slots cost least, if any."""
+        room = self._room
+        if (ranking := self._rankings.get(many)) is None:
+            counts = self.counts()
+            nodes = [room.nodes[place] for place, count in enumerate(counts) if count >= many]
+            ranking = self._rankings[many] = _Ranking()
+        else:
+            nodes = room.changed[ranking.seen :]
+        ranking.seen = len(room.changed)
+        for node in nodes:
+            ranking.put(room.index[node], self._cost(node, many, NOBODY))
+        best = ranking.first()
+        for node in room.nodes_of(pausable):
+            cost = self._cost(node, many, pausable)
+            if cost is not None and (best is None or (cost, room.index[node]) < best):
+                best = cost, room.index[node]
+        return best
+
+    def _cost(self, node: NodeId, many: int, pausable: AbstractSet[JobId]) -> Cost | None:
         free = self._room.free[node]
         if self._plain and len(free) >= many:
-            return len(free)
+            return Cost(0, 0, len(free))
         if self.fitting(node, self._room.offers_on(node, pausable)) < many:
-            return NEVER
+            return None
         return self._room.cost(self.choose(node, many, pausable))
 
     def choose(self, node: NodeId, many: int, pausable: AbstractSet[JobId]) -> Taken:
@@ -585,6 +578,28 @@ class Kind:
         rest = [slot for slot in slots if slot not in used]
         needs = math.ceil(many * job.shares.get(node, 1.0) - EPSILON)
         return Taken(used, rest if job.exclusive else rest[: max(0, needs - many)])
+
+
+class _Ranking:
+    """Nodes with enough slots by their cost, and the place of each node among equals."""
+
+    def __init__(self) -> None:
+        self.seen = 0  # changes of the room that it includes
+        self._costs: dict[int, Cost] = {}
+        self._heap: list[tuple[Cost, int]] = []  # some entries are outdated
+
+    def put(self, place: int, cost: Cost | None) -> None:
+        """Set the cost of a node. None: it has too few slots."""
+        self._costs.pop(place, None)
+        if cost is not None:
+            self._costs[place] = cost
+            heapq.heappush(self._heap, (cost, place))
+
+    def first(self) -> tuple[Cost, int] | None:
+        """Return the smallest cost and its place."""
+        while self._heap and self._costs.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
 
 
 def ends_at(job: RigidView, now: Seconds) -> float:
