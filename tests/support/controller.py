@@ -71,6 +71,7 @@ class Controller:
         """What policies see: the view that is kept up to date, which is as good as a new one."""
         view = ViewBuilder(self.state).view()
         assert self.reactor.view() == view
+        self.ledger(), self.rigid_views()
         return view
 
     def rigid_views(self) -> list[RigidView]:
@@ -118,7 +119,6 @@ class Controller:
             elif isinstance(record, SweepLeft):
                 self._left_sweeps[record.job] = record.history
         invariants.check(self.state)
-        self.ledger()
         self.asked = self.asked or RequestPlan() in commands
         told = [command.event for command in commands if isinstance(command, Announce)]
         assert [(event.seq, event.time) for event in told] == [

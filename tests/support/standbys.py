@@ -23,6 +23,7 @@ from tests.support.cluster import Cluster
 from tests.support.commands import Finished, ones
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
+SETTLED_S: Final = 3.0  # longer than `silence_s`
 LIMIT_S: Final = 60.0
 NODE: Final = "node"  # host of the agents, for `at`
 USER: Final = "user"  # host of clients
@@ -132,8 +133,19 @@ class Standbys:
             return asyncio.run(read())
 
     def until_complete(self) -> None:
-        """Wait until both controllers have all acknowledged inputs."""
-        self.until(lambda: self.record().complete == self.hosts, "complete")
+        """Wait until both controllers have had all acknowledged inputs for some time.
+
+        The record lists a host that was killed or cut off until `silence_s` after that.
+        """
+        since = time.monotonic()
+
+        def lasts() -> bool:
+            nonlocal since
+            if self.record().complete != self.hosts:
+                since = time.monotonic()
+            return time.monotonic() - since > SETTLED_S
+
+        self.until(lasts, "complete")
 
     def client(self) -> BlockingClient:
         """Return a client that knows both controllers."""

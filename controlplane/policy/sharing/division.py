@@ -217,8 +217,7 @@ class _Account:
         self.giving: list[JobView] = []  # jobs with slots that give some up for the budget
         self.limited: list[tuple[JobView, int]] = []  # jobs that a limit bounds, with their caps
         self._jobs: list[JobView] = []
-        self._began: list[float] = []  # begin of each job's turn
-        self._for: tuple[int, float] = (0, 0.0)  # capacity, turn_s
+        self._for: tuple[object, ...] = ()  # rules and turns that `order` follows
         self._updated_at = self._order_until = -math.inf  # `order` is valid between these times
         self._inside = (0, 0)  # slots that the jobs have, and most that they can use
         self._turn_ends: list[float] = []  # end of each job's turn
@@ -254,16 +253,15 @@ class _Account:
 
         Equal views of a job have their slots in the same order.
         """
-        began = [*map(ledger.began_at.get, [job.job for job in jobs], repeat(-math.inf))]
-        same = (capacity, turn_s) == self._for and self._updated_at <= now < self._order_until
-        simple = not (limited.caps or ledger.ranks)
-        if same and simple and began == self._began and jobs == self._jobs:
+        names, caps = [job.job for job in jobs], limited.caps
+        bounds = [*map(caps.get, names)] if caps else []
+        ranks = [*map(ledger.ranks.get, names)] if ledger.ranks else []
+        began = [*map(ledger.began_at.get, names, repeat(-math.inf))]
+        rules = capacity, turn_s, bounds, ranks, began
+        same = rules == self._for and self._updated_at <= now < self._order_until
+        if same and jobs == self._jobs:
             return
-        self._jobs, self._began, self._for, self._updated_at = jobs, began, (capacity, turn_s), now
-        if not simple:
-            # Limits and ranks may change without the jobs, so the next call computes again.
-            self._updated_at = Seconds(math.inf)
-        caps = limited.caps
+        self._jobs, self._for, self._updated_at = jobs, rules, now
         usable = [job for job in jobs if caps.get(job.job) != 0] if caps else jobs
         useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in usable}
         self.useful = {job: min(most, caps.get(job, most)) for job, most in useful.items()}

@@ -6,9 +6,9 @@ becomes smaller.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from controlplane.policy.api import JobView, Reason
@@ -75,9 +75,23 @@ class Quota:
         found = (self._exceeded(bound, slots) for bound in bounds)
         return next((reason for reason in found if reason is not None), None)
 
-    def grow(self, job: JobId, account: str) -> bool:
-        """Count another slot of a job. Return False if a limit is reached."""
-        bounds = self._bounds(job, account)
+    def grow(self, jobs: Sequence[JobView]) -> Sequence[JobView]:
+        """Count another slot of each job, in this order, if no limit is reached. Return these."""
+        total = Counter[str]()
+        by_account = Counter((job.account, self._classes.get(job.job, "")) for job in jobs)
+        for key, many in by_account.items():
+            for bound in self._known_bounds(*key):
+                total[bound.key] += many
+                if (
+                    bound.slots is not None
+                    and self._slots[bound.key] + total[bound.key] > bound.slots
+                ):
+                    return [job for job in jobs if self._grow_one(job)]
+        self._slots += total
+        return jobs
+
+    def _grow_one(self, job: JobView) -> bool:
+        bounds = self._bounds(job.job, job.account)
         if any(one.slots is not None and self._slots[one.key] >= one.slots for one in bounds):
             return False
         for bound in bounds:
@@ -85,7 +99,10 @@ class Quota:
         return True
 
     def _bounds(self, job: JobId, account: str) -> list[Bound]:
-        key = account, self._classes.get(job, "")
+        return self._known_bounds(account, self._classes.get(job, ""))
+
+    def _known_bounds(self, account: str, name: str) -> list[Bound]:
+        key = account, name
         if key not in self._known:
             bounds = self._bounds_of(*key)
             limited = (one for one in bounds if (one.slots, one.running) != (None, None))
@@ -148,7 +165,7 @@ def limited_jobs(
     """
     caps: dict[JobId, int] = {}
     reasons: dict[JobId, Reason] = {}
-    growing: list[tuple[int, int, JobView]] = []
+    sizes: dict[int, list[tuple[int, JobView]]] = defaultdict(list)  # jobs and places, by cap
     for place, job in enumerate(jobs):
         most = useful[job.job]
         if not most:
@@ -161,12 +178,15 @@ def limited_jobs(
         size = most if whole else min(job.least, most)
         quota.take(job.job, job.account, size, starts=not job.running_on)
         caps[job.job] = size
-        growing.append((size, place, job))
-    heapq.heapify(growing)
-    while growing:
-        size, place, job = heapq.heappop(growing)
-        if size < useful[job.job] and quota.grow(job.job, job.account):
-            caps[job.job] = size + 1
-            heapq.heappush(growing, (size + 1, place, job))
+        if size < most:
+            sizes[size].append((place, job))
+    while sizes:
+        size = min(sizes)
+        places = {job.job: place for place, job in sizes[size]}
+        grown = quota.grow([job for _, job in sorted(sizes.pop(size), key=itemgetter(0))])
+        caps |= dict.fromkeys([job.job for job in grown], size + 1)
+        more = [(places[job.job], job) for job in grown if size + 1 < useful[job.job]]
+        if more:
+            sizes[size + 1] += more
     could = {job.job: max(useful[job.job], len(job.running_on)) for job in jobs}
     return Limited({name: cap for name, cap in caps.items() if cap < could[name]}, reasons)

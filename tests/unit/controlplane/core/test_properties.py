@@ -701,12 +701,15 @@ class Cluster(RuleBasedStateMachine):
         drained = {job.job for node in self.controller.state.draining for job in on(node)}
         before = {job.job: job.version for job in jobs}
         known = {job.job for job in jobs if job.changed_version <= plan.based_on}
+        rejected, children = list(plan.rejected), dict(self.controller.state.children)
+        for name in rejected:  # and jobs that wait for them in vain
+            rejected += children.get(name, {})
 
         self.take(PlanProposed(plan=plan))
 
         ordered = {job.job for job in jobs if job.version != before[job.job]}
         ordered -= overridden.keys() | trading | drained
-        assert ordered <= (plan.local_batch.keys() & known) | plan.rejected.keys()
+        assert ordered <= (plan.local_batch.keys() & known) | set(rejected)
 
     def greeted(self, greeting: NodeGreeted) -> None:
         named = {worker_id(seen.job, seen.version, seen.rank) for seen in greeting.workers}
