@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -471,6 +472,12 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     return (*shape, *rest, *_sweep(spec), *_relations(spec), *_size(spec))
 
 
+@cache
+def _elastic_defaults() -> Mapping[str, object]:
+    known = {field.name: field.default for field in msgspec.structs.fields(JobSpec)}
+    return {field: known[field] for field in ELASTIC_FIELDS}
+
+
 def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     """Check that a job has the fields of its kind, and no others."""
     if spec.image is not msgspec.UNSET and not IMAGE.fullmatch(spec.image):
@@ -498,9 +505,8 @@ def _kind(spec: JobSpec) -> Iterator[JobProblem]:
     if not 0.0 <= spec.grace_limit_s <= MAX_GRACE_S:
         what = f"{spec.grace_s} is not 0 to {MAX_GRACE_S:g} seconds"
         yield JobProblem("grace_s", what, "choose a value in this range")
-    plain = {field.name: field.default for field in msgspec.structs.fields(JobSpec)}
-    for field in ELASTIC_FIELDS:
-        if getattr(spec, field) != plain[field]:
+    for field, default in _elastic_defaults().items():
+        if getattr(spec, field) != default:
             remedy = "leave it out, or give it to the program in command"
             yield JobProblem(field, f"does not apply to a {spec.kind} job", remedy)
     if spec.batch_size != max(1, spec.slots[1]):
