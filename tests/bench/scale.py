@@ -2,7 +2,7 @@
 
 A real controller with simulated agents and CURVE.
 
-- submissions of several clients at once; lists are whole commands, from the shell to the last line, of which the median counts;
+- submissions of several clients at once, of elastic jobs and of programs; lists are whole commands, from the shell to the last line, of which the median counts;
 - `floor_s`: a process that only receives the bytes of `ps -a` over an encrypted ZeroMQ connection, and prints them;
 - `resync`: the controller is killed, and all nodes come back;
 - `messaging` with so many nodes, as shipped: from an event to the delta that follows, frames to nodes that it does not concern,
@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,8 @@ AGENTS: Final = 1000
 SLOTS: Final = 8
 JOBS: Final = 10_000
 CLIENTS: Final = 4
+PROGRAMS: Final = (4, 4)  # slots of a program
+ASK_S: Final = 0.05
 TIMES: Final = 5
 MAX_TRAINING: Final = 1000  # nodes with simulated workers
 SHIPPED_S: Final = 20.0
@@ -105,35 +108,71 @@ def floor_s(home: Path) -> float:
     return statistics.median(took)
 
 
-async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
-    work = base / "work"
-    work.mkdir()
-    (work / "train.py").write_text("")
-    spec = JobSpec(name="one", script="train.py", workdir=str(work), batch_size=8)
-    fleet = Fleet(base / "home", agents, make=lambda *given: BusyAgent(*given, slots=SLOTS))
+@asynccontextmanager
+async def connected(home: Path, agents: int) -> AsyncIterator[Fleet]:
+    """Run a controller with connected agents."""
+    fleet = Fleet(home, agents, make=lambda *given: BusyAgent(*given, slots=SLOTS))
     parts = processes_of(fleet.agents)
     fleet.start()
     try:
         for part in parts:
             part.ask("open")
         await all_welcomed(parts, agents)
-        async with Client(fleet.home) as client:
-            first = await client.submit(spec)
-            snapshot = (await client.job(first)).snapshot
-        report.now(f"{jobs} submissions to {agents} agents")
-        began = time.monotonic()
-        each = [submit(fleet.home, spec, snapshot, jobs // CLIENTS) for _ in range(CLIENTS)]
-        await asyncio.gather(*each)
-        figures = {"submissions_per_s": jobs / (time.monotonic() - began)}
-        for name, words in report.counted("list", LISTS.items(), len(LISTS)):
-            figures[name] = await asyncio.to_thread(command_s, fleet.home, words)
-        figures["floor_s"] = await asyncio.to_thread(floor_s, fleet.home)
-        figures["controller_mib"] = psutil.Process(fleet.process.pid).memory_info().rss / 2**20
+        yield fleet
     finally:
         for part in parts:
             part.end()
         await fleet.stop()
-    return figures
+
+
+async def submit_all(home: Path, spec: JobSpec, jobs: int) -> float:
+    """Submit jobs with several clients at once. Return how many they submitted per second."""
+    async with Client(home) as client:
+        first = await client.submit(spec)
+        snapshot = (await client.job(first)).snapshot
+    began = time.monotonic()
+    await asyncio.gather(*[submit(home, spec, snapshot, jobs // CLIENTS) for _ in range(CLIENTS)])
+    return jobs / (time.monotonic() - began)
+
+
+async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
+    work = base / "work"
+    work.mkdir()
+    (work / "train.py").write_text("")
+    spec = JobSpec(name="one", script="train.py", workdir=str(work), batch_size=8)
+    async with connected(base / "home", agents) as fleet:
+        report.now(f"{jobs} submissions to {agents} agents")
+        figures = {"submissions_per_s": await submit_all(fleet.home, spec, jobs)}
+        for name, words in report.counted("list", LISTS.items(), len(LISTS)):
+            figures[name] = await asyncio.to_thread(command_s, fleet.home, words)
+        figures["floor_s"] = await asyncio.to_thread(floor_s, fleet.home)
+        figures["controller_mib"] = psutil.Process(fleet.process.pid).memory_info().rss / 2**20
+    return figures | await programs(base, agents=agents, jobs=jobs, work=work)
+
+
+async def programs(base: Path, *, agents: int, jobs: int, work: Path) -> dict[str, float]:
+    """Submit programs, of which many wait, and measure small requests meanwhile."""
+    spec = JobSpec(
+        name="one", kind="torchrun", script="", command=("python", "train.py"), slots=PROGRAMS,
+        batch_size=PROGRAMS[1], workdir=str(work),
+    )  # fmt: skip
+    took: list[float] = []
+
+    async def ask(home: Path) -> None:
+        async with Client(home, timeout=60.0) as client:
+            while True:
+                began = time.monotonic()
+                await client.cluster()
+                took.append(time.monotonic() - began)
+                await asyncio.sleep(ASK_S)
+
+    async with connected(base / "programs", agents) as fleet:
+        report.now(f"{jobs} programs for {agents} agents")
+        asking = asyncio.create_task(ask(fleet.home))
+        per_s = await submit_all(fleet.home, spec, jobs)
+        asking.cancel()
+        await asyncio.wait({asking})
+    return {"programs_per_s": per_s, "longest_request_s": max(took)}
 
 
 def messages(base: Path, agents: int) -> dict[str, float]:
