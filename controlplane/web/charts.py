@@ -201,7 +201,10 @@ Points = Sequence[tuple[float, float | None]]  # (seconds since the epoch, value
 
 
 def job_chart(detail: JobDetail, until: float) -> LayoutDOM:
-    """Draw batch size, learning rate, loss, metrics, speed and slots on one axis of time."""
+    """Draw batch size, learning rate, loss, metrics, speed and slots on one axis of time.
+
+    Of a program, only slots are drawn.
+    """
     summary = detail.summary
     end = max(summary.ended_at or until, summary.submitted_at + 1.0)
     window = Window(summary.submitted_at, end)
@@ -242,8 +245,11 @@ def _curves(detail: JobDetail, end: float) -> dict[str, Points]:
     slots: list[tuple[float, float | None]] = [(one.time, len(one.slots)) for one in groups]
     batches: list[tuple[float, float | None]] = [(one.time, one.global_batch) for one in groups]
     metrics = sorted({name for epoch in epochs for name in epoch.metrics})
+    of_slots = [*slots, *((end, value) for _, value in slots[-1:])]
+    if detail.spec.rigid:
+        return {"slots": of_slots}
     return {
-        "slots": [*slots, *((end, value) for _, value in slots[-1:])],
+        "slots": of_slots,
         "batch size": [*batches, *((end, value) for _, value in batches[-1:])],
         "learning rate": [(epoch.time, epoch.lr) for epoch in epochs],
         "loss": [(epoch.time, epoch.train_loss) for epoch in epochs],

@@ -12,7 +12,7 @@ from controlplane.web import charts
 from schemas.ids import Seconds
 from schemas.wire.client import JobDetail, VersionInfo
 from schemas.wire.feed import FeedEvent
-from tests.support.builders import N1, S0, S1, A, B, news
+from tests.support.builders import N1, S0, S1, A, B, job_spec, news
 from tests.unit.controlplane.web.test_views import example, summary
 
 
@@ -63,6 +63,14 @@ def test_a_job_has_a_curve_for_each_metric_and_a_mark_for_each_group() -> None:
     assert shown["slots"] == {"at": [10_000.0, 40_000.0, 90_000.0], "value": [1, 2, 2]}
     assert shown["groups beside loss"] == {"at": [40_000.0], "kind": ["start"]}
     assert shown["time"] == {"start": 5_000.0, "end": 90_000.0}
+
+
+def test_a_program_has_a_curve_of_its_slots_only() -> None:
+    detail = example(JobDetail, spec=job_spec(kind="command"), versions=())
+
+    shown = charts.columns(charts.job_chart(detail, until=0.0))
+
+    assert {name for name in shown if not name.startswith("groups")} == {"slots", "time"}
 
 
 def test_a_chart_of_nothing_is_a_document_without_other_hosts() -> None:
