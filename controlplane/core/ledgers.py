@@ -14,15 +14,16 @@ from controlplane.policy.sharing.caps import Ledger
 from schemas.ids import JobId, Seconds
 from schemas.sharing import Sharing
 
-MAX_HALF_LIVES: Final = 64.0  # from `_base` until now, because 2^t / H must not overflow
+MAX_HALF_LIVES: Final = 64.0  # since `_base`; 2^((t - base) / H) must not overflow
+ROUNDING: Final = 1e-9  # of the slots of an account
 
 
 class Ledgers:
-    """Source of ledgers of a state. It only reads the state, and visits jobs that have changed."""
+    """Reader of a state that returns ledgers. It only visits jobs that have changed."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rules: Sharing | None = None  # at the latest ledger
+        self._rules: Sharing | None = None  # when the latest ledger was made
         self._restart(Seconds(0.0))
 
     def _restart(self, now: Seconds) -> None:
@@ -39,12 +40,17 @@ class Ledgers:
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
         """Mark jobs as possibly changed."""
-        self._stale |= jobs
+        for name in jobs:
+            if name in self._state.active:
+                self._stale[name] = None
+            else:
+                self._stale.pop(name, None)
+                self._forget(name)
 
     def ledger(self, now: Seconds) -> Ledger:
-        """Return the usage of accounts, and what views of elastic jobs do not show of them."""
+        """Return the usage of accounts, and their slots that views of elastic jobs do not show."""
         state, rules = self._state, self._state.sharing or Sharing()
-        if rules != self._rules or now - self._base > MAX_HALF_LIVES * rules.half_life_s:
+        if rules != self._rules or abs(now - self._base) > MAX_HALF_LIVES * rules.half_life_s:
             self._restart(now)
         if state.overrides.keys() != self._overridden:
             self._stale |= dict.fromkeys(state.overrides.keys() ^ self._overridden)
@@ -67,11 +73,7 @@ class Ledgers:
 
     def _update(self, name: JobId, rules: Sharing) -> None:
         state = self._state
-        if (account := self._accounts.pop(name, None)) is not None:
-            self._holding[account].pop(name, None)
-            self._sums.pop(account, None)
-            self._holders.pop(name, None)
-            self._classes.pop(name, None)
+        self._forget(name)
         if name not in state.active:
             return
         job = state.jobs[name]
@@ -84,11 +86,21 @@ class Ledgers:
         if (known := job.spec.stated_class) in rules.classes:
             self._classes[name] = known
 
+    def _forget(self, name: JobId) -> None:
+        if (account := self._accounts.pop(name, None)) is None:
+            return
+        self._holding[account].pop(name, None)
+        if not self._holding[account]:
+            del self._holding[account]
+        self._sums.pop(account, None)
+        self._holders.pop(name, None)
+        self._classes.pop(name, None)
+
     def _usage(self, now: Seconds, half_life_s: float) -> dict[str, float]:
         """Return the usage of each account.
 
-        Jobs that hold s_j slots since t_j add H / ln 2 (sum s_j - 2^(-now / H) sum s_j 2^(t_j / H))
-        to it, as in `slot_seconds`. The sums change only with the jobs.
+        The usage of jobs that hold s_j slots since t_j is, by `slot_seconds`,
+        H / ln 2 (sum s_j - 2^(-now / H) sum s_j 2^(t_j / H)). The sums change only with the jobs.
         """
         found = {
             account: decayed(one.value, now - one.at, half_life_s)
@@ -103,7 +115,8 @@ class Ledgers:
                 ]
                 self._sums[account] = sum(slots for slots, _ in jobs.values()), math.fsum(weights)
             slots, weight = self._sums[account]
-            held = max(0.0, slots - shrink * weight) * half_life_s / math.log(2.0)
-            if jobs:
-                found[account] = found.get(account, 0.0) + held
-        return found
+            # Without the bound, rounding would decide between accounts that have just begun.
+            held = slots - shrink * weight
+            held = held * half_life_s / math.log(2.0) if held > ROUNDING * slots else 0.0
+            found[account] = found.get(account, 0.0) + held
+        return {account: found[account] for account in sorted(found)}  # sums must not vary

@@ -40,12 +40,17 @@ class ViewBuilder:
         self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
         self._rigid: dict[JobId, tuple[RigidView, Fit] | None] = {}  # None: must not start
+        self._closings: dict[JobOwner, Closings] = {}  # one object as long as it stays equal
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
         """Mark jobs as possibly changed, so that the next view rebuilds them."""
-        self._stale |= jobs
         for job in jobs:
             self._rigid.pop(job, None)
+            if job in self._state.active:
+                self._stale[job] = None
+            else:
+                self._stale.pop(job, None)
+                self._jobs.pop(job, None)
 
     def view(self) -> ClusterView:
         """Return a view of the active jobs and of the slots of nodes that are not lost.
@@ -187,7 +192,7 @@ class ViewBuilder:
         for name in state.overrides:
             known.pop(name, None)
         for name in state.rigid:
-            # Views also depend on reservations of nodes, and on the slots that fit requests.
+            # Reservations, and slots that fit requests, change without the job.
             if name not in known or planned or name in shaped:
                 known[name] = self._rigid_view(state.jobs[name], known.get(name), closes)
         views = map(known.__getitem__, state.rigid)
@@ -200,11 +205,12 @@ class ViewBuilder:
         if job.withheld:
             return None
         if job.owner not in closes:
-            closes[job.owner] = self._state.closes(job)
+            found, before = self._state.closes(job), self._closings.get(job.owner)
+            closes[job.owner] = self._closings[job.owner] = found if found != before else before
         fit, closed = self._state.slot_index.fit(job.spec), closes[job.owner]
         if known is None or known[1] is not fit:
             return rigid_view(self._state, job, closed), fit
-        return known if known[0].closes == closed else (replace(known[0], closes=closed), fit)
+        return known if known[0].closes is closed else (replace(known[0], closes=closed), fit)
 
 
 def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:

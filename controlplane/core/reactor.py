@@ -101,7 +101,7 @@ class Reactor:
         return self._views.rigid_views()
 
     def ledger(self, now: Seconds) -> Ledger:
-        """Return what accounts hold outside the view, and their usage."""
+        """Return the usage of accounts, and their slots that the view does not show."""
         return self._ledgers.ledger(now)
 
     def handle(self, event: inputs.Input, now: Seconds) -> list[Command]:
@@ -153,7 +153,8 @@ class Reactor:
             for name in state.overrides
             if overrides.is_due(state.jobs[name], now)
         ]
-        runs = [inputs.RunExpired(job=name) for name in self._run_ends.passed(now)]
+        ended = [n for n in self._run_ends.passed(now) if lifecycle.is_expired(state.jobs[n], now)]
+        runs = [inputs.RunExpired(job=name) for name in ended]
         starts = [inputs.StartDue(job=name) for name in self._starts.passed(now)]
         units = sweeps.expired_units(state, now)
         return [*passed, *runs, *starts, *again, *drains.due(state, now), *units]

@@ -287,7 +287,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def idle_drains(self) -> set[NodeId]:
-        """Draining nodes on which nothing is due as long as they have no jobs."""
+        """Draining nodes that had no jobs and no time to wait for when they were last visited."""
         return set()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Times of jobs that something is due, in order."""
+"""Times at which something is due for a job."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from controlplane.core.model.job import Job
+from controlplane.core.model.job import Job, number_of
 from controlplane.core.state import State
 from schemas.ids import JobId, Seconds
 
-SLACK: Final = 64  # outdated entries of the heap that are never removed at once
+SLACK: Final = 64  # outdated entries that the heap may always have
 NextTime = Callable[[State, Job, Seconds], Seconds]
 
 
 class JobTimers:
-    """The time of each active job at which something is due next, or infinity.
+    """Time at which something is due next for each active job, or infinity.
 
-    A time is computed again after its job has changed, and when it has come.
+    The time of a job is computed again after the job has changed, and when the time has come.
 
     Args:
         next_time: returns the time of a job.
@@ -37,17 +37,22 @@ class JobTimers:
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
         """Mark jobs as possibly changed."""
-        self._stale |= jobs
+        for name in jobs:
+            if name in self._state.active:
+                self._stale[name] = None
+            else:
+                self._stale.pop(name, None)
+                self._times.pop(name, None)
 
     def passed(self, now: Seconds) -> list[JobId]:
-        """Return the jobs whose time has come, in the order of their times."""
+        """Return the jobs whose time has come, in order of arrival."""
         self._update(self._stale, now)
         self._stale = {}
         self._update(dict.fromkeys(self._pop(now)), now)
         found = list(dict.fromkeys(self._pop(now)))
-        for name in found:  # until they change
+        for name in found:  # the next call returns them as well, if they have not changed
             heapq.heappush(self._heap, (self._times[name], name))
-        return found
+        return sorted(found, key=number_of)
 
     def _pop(self, now: Seconds) -> Iterator[JobId]:
         while self._heap and self._heap[0][0] <= now:

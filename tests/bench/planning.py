@@ -1,4 +1,4 @@
-"""What a plan costs the controller: processor time of each part, in a cluster that many jobs wait for.
+"""Costs of a plan in the controller: processor time of each part, while many jobs wait.
 
 The core of a controller gets nodes of 8 slots and jobs of 20 users. A first plan fills the cluster. Then, again and
 again, a node restarts, and the parts of the next plan are measured. `fifo` stands for a policy: how long a search

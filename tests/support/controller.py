@@ -75,13 +75,13 @@ class Controller:
         return view
 
     def rigid_views(self) -> list[RigidView]:
-        """The views of rigid jobs, which are as good as new ones."""
+        """The views of rigid jobs, which are equal to newly built ones."""
         views = ViewBuilder(self.state).rigid_views()
         assert self.reactor.rigid_views() == views
         return views
 
     def ledger(self) -> Ledger:
-        """What accounts hold and have used, which is as good as counted again."""
+        """The ledger of accounts, which is equal to a newly built one."""
         now, kept = Seconds(self.now), self.reactor.ledger(Seconds(self.now))
         again = Ledgers(self.state).ledger(now)
         holding = [self.state.jobs[name] for name in self.state.jobs_with_processes]

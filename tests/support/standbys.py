@@ -133,9 +133,9 @@ class Standbys:
             return asyncio.run(read())
 
     def until_complete(self) -> None:
-        """Wait until both controllers have had all acknowledged inputs for some time.
+        """Wait until the record has listed both controllers for `SETTLED_S`.
 
-        The record lists a host that was killed or cut off until `silence_s` after that.
+        A controller that was killed or cut off stays listed for `silence_s`.
         """
         since = time.monotonic()
 

@@ -289,7 +289,7 @@ def _over(drain: Drain, now: Seconds) -> bool:
 
 
 def _has_time(drain: Drain) -> bool:
-    """True if something is due at a time, whether jobs are on the node or not."""
+    """True if the drain ends, or has a deadline that has not passed."""
     return drain.until is not None or (drain.deadline is not None and not drain.deadline_passed)
 
 

@@ -376,12 +376,19 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
 
 
 def next_run_check(state: State, job: Job, now: Seconds) -> Seconds:
-    """Return when the time of a job is over, or its warning is due."""
+    """Return when a job must end or be warned, whichever is first."""
     if job.job not in state.limited_runs:
         return Seconds(math.inf)
     left_s, _ = _time_left(job, now)
     warning = _pending_warning(job)
     return Seconds(now + left_s - (0.0 if warning is None else warning.before_s))
+
+
+def is_expired(job: Job, now: Seconds) -> bool:
+    """True if a job must end or be warned now."""
+    left_s, _ = _time_left(job, now)
+    warning = _pending_warning(job)
+    return left_s <= (0.0 if warning is None else max(0.0, warning.before_s))
 
 
 def _time_left(job: Job, now: Seconds) -> tuple[float, str]:

@@ -88,10 +88,10 @@ def _deal(
 def _surely_dealt(
     room: int, wants: Sequence[int], weights: Sequence[float], before: Sequence[int]
 ) -> list[int]:
-    """Return slots that each claim gets for certain. At most a few for each claim are left over.
+    """Return a lower bound of the slots of each claim. The bounds lack at most a few slots each.
 
-    All slots below a level of (slots + 1/2) / weight are dealt before the others. The level is
-    found by bisection. Each claim gets one slot less than are below it, because of rounding.
+    Claims get all slots below some level of (slots + 1/2) / weight, which bisection finds. The
+    bounds are one slot smaller, because the level is rounded.
     """
     some = [i for i, want in enumerate(wants) if want > 0]
     got, low = [0] * len(wants), 0.0

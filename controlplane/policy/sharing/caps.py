@@ -84,21 +84,21 @@ def deal_caps(
         caps[job.job] = size if size <= room else 0
         room -= caps[job.job]
     growing = [job.job for job in jobs if 0 < caps[job.job] < useful[job.job]]
-    mean = bisect_right(
+    level = bisect_right(
         range(1, max((useful[name] for name in growing), default=0)),
         room,
         key=lambda size: sum(_grown(caps[name], useful[name], size) for name in growing),
     )
-    for name in growing:  # to the largest size that the room allows
-        more = _grown(caps[name], useful[name], mean)
+    for name in growing:
+        more = _grown(caps[name], useful[name], level)
         caps[name], room = caps[name] + more, room - more
-    for name in [one for one in growing if caps[one] == mean < useful[one]][:room]:
+    for name in [one for one in growing if caps[one] == level < useful[one]][:room]:
         caps[name] += 1
     return caps
 
 
 def _grown(cap: int, useful: int, size: int) -> int:
-    """Return the slots that a job gets more to have `size`, or all that it can use."""
+    """Return how many slots a job with `cap` slots lacks to have `size`, or all useful ones."""
     return max(0, min(size, useful) - cap)
 
 

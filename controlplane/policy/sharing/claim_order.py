@@ -57,7 +57,7 @@ def standing(
         and its.preempts
     )
     promised = Counter(firm)
-    for job in waiting if guarantees else ():
+    for job in (one for one in waiting if guarantees and one.slots):
         project = _project(job.account)
         if promised[project] + job.slots > guarantees.get(project, 0):
             continue

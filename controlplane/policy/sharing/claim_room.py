@@ -1,13 +1,14 @@
-"""Slots that claims of rigid jobs can still have, while a decision about them is made.
+"""Slots that claims of rigid jobs can still have during a decision.
 
 A decision looks for the slots of thousands of claims on thousands of nodes. So it counts the slots
-of each node once for each kind of claim, and again only after they have changed.
+of each node once for each kind of claim, and counts a node again only after its slots changed.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -66,7 +67,7 @@ class Head(Reservation):
         return self.node is None and self.job.fits is None and not self.leaves_enough(job)
 
     def leaves_enough(self, job: RigidView) -> bool:
-        """True if a claim that does not end before has enough slots that are left over then."""
+        """True if a claim that runs at that time fits into the slots that are left over."""
         return job.slots <= self.spare and not (job.shares or job.exclusive)
 
     def start(self, taken: Taken) -> None:
@@ -143,7 +144,11 @@ class Room:
         self._borrowed = Counter(rules.borrowed)
         self._kinds: dict[tuple[object, ...], Kind] = {}
         self._forecasts: dict[tuple[object, ...], _Forecast] = {}
+        # Keys are ids of parts of `rigid`, which outlives the room.
         self._overlaps: dict[tuple[int, int], bool] = {}
+        self._begins: dict[int, list[Seconds]] = {}  # of reservations
+        self._closed: dict[tuple[int, int], frozenset[NodeId]] = {}  # and number of begins
+        self.closed_texts: dict[tuple[frozenset[NodeId], bool], tuple[str, str]] = {}
         self._holders = [job for job in rigid if job.holds]
         up = {slot.slot for slot in view.slots if slot.up}
         elastic = [
@@ -209,21 +214,25 @@ class Room:
 
         `ever` includes nodes on which it would now run into a reservation.
         """
-        sizes = self.kind(job, NO_NODES if ever else self._closed(job)).sizes
+        sizes = self.kind(job, NO_NODES if ever else self.closed(job)).sizes
         return sizes.one_node if job.one_node else sizes.all_nodes
 
     def is_open(self, job: RigidView, node: NodeId) -> bool:
         """True if a claim that starts now ends before the node is reserved for others."""
         return node not in job.closes or ends_at(job, self._now) <= job.closes[node][0]
 
-    def closing(self, job: RigidView) -> list[NodeId]:
-        """Return the nodes on which the claim would run into a reservation."""
-        return [node for node in self.slots if not self.is_open(job, node)]
-
-    def _closed(self, job: RigidView) -> frozenset[NodeId]:
+    def closed(self, job: RigidView) -> frozenset[NodeId]:
+        """Return the nodes on which a claim that starts now would run into a reservation."""
         if not job.closes:
             return NO_NODES
-        return frozenset(node for node in job.closes if not self.is_open(job, node))
+        if id(job.closes) not in self._begins:
+            self._begins[id(job.closes)] = sorted(at for at, _ in job.closes.values())
+        begun = bisect_left(self._begins[id(job.closes)], ends_at(job, self._now))
+        key = id(job.closes), begun
+        if key not in self._closed:
+            closed = (node for node in job.closes if not self.is_open(job, node))
+            self._closed[key] = frozenset(closed)
+        return self._closed[key]
 
     def kind(
         self,
@@ -247,7 +256,7 @@ class Room:
             barred: reservations that the claim must not delay. None of them bars all slots.
             pauses: jobs may have to pause for the claim.
         """
-        closed = self._closed(job) | {head.node for head in barred if head.node is not None}
+        closed = self.closed(job) | {head.node for head in barred if head.node is not None}
         without = tuple(
             head.job.fits
             for head in barred
@@ -376,7 +385,7 @@ class Room:
 
         Rigid jobs end by their time limits. Elastic jobs may be paused after their turn.
         """
-        kind = self.kind(job, self._closed(job))
+        kind = self.kind(job, self.closed(job))
         pauses = bool(self._elastic) or any(self._has_rights(job))
         # Without jobs that may pause, the forecast is the same for all claims of a kind.
         key = (kind, job.one_node, len(self.changed), job.job if pauses else None)
@@ -450,7 +459,7 @@ class _Step(NamedTuple):
 
 
 class _Forecast:
-    """Slots that claims of a kind could have from now on."""
+    """Slots that claims of a kind could have, now and after each end of a job."""
 
     def __init__(self, could_have: int, ends: list[JobId], steps: Iterator[_Step]) -> None:
         self.could_have = could_have  # now
@@ -474,7 +483,7 @@ class _Sizes(NamedTuple):
 
 
 class Kind:
-    """Claims that can use the same slots. Lists have one entry for each node of the room.
+    """Claims that can use the same slots, and how many of them each node has.
 
     Args:
         room: with all slots.
@@ -581,7 +590,7 @@ class Kind:
 
 
 class _Ranking:
-    """Nodes with enough slots by their cost, and the place of each node among equals."""
+    """Nodes that have enough slots, ordered by cost, then by their index in the room."""
 
     def __init__(self) -> None:
         self.seen = 0  # changes of the room that it includes

@@ -11,7 +11,8 @@ The first claim that cannot start gets a reservation: the time at which enough r
 their time limits (EASY backfill: Lifka, JSSPP '95). A later claim starts before it only if it ends
 before that time, or uses slots that are left over then or that do not fit the first claim. Elastic
 jobs may use all slots meanwhile. Of claims that fit no common slot, each has its own reservation.
-Of the claims behind one that waits, the first `MAX_BACKFILL` can start before it.
+After the first claim that waits, only `MAX_BACKFILL` more claims with the same fitting slots are
+tried.
 
 A claim may take more of a node than its slots: the shares of others, or the whole node. Then it
 keeps slots there empty. A claim of 0 slots takes a part of what its node sets aside, in order.
@@ -20,6 +21,7 @@ keeps slots there empty. A claim of 0 slots takes a part of what its node sets a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,7 +38,7 @@ from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 
-MAX_BACKFILL: Final = 256  # claims behind one that waits that are looked at
+MAX_BACKFILL: Final = 256  # claims that are tried after the first one that waits
 MAX_NAMED: Final = 3  # nodes or jobs that a reason names
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
@@ -75,8 +77,8 @@ def decide(
     beside = _Places(places or {}, room)
     decided = _Decided()
     heads: list[Head] = []
-    first: list[RigidView] = []  # claims that wait for a slot that no earlier claim waits for
-    behind = 0
+    first: dict[int, JobId] = {}  # the first claim that waits, by the slots that fit it
+    behind = Counter[int]()  # claims after that one, likewise
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
     for job in rules.order:
         if job.ready_at > now:
@@ -88,10 +90,10 @@ def decide(
         if refused is not None:
             decided.reasons[job.job] = refused
             continue
-        before = next((one for one in first if job.slots and room.overlaps(one, job)), None)
-        behind += before is not None
-        if before is not None and behind > MAX_BACKFILL:
-            decided.reasons[job.job] = _far_behind(before.job)
+        fits = id(job.fits)  # one object for all jobs with the same requests
+        behind[fits] += job.slots > 0 and fits in first
+        if behind[fits] > MAX_BACKFILL and job.slots:
+            decided.reasons[job.job] = _far_behind(first[fits])
             continue
         ahead = [head for head in heads if job.slots and room.overlaps(head.job, job)]
         barred = [head for head in ahead if ends_at(job, now) > head.at]
@@ -112,10 +114,11 @@ def decide(
         elif not job.slots:
             decided.reasons[job.job] = beside.reason(job)
         elif ahead:
+            first.setdefault(fits, job.job)
             decided.reasons[job.job] = _behind(job, ahead[0])
         else:
+            first.setdefault(fits, job.job)
             head = room.head(job)
-            first += [job] if before is None else []
             decided.reasons[job.job] = _reserved(head, now)
             if math.isfinite(head.at):  # if nobody knows when, the others need not wait for it
                 decided.times.append(Seconds(head.at))
@@ -128,7 +131,8 @@ def _refusal(job: RigidView, room: Room, quota: Quota | None, now: Seconds) -> R
     if job.slots and (largest := room.largest(job, ever=True)) < job.slots:
         return _never_fits(job, largest)
     if job.slots and job.closes and room.largest(job) < job.slots:
-        return _closes(job, room.closing(job), now)
+        code, text = _closes(job, room, now)
+        return _reason(code, job, text)
     return None if quota is None else quota.refusal(job.job, job.account, job.slots)
 
 
@@ -272,18 +276,24 @@ def _listed(jobs: Sequence[JobId]) -> str:
     return f"{named} and {len(jobs) - MAX_NAMED} more" if len(jobs) > MAX_NAMED else named
 
 
-def _closes(job: RigidView, nodes: Sequence[NodeId], now: Seconds) -> Reason:
+def _closes(job: RigidView, room: Room, now: Seconds) -> tuple[str, str]:
+    """Return code and text of the reason for a claim that would run into reservations."""
+    closed, limited = room.closed(job), job.run_limit_s is not None
+    if (known := room.closed_texts.get((closed, limited))) is not None:
+        return known
     by_purpose: dict[str, list[NodeId]] = {}
-    for node in nodes:
+    for node in filter(closed.__contains__, room.nodes):
         by_purpose.setdefault(job.closes[node][1], []).append(node)
     each = [
         f"the {what} of {', '.join(some[:MAX_NAMED])}{', ...' * (len(some) > MAX_NAMED)}"
         for what, some in by_purpose.items()
     ]
     text = f"would run into {' and '.join(each)}, and waits for its end"
-    if job.run_limit_s is None and any(job.closes[node][0] > now for node in nodes):
+    if not limited and any(job.closes[node][0] > now for node in closed):
         text += "; a smaller max_run_s would let it start before"
-    return _reason("maintenance" if [*by_purpose] == ["maintenance"] else "reservation", job, text)
+    code = "maintenance" if [*by_purpose] == ["maintenance"] else "reservation"
+    room.closed_texts[closed, limited] = code, text
+    return code, text
 
 
 def _beyond_share(job: RigidView, held: int, share: int | None) -> Reason | None:

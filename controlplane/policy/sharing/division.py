@@ -217,7 +217,7 @@ class _Account:
         self.giving: list[JobView] = []  # jobs with slots that give some up for the budget
         self.limited: list[tuple[JobView, int]] = []  # jobs that a limit bounds, with their caps
         self._jobs: list[JobView] = []
-        self._for: tuple[object, ...] = ()  # rules and turns that `order` follows
+        self._for: tuple[object, ...] = ()  # rules and turns from which `order` was computed
         self._updated_at = self._order_until = -math.inf  # `order` is valid between these times
         self._inside = (0, 0)  # slots that the jobs have, and most that they can use
         self._turn_ends: list[float] = []  # end of each job's turn

@@ -76,7 +76,10 @@ class Quota:
         return next((reason for reason in found if reason is not None), None)
 
     def grow(self, jobs: Sequence[JobView]) -> Sequence[JobView]:
-        """Count another slot of each job, in this order, if no limit is reached. Return these."""
+        """Count another slot of each job that no limit bounds. Return these jobs.
+
+        Earlier jobs come first if a limit is reached.
+        """
         total = Counter[str]()
         by_account = Counter((job.account, self._classes.get(job.job, "")) for job in jobs)
         for key, many in by_account.items():

@@ -1,4 +1,4 @@
-"""Times of jobs that something is due."""
+"""Times at which something is due for a job."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def timers(**times: float) -> tuple[JobTimers, dict[JobId, Seconds], list[JobId]
     return JobTimers(controller.state, next_time), known, visited
 
 
-def test_jobs_are_due_in_the_order_of_their_times_until_these_change() -> None:
+def test_jobs_are_due_in_order_of_arrival_until_their_times_change() -> None:
     due, known, _ = timers(a=20.0, b=10.0)
 
     assert due.passed(Seconds(5.0)) == []
-    assert due.passed(Seconds(20.0)) == [B, A]
-    assert due.passed(Seconds(20.0)) == [B, A]
+    assert due.passed(Seconds(10.0)) == [B]
+    assert due.passed(Seconds(20.0)) == [A, B]
+    assert due.passed(Seconds(20.0)) == [A, B]
     known[B] = NEVER
     assert due.passed(Seconds(20.0)) == [A]
 

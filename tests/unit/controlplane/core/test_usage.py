@@ -64,6 +64,15 @@ def test_an_account_is_charged_for_the_slots_of_its_jobs() -> None:
     assert usage(controller) == EXACT(slot_seconds(2, H, H) / 2)
 
 
+def test_an_account_that_has_just_begun_has_used_nothing() -> None:
+    controller = shared(cluster_of(n1=4))
+    controller.ledger()
+    controller.now += 1234.567
+    training(controller, S0)
+
+    assert usage(controller) == 0.0
+
+
 def test_usage_is_kept_by_project_and_user() -> None:
     controller = shared(cluster_of(n1=4))
     training(controller, S0)

@@ -536,7 +536,7 @@ def test_no_node_is_oversubscribed(needs: list[dict[str, Any]]) -> None:
 # --- many claims
 
 
-def test_of_the_claims_behind_one_that_waits_256_are_looked_at() -> None:
+def test_after_the_first_claim_that_waits_256_more_are_tried() -> None:
     view = view_of(row_of(4))
     large, *others = [
         claim(JobId(f"c-{number}"), 4 if number < 258 else 1, 9_000.0 + number)
@@ -552,12 +552,14 @@ def test_of_the_claims_behind_one_that_waits_256_are_looked_at() -> None:
     )
 
 
-def test_a_claim_that_fits_other_slots_waits_behind_nobody() -> None:
+def test_a_claim_with_other_requests_is_tried_however_many_wait() -> None:
     view = view_of(row_of(2, 1))
     first = [claim(JobId(f"c-{number}"), 2, fits=frozenset(n(1, 0, 1))) for number in range(1, 300)]
-    other = claim(H, 1, fits=frozenset(n(2, 0)))
+    held = holder(A, *n(1, 0), ends_at=None)
 
-    assert placed(view, holder(A, *n(1, 0), ends_at=None), *first, other) == {H: {n(2, 0)[0]: 1}}
+    other = claim(H, 1, fits=frozenset(n(2, 0)))
+    assert placed(view, held, *first, other) == {H: {n(2, 0)[0]: 1}}
+    assert placed(view, held, *first, claim(H, 1)) == {H: {n(1, 1)[0]: 1}}
 
 
 def test_a_reason_names_three_jobs() -> None:
