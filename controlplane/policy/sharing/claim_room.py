@@ -148,7 +148,7 @@ class Room:
         self._overlaps: dict[tuple[int, int], bool] = {}
         self._begins: dict[int, list[Seconds]] = {}  # of reservations
         self._closed: dict[tuple[int, int], frozenset[NodeId]] = {}  # and number of begins
-        self.closed_texts: dict[tuple[frozenset[NodeId], bool], tuple[str, str]] = {}
+        self.closed_texts: dict[tuple[int, frozenset[NodeId], bool], tuple[str, str]] = {}
         self._holders = [job for job in rigid if job.holds]
         up = {slot.slot for slot in view.slots if slot.up}
         elastic = [

@@ -279,7 +279,8 @@ def _listed(jobs: Sequence[JobId]) -> str:
 def _closes(job: RigidView, room: Room, now: Seconds) -> tuple[str, str]:
     """Return code and text of the reason for a claim that would run into reservations."""
     closed, limited = room.closed(job), job.run_limit_s is not None
-    if (known := room.closed_texts.get((closed, limited))) is not None:
+    key = id(job.closes), closed, limited
+    if (known := room.closed_texts.get(key)) is not None:
         return known
     by_purpose: dict[str, list[NodeId]] = {}
     for node in filter(closed.__contains__, room.nodes):
@@ -292,7 +293,7 @@ def _closes(job: RigidView, room: Room, now: Seconds) -> tuple[str, str]:
     if not limited and any(job.closes[node][0] > now for node in closed):
         text += "; a smaller max_run_s would let it start before"
     code = "maintenance" if [*by_purpose] == ["maintenance"] else "reservation"
-    room.closed_texts[closed, limited] = code, text
+    room.closed_texts[key] = code, text
     return code, text
 
 
