@@ -9,7 +9,7 @@ from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from controlplane.core.state import JobCounters, State
-from schemas.ids import JobId, SlotId, is_place
+from schemas.ids import JobId, SlotId, is_place, node_of
 from schemas.nodes import Group
 
 
@@ -42,6 +42,7 @@ def check(state: State) -> None:
     _deadlines_have_their_reason(state)
     _children_are_right(state)
     _gates_are_right(state)
+    _drains_are_right(state)
 
 
 def _checkpointed(job: Job) -> int:
@@ -59,6 +60,15 @@ def _children_are_right(state: State) -> None:
         {parent: set(children) for parent, children in state.children.items()} == fresh,
         "the index of children is out of date",
     )
+
+
+def _drains_are_right(state: State) -> None:
+    """Check the nodes that are reserved, and that no draining node with jobs is forgotten."""
+    keeping = {name for name in state.draining if state.nodes[name].keeps}
+    _require(state.reserved_nodes.keys() == keeping, "the index of reserved nodes is out of date")
+    changed = {node_of(slot) for slot in state.slots_of_drains.slots}
+    for name in state.draining.keys() - state.unchecked_drains.keys() - changed:
+        _require(not state.slot_index.jobs_on(name), f"jobs on {name} would stay")
 
 
 def _gates_are_right(state: State) -> None:

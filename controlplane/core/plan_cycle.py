@@ -249,7 +249,7 @@ def _shaped(jobs: Mapping[JobId, object], state: State) -> dict[JobId, frozenset
     """Return the fitting slots of the jobs that have requests."""
     shaped = state.job_counters.shaped
     names: Iterable[JobId] = [name for name in jobs if name in shaped] if shaped else ()
-    if any(state.nodes[name].keeps for name in state.draining):  # closed to some jobs
+    if state.reserved_nodes:  # closed to some jobs
         names = jobs
     known = (name for name in names if name in state.jobs)
     found = {name: state.fit(state.jobs[name]).slots for name in known}

@@ -200,7 +200,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         """Return the nodes that are reserved for others now."""
         return tuple(
             name
-            for name in self.draining
+            for name in self.reserved_nodes
             if any(drain.concerns(job.owner) for drain in self.nodes[name].keeps)
         )
 
@@ -281,9 +281,19 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         return {name: None for name, override in found if override is not None and override.on}
 
     @cached_property
-    def checked_drains(self) -> set[NodeId]:
-        """Draining nodes that had no jobs at the last check; only jobs on them cause another."""
-        return set()
+    def reserved_nodes(self) -> dict[NodeId, None]:
+        """Draining nodes that are reserved for some jobs."""
+        return {name: None for name in self.draining if self.nodes[name].keeps}
+
+    @cached_property
+    def unchecked_drains(self) -> dict[NodeId, None]:
+        """Draining nodes without those that had no jobs and on which no slot has changed."""
+        return dict(self.draining)
+
+    @cached_property
+    def slots_of_drains(self) -> DirtySlots:
+        """Slots that have changed since the draining nodes were checked."""
+        return self.slot_index.dirty_slots()
 
     @cached_property
     def idle_drains(self) -> set[NodeId]:

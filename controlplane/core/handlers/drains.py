@@ -176,14 +176,15 @@ def _begins(state: State, node: Node, now: Seconds) -> bool:
 
 def reconcile_all(ctx: HandlerContext) -> None:
     """Order the next step for every job on a draining node."""
-    busy, checked = ctx.state.slot_index.jobs_by_node(), ctx.state.checked_drains
-    for name in ctx.state.draining:
+    state, busy = ctx.state, ctx.state.slot_index.jobs_by_node()
+    unchecked, changed = state.unchecked_drains, state.slots_of_drains
+    unchecked |= {node: None for node in map(node_of, changed.slots) if node in state.draining}
+    changed.slots = {}
+    if not unchecked:
+        return
+    for name in [one for one in state.draining if one in unchecked]:
         if not busy.get(name):
-            if name in checked:
-                continue
-            checked.add(name)
-        else:
-            checked.discard(name)
+            del unchecked[name]
         node = ctx.state.nodes[name]
         for drain in node.drains:
             jobs = [j for j in ctx.state.slot_index.jobs_on(name) if drain.concerns(j.owner)]

@@ -525,10 +525,14 @@ def end_drain(ctx: HandlerContext, node: Node, user: str) -> None:
 
 def track_drains(state: State, node: Node) -> None:
     """Record whether jobs have to leave a node."""
-    state.checked_drains.discard(node.node)
+    state.unchecked_drains.pop(node.node, None)
     state.idle_drains.discard(node.node)
+    state.reserved_nodes.pop(node.node, None)
     if any(not drain.cordon for drain in node.drains):
         state.draining[node.node] = None
+        state.unchecked_drains[node.node] = None
+        if node.keeps:
+            state.reserved_nodes[node.node] = None
     else:
         state.draining.pop(node.node, None)
 

@@ -229,6 +229,8 @@ def on_node_forgotten(ctx: HandlerContext, event: NodeForgotten) -> None:
         exits.on_worker_exited(ctx, job, worker, exited)
     del state.nodes[node.node]
     state.draining.pop(node.node, None)
+    state.unchecked_drains.pop(node.node, None)
+    state.reserved_nodes.pop(node.node, None)
     state.slot_index.touch_node(node.node)
     state.slot_index.touch_all()
     ctx.announce("node.forgotten", node=node, detail={"user": event.user})

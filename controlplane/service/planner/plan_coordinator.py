@@ -164,8 +164,7 @@ def _format_duration(seconds: float) -> str:
     return f"{value:.0f} {unit}" if value >= DECIMAL_LIMIT else f"{value:.1f} {unit}"
 
 
-SLOW_PLAN_S: Final = 0.005  # a slower plan delays the sessions of agents
-COOLDOWN_RATIO: Final = 4.0  # pause after a slow plan, as a multiple of its time
+COOLDOWN_RATIO: Final = 4.0  # pause after a plan, as a multiple of its time in this process
 
 
 class PlanCoordinator:
@@ -227,8 +226,8 @@ class PlanCoordinator:
     def request_plan(self) -> None:
         """Request a plan once all events of this moment have been handled.
 
-        After a slow plan the next request is delayed, so that the event loop can do other work.
-        When a thousand nodes reconnect, for example, each of them requests a plan.
+        After a plan the next request is delayed, so that the event loop can do other work. When a
+        thousand nodes reconnect, for example, each of them requests a plan.
         """
         if self.plan_requested:
             return
@@ -245,8 +244,7 @@ class PlanCoordinator:
             self._serve_claims()
             self.planner.request_plan()
             took_s = self._clock() - began
-            pause_s = COOLDOWN_RATIO * took_s if took_s > SLOW_PLAN_S else 0.0
-            self._next_request_at = self._loop.time() + pause_s
+            self._next_request_at = self._loop.time() + COOLDOWN_RATIO * took_s
 
     def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, without waiting for the policy."""
@@ -302,6 +300,12 @@ class PlanCoordinator:
         `stats` is None if no search made the plan. If `complete` is True, running jobs that the
         plan omits are stopped. Otherwise they continue.
         """
+        began = self._clock()
+        self._accept(plan, stats, complete=complete)
+        pause_s = COOLDOWN_RATIO * (self._clock() - began)
+        self._next_request_at = max(self._next_request_at, self._loop.time()) + pause_s
+
+    def _accept(self, plan: Plan, stats: SearchStats | None, *, complete: bool) -> None:
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         plan = self._cycle.merged(plan)
         if complete:
