@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 
 Place = Callable[[], contextlib.AbstractContextManager[None]]  # where a server is started
@@ -42,10 +43,16 @@ class LeaseServer:
         raise TimeoutError(self._command)
 
     def kill(self, sign: int = signal.SIGKILL) -> None:
-        """Kill the server with its children, or send them another signal."""
+        """Kill the server with its children, or send them another signal.
+
+        Each child of PostgreSQL has a process group of its own.
+        """
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, sign)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server = psutil.Process(self._process.pid)
+                for process in (server, *server.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(sign)
             if sign == signal.SIGKILL:
                 self._process.wait()
 
