@@ -15,6 +15,7 @@ from schemas.ids import Seconds
 from schemas.jobs import EndWarning
 from schemas.sharing import Sharing
 from schemas.wire.agent import PREPARE, SUSPEND, SWITCH, WARNED
+from tests.support import builders
 from tests.support.builders import (
     N1,
     N2,
@@ -216,6 +217,17 @@ def test_policies_do_not_see_rigid_jobs() -> None:
             family=controller.job(A).family, holds=(S0, T0), began_at=Seconds(1000.0), preemptible=True,
         )
     ]  # fmt: skip
+
+
+def test_the_view_of_a_rigid_job_follows_its_changes() -> None:
+    controller = cluster_of(n1=2, n2=2)
+    controller.submit("a", **GANG)
+
+    assert [view.waits for view in controller.rigid_views()] == [True]
+    controller.place({A: {S0: 1, T0: 1}})
+    assert [(view.waits, view.holds) for view in controller.rigid_views()] == [(False, (S0, T0))]
+    controller.take(builders.cancelled(A))
+    assert controller.rigid_views() == []
 
 
 def test_a_time_limit_tells_when_slots_are_free() -> None:

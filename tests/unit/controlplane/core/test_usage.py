@@ -65,12 +65,13 @@ def test_an_account_is_charged_for_the_slots_of_its_jobs() -> None:
 
 
 def test_an_account_that_has_just_begun_has_used_nothing() -> None:
-    controller = shared(cluster_of(n1=4))
-    controller.ledger()
-    controller.now += 1234.567
-    training(controller, S0)
+    for number in range(1, 40):
+        controller = shared(cluster_of(n1=4))
+        controller.ledger()
+        controller.now += H / 7.0 * number
+        training(controller, S0, S1)
 
-    assert usage(controller) == 0.0
+        assert usage(controller) == 0.0
 
 
 def test_usage_is_kept_by_project_and_user() -> None:
