@@ -32,6 +32,7 @@ from schemas.codec import (
     READ_LOG,
     REPLY,
     REQUEST,
+    TO_STREAM_CLIENT,
     encode,
 )
 from schemas.ids import BootId, JobId, NodeId
@@ -287,7 +288,8 @@ class Conversation:
         for port, codec in ((LISTEN.clients, REPLY), (LISTEN.followers, LOG_REPLY)):
             for frames in self.controller.lines[port].sent:
                 assert len(frames[-1]) <= MAX_BYTES
-                reply: Message = codec.decode(frames[-1])
+                of_stream = b"streams." in frames[-1][:40]
+                reply: Message = (TO_STREAM_CLIENT if of_stream else codec).decode(frames[-1])
                 assert reply is not None
 
     async def consistent(self) -> None:
