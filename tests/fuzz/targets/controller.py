@@ -107,10 +107,12 @@ class LineLink:
         return self
 
     async def run(self) -> None:
-        """Nobody shows a key."""
+        """Wait; nobody shows a key. The relay ends when this returns."""
+        await asyncio.Event().wait()
 
     async def guard_connections(self, _: Any) -> None:
-        """Nobody is connected."""
+        """Wait; nobody is connected."""
+        await asyncio.Event().wait()
 
     def bind(self, _: str, address: str, **__: int) -> Line:
         line = self._lines[int(address.rpartition(":")[2])] = Line()
