@@ -11,6 +11,7 @@ from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.model.usage import decayed
 from controlplane.core.state import State
 from controlplane.policy.sharing.caps import Ledger
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, Seconds
 from schemas.sharing import Sharing
 
@@ -46,6 +47,14 @@ class Ledgers:
             else:
                 self._stale.pop(name, None)
                 self._forget(name)
+
+    def refresh(self) -> Turns[None]:
+        """Visit changed jobs, so that the next ledger has less to do."""
+        for name in list(self._stale):
+            yield
+            if name in self._stale and self._rules is not None:
+                del self._stale[name]
+                self._update(name, self._rules)
 
     def ledger(self, now: Seconds) -> Ledger:
         """Return the usage of accounts, and their slots that views of elastic jobs do not show."""

@@ -8,7 +8,7 @@ repeatedly are replaced by free slots on other nodes, if there are any.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
@@ -142,6 +142,27 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
         rejected=verdict.rejected,
         promised=verdict.promised,
     )
+
+
+def in_parts(changes: Plan, state: State, most: int) -> Iterator[Plan]:
+    """Split the result of `difference` into plans, each of which starts at most `most` jobs.
+
+    A start takes free slots, so it does not depend on other entries. The first part has these.
+    """
+    placed = changes.local_batch
+    starts = [name for name, slots in placed.items() if slots and state.jobs[name].group is None]
+    later = set(starts[most:])
+    first = _part(changes, [name for name in placed if name not in later])
+    yield msgspec.structs.replace(first, rejected=changes.rejected, promised=changes.promised)
+    for begin in range(most, len(starts), most):
+        yield _part(changes, starts[begin : begin + most])
+
+
+def _part(changes: Plan, names: Iterable[JobId]) -> Plan:
+    """Return a plan for some of the jobs."""
+    placed = {name: changes.local_batch[name] for name in names}
+    reasons = {name: changes.reasons[name] for name in names if name in changes.reasons}
+    return Plan(based_on=changes.based_on, local_batch=placed, reasons=reasons)
 
 
 def complete(plan: Plan, state: State) -> Plan:

@@ -24,6 +24,7 @@ from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import NO_CLAIMS, decide, mask, without_kept
 from controlplane.policy.sharing.division import Divided, Division
 from controlplane.policy.sharing.start_times import Present
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import JobSpec
 from schemas.sharing import Sharing
@@ -50,24 +51,25 @@ class PlanCycle:
         self._division = Division(gangs=gangs)
         self._divided: Divided | None = None  # for the latest view
 
-    def serve_claims(self, now: Seconds) -> Plan:
-        """Return which rigid jobs start now, and which elastic jobs give up slots for them.
+    def serve_claims(self, now: Seconds) -> Turns[Plan]:
+        """Decide which rigid jobs start now, and which elastic jobs give up slots for them.
 
-        The plan applies at once, before the policy is asked. It leaves out jobs that stay.
+        The plan applies before the policy is asked. It leaves out jobs that stay. The state may
+        change until the last turn, so entries of the plan may not fit any more.
         """
+        yield from self._reactor().refresh_views()
         reactor = self._reactor()
         rigid = reactor.rigid_views()
         if not rigid:
             self._claims = NO_CLAIMS
             return self._claims.plan
-        view, rules = reactor.view(), None
-        if any(job.waits for job in rigid):
-            sharing = reactor.state.sharing or Sharing(fair_share=False)
-            rules = standing(view, rigid, sharing, reactor.ledger(now), now)
-        beside = None
+        view, rules, beside = reactor.view(), None, None
         if any(job.waits and not job.slots for job in rigid):
             beside = places(reactor.state)
-        self._claims = decide(view, rigid, now, rules=rules, places=beside)
+        if any(job.waits for job in rigid):
+            sharing = reactor.state.sharing or Sharing(fair_share=False)
+            rules = yield from standing(view, rigid, sharing, reactor.ledger(now), now)
+        self._claims = yield from decide(view, rigid, now, rules=rules, places=beside)
         return self._claims.plan
 
     @property
@@ -80,16 +82,23 @@ class PlanCycle:
         """Most slots of each account that is bounded, at the latest view."""
         return {} if self._divided is None else self._divided.budgets
 
-    def view(self, now: Seconds) -> ClusterView:
-        """Return the view of the current state that the policy should see."""
+    def view(self, now: Seconds) -> Turns[ClusterView]:
+        """Find the view that the policy should see. The state may change until the last turn.
+
+        Do not start another one before this one has ended.
+        """
+        yield from self._reactor().refresh_views()
         reactor = self._reactor()
         view, sharing = mask(reactor.view(), self._claims.kept), reactor.state.sharing
         view, self._unfit = fitting_view(view, reactor.state)
         if sharing is None:
             self._divided = None
             return view
-        self._divided = self._division.divide(view, sharing, reactor.ledger(now), now)
-        return self._divided.view
+        division = self._division  # another policy may be used before the last turn
+        divided = yield from division.divide(view, sharing, reactor.ledger(now), now)
+        if division is self._division:
+            self._divided = divided
+        return divided.view
 
     def merged(self, plan: Plan) -> Plan:
         """Return a plan of the policy without kept slots, and with the reasons of the division."""

@@ -17,6 +17,7 @@ from controlplane.core.slot_index import Fit
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, NodeId, Seconds, SlotId, is_place, node_of, slot_id
 from schemas.nodes import SlotSpec
 from schemas.wire.agent import SUSPEND
@@ -34,7 +35,7 @@ class ViewBuilder:
         self._all_jobs_stale = True  # any job may have changed
         self._swaps = False  # True: the last view had jobs that trade slots
         self._slot_views: list[SlotView] = []  # of the last view
-        self._shown_slots: tuple[SlotView, ...] = ()  # the same, as views have them
+        self._shown_slots: tuple[SlotView, ...] | None = ()  # as views have them; None: outdated
         self._positions: dict[SlotId, int] = {}
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
@@ -51,6 +52,26 @@ class ViewBuilder:
             else:
                 self._stale.pop(job, None)
                 self._jobs.pop(job, None)
+
+    def refresh(self) -> Turns[None]:
+        """Update views of changed slots and jobs, so that the next views have less to do."""
+        state = self._state
+        for slot in list(self._dirty.slots):
+            yield
+            if slot in self._dirty.slots and not self._dirty.everything:
+                del self._dirty.slots[slot]
+                self._update_slot(slot)
+        for name in list(self._stale):
+            yield
+            usual = not (self._all_jobs_stale or state.swaps)
+            if usual and name in self._stale and name in self._jobs and self._is_shown(name):
+                self._jobs[name] = job_view(state.jobs[name])
+                del self._stale[name]
+        closes: dict[JobOwner, Closings] = {}
+        for name in [name for name in state.rigid if name not in self._rigid]:
+            yield
+            if name in state.rigid and name not in self._rigid:
+                self._rigid[name] = self._rigid_view(state.jobs[name], None, closes)
 
     def view(self) -> ClusterView:
         """Return a view of the active jobs and of the slots of nodes that are not lost.
@@ -110,28 +131,31 @@ class ViewBuilder:
             for job in map(state.jobs.__getitem__, state.overrides)
             if job.override and job.override_wait_reason and job.override.reserves_until
         )
-        leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
-        changed = bool(self._dirty.slots)
         if held or self._held or promised or self._swaps or self._dirty.everything:
-            self._slot_views = self._rebuild_slots(held, leaving, promised)
+            self._slot_views = self._rebuild_slots(held, slot_index.releasing(), promised)
             self._positions = {view.slot: place for place, view in enumerate(self._slot_views)}
-            changed = True
+            self._shown_slots = None
         else:
-            nodes = slot_index.slots()
             for slot in self._dirty.slots:
-                place = self._positions.get(slot)
-                if place is not None:
-                    node, before = nodes[slot], self._slot_views[place]
-                    usable = node.usable and not slot_index.is_taken(slot)
-                    self._slot_views[place] = self._slot(
-                        node, slot, before, usable=usable, leaving=slot in leaving
-                    )
+                self._update_slot(slot)
         self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
-        if changed:
+        if self._shown_slots is None:
             self._shown_slots = tuple(self._slot_views)
         return self._shown_slots
+
+    def _update_slot(self, slot: SlotId) -> None:
+        """Rebuild the view of a slot, if views have it."""
+        place, index = self._positions.get(slot), self._state.slot_index
+        if place is None:
+            return
+        node, before, leaving = index.slots()[slot], self._slot_views[place], index.releasing()
+        usable = node.usable and not index.is_taken(slot)
+        self._slot_views[place] = self._slot(
+            node, slot, before, usable=usable, leaving=slot in leaving
+        )
+        self._shown_slots = None
 
     def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]

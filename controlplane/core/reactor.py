@@ -29,6 +29,7 @@ from controlplane.core.timers import JobTimers
 from controlplane.policy.api import ClusterView
 from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import Seconds
 
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
@@ -91,6 +92,11 @@ class Reactor:
     def records(self) -> list[Record]:
         """Records of the last input, for the history of jobs."""
         return self._ctx.records
+
+    def refresh_views(self) -> Turns[None]:
+        """Update what depends on changed jobs, so that the methods below have less to do."""
+        yield from self._views.refresh()
+        yield from self._ledgers.refresh()
 
     def view(self) -> ClusterView:
         """Return the view of the current state for policies."""

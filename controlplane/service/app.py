@@ -340,6 +340,7 @@ class Controller:
             history=self._history,
             view_now=self._plans.view_now,
             propose=self._plans.propose,
+            request_again=self._plans.request_plan,
             code=self._code,
         )
         self._policy = chosen

@@ -31,6 +31,7 @@ from controlplane.policy.sharing.claim_order import standing
 from controlplane.policy.sharing.claims import decide, mask
 from controlplane.policy.sharing.division import Divided, Division
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import at_once
 from controlplane.service.pipes import FrameDecoder, encode_frame
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
@@ -267,12 +268,14 @@ class Cycle:
         began = time.perf_counter()
         ledger = Ledger(usage=world.usage(), outside=world.outside())
         rigid = list(world.rigid.values())
-        rules = standing(view, rigid, self.sharing, ledger, now)
-        decided = decide(view, rigid, now, rules=rules)
+        rules = at_once(standing(view, rigid, self.sharing, ledger, now))
+        decided = at_once(decide(view, rigid, now, rules=rules))
         if decided.plan.local_batch:
             world.serve(decided.plan.local_batch)
             view = world.view()
-        self.divided = self.division.divide(mask(view, decided.kept), self.sharing, ledger, now)
+        self.divided = at_once(
+            self.division.divide(mask(view, decided.kept), self.sharing, ledger, now)
+        )
         self.took_ms.append((time.perf_counter() - began) * 1000.0)
         return self.divided.view
 

@@ -21,6 +21,7 @@ from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import ClusterView, Plan
 from controlplane.policy.registry import make
+from controlplane.policy.sharing.turns import at_once
 from controlplane.service.planner.search_messages import view_delta
 from schemas.host.memory import collect_garbage_seldom
 from schemas.ids import NodeId, Seconds, Term
@@ -66,8 +67,8 @@ class Cluster:
         """Make a plan and carry it out."""
         self._now = Seconds(self._now + 1.0)
         now, cycle = self._now, self._cycle
-        self._apply(self._timed("claims", lambda: cycle.serve_claims(now)), whole=False)
-        view = self._timed("view and division", lambda: cycle.view(now))
+        self._apply(self._timed("claims", lambda: at_once(cycle.serve_claims(now))), whole=False)
+        view = self._timed("view and division", lambda: at_once(cycle.view(now)))
         if (sent := self._sent) is not None:
             self._timed("difference for the search", lambda: view_delta(sent, view))
         self._sent = view

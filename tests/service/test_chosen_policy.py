@@ -218,6 +218,7 @@ def test_a_new_policy_hears_the_past() -> None:
         history=lambda: [(Seconds(5.0), ended)],
         view_now=NONE,
         propose=NONE,
+        request_again=NONE,
     )
 
     assert cast("Any", planner).policy.policy._history.size == 1

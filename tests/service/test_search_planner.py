@@ -45,11 +45,14 @@ class Board:
         self._news = asyncio.Event()
         self.planner = SearchPlanner(
             policy=policy, options={}, seed=0, history=lambda: list(history),
-            view_now=self.view_now, propose=self.propose,
+            view_now=self.view_now, propose=self.propose, request_again=self.request_again,
         )  # fmt: skip
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)
+
+    def request_again(self) -> None:
+        self.planner.request_plan()
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         if complete:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -62,6 +63,7 @@ class Controller:
         self.history: list[tuple[Seconds, bytes]] = []
         self.asked = False  # a plan was asked for and none was made since
         self._said: Counter[tuple[NodeId, BootId]] = Counter()
+        self._refreshing: Iterator[None] = iter(())
 
     @property
     def state(self) -> State:
@@ -112,6 +114,7 @@ class Controller:
         before = self.state.feed_seq
         self.history.append((Seconds(self.now), encode(event)))
         commands = self.reactor.handle(event, Seconds(self.now))
+        self._refresh_some()
         self.histories.add(self.reactor.records)
         for record in self.reactor.records:
             if isinstance(record, JobLeft):
@@ -125,6 +128,11 @@ class Controller:
             (before + place + 1, self.now) for place in range(len(told))
         ]
         return [_unnumbered(command) for command in commands]
+
+    def _refresh_some(self) -> None:
+        """Update some of what is kept, as the service does between inputs."""
+        if len([*islice(self._refreshing, 3)]) < 3:
+            self._refreshing = self.reactor.refresh_views()
 
     def start(self) -> list[Command]:
         """Begin the next incarnation."""

@@ -31,12 +31,32 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
+from controlplane.policy.sharing import claim_order, claims
+from controlplane.policy.sharing.division import Divided, Division
+from controlplane.policy.sharing.turns import at_once
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import Utility
 from tests.support.builders import changed_job, job_view, slot_view
 
 NOW = Seconds(100.0)
+
+
+def standing(*args: Any) -> claim_order.Standing:
+    """Order and rights of claims, without a pause."""
+    return at_once(claim_order.standing(*args))
+
+
+def decide(*args: Any, **fields: Any) -> claims.Claims:
+    """Decision about claims, without a pause."""
+    return at_once(claims.decide(*args, **fields))
+
+
+def divide(division: Division, *args: Any) -> Divided:
+    """Division among accounts, without a pause."""
+    return at_once(division.divide(*args))
+
+
 FAMILIES = ("", "f", "g")
 UTILITIES = (
     Utility(value=0.0),

@@ -16,6 +16,7 @@ from controlplane.policy.api import ClusterView
 from controlplane.policy.sharing.caps import Ledger
 from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, Seconds
 from schemas.sharing import Project, Sharing, UserShare
 
@@ -38,16 +39,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def standing(
     view: ClusterView, rigid: Sequence[RigidView], sharing: Sharing, ledger: Ledger, now: Seconds
-) -> Standing:
-    """Return the claims in their order: entitled, overdue, by class, by fair share, by arrival.
+) -> Turns[Standing]:
+    """Put the claims in their order: entitled, overdue, by class, by fair share, by arrival.
 
     A claim is entitled if its project's firm slots stay within the guarantee with it. Of several
     claims, only those that fit together are entitled, in the order of their arrival. Claims of
     classes that take slots from others go first, or what starts before them would be stopped.
     """
     # Rigid and elastic jobs share the cluster by their demand, or one kind would starve the other.
-    firm, quota = _firm_slots(view, rigid), _quota(view, rigid, sharing, ledger)
+    firm = yield from _firm_slots(view, rigid)
+    quota = yield from _quota(view, rigid, sharing, ledger)
     guarantees = _guarantees(sharing, len(view.slots))
+    yield
     entitled: set[JobId] = set()
     waiting = [job for job in rigid if job.waits]
     preempting = frozenset(
@@ -58,6 +61,7 @@ def standing(
     )
     promised = Counter(firm)
     for job in (one for one in waiting if guarantees and one.slots):
+        yield
         project = _project(job.account)
         if promised[project] + job.slots > guarantees.get(project, 0):
             continue
@@ -84,7 +88,10 @@ def standing(
             level = levels[job.account]
         return (first, FAIR, rank, level, job.submitted_at)
 
-    places = {job.job: place(job) for job in waiting}
+    places = dict[JobId, tuple[int, int, int, tuple[float, float], float]]()
+    for job in waiting:
+        yield
+        places[job.job] = place(job)
     return Standing(
         order=sorted(waiting, key=lambda job: places[job.job]),
         entitled=frozenset(entitled),
@@ -101,24 +108,31 @@ def _project(account: str) -> str:
     return account.partition("/")[0]
 
 
-def _firm_slots(view: ClusterView, rigid: Sequence[RigidView]) -> Counter[str]:
+def _firm_slots(view: ClusterView, rigid: Sequence[RigidView]) -> Turns[Counter[str]]:
     found: Counter[str] = Counter()
     for job in view.jobs.values():
+        yield
         if job.running_on:
             found[_project(job.account)] += min(job.least, len(job.running_on))
     for one in rigid:
+        yield
         found[_project(one.account)] += len(one.holds)
     return found
 
 
 def _quota(
     view: ClusterView, rigid: Sequence[RigidView], sharing: Sharing, ledger: Ledger
-) -> Quota:
-    has = {job.job: (job.account, len(job.running_on)) for job in view.jobs.values()}
-    has |= {one.job: (one.account, len(one.holds)) for one in rigid}
-    has |= ledger.holders
-    has = {name: one for name, one in has.items() if one[1]}
-    return Quota(sharing, ledger, has, projects=True)
+) -> Turns[Quota]:
+    quota, holders = Quota(sharing, ledger, ledger.holders, projects=True), ledger.holders
+    for job in view.jobs.values():
+        yield
+        if job.running_on and job.job not in holders:
+            quota.take(job.job, job.account, len(job.running_on))
+    for one in rigid:
+        yield
+        if one.holds and one.job not in holders:
+            quota.take(one.job, one.account, len(one.holds))
+    return quota
 
 
 def _share(view: ClusterView, rigid: Sequence[RigidView]) -> int | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.placement.slot_partition import Reservation, split
 from controlplane.policy.sharing.claim_order import Standing
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 EPSILON: Final = 1e-6  # rounding of shares
@@ -135,12 +136,11 @@ class _Giver:
 
 
 class Room:
-    """Slots that claims can still have."""
+    """Slots that claims can still have, see `of`."""
 
-    def __init__(
-        self, view: ClusterView, rigid: Sequence[RigidView], now: Seconds, rules: Standing
-    ) -> None:
+    def __init__(self, rigid: Sequence[RigidView], now: Seconds, rules: Standing) -> None:
         self._now, self._rules = now, rules
+        self._holders = [job for job in rigid if job.holds]
         self._borrowed = Counter(rules.borrowed)
         self._kinds: dict[tuple[object, ...], Kind] = {}
         self._forecasts: dict[tuple[object, ...], _Forecast] = {}
@@ -149,51 +149,75 @@ class Room:
         self._begins: dict[int, list[Seconds]] = {}  # of reservations
         self._closed: dict[tuple[int, int], frozenset[NodeId]] = {}  # and number of begins
         self.closed_texts: dict[tuple[int, frozenset[NodeId], bool], tuple[str, str]] = {}
-        self._holders = [job for job in rigid if job.holds]
-        up = {slot.slot for slot in view.slots if slot.up}
-        elastic = [
-            _Giver(
-                job.job, job.account, list(job.running_on), job.least, self._rank(job.job),
-                job.submitted_at, job, job.placed_at + TURN_S,
-            )
-            for job in view.jobs.values()
-            if job.running_on and up.issuperset(job.running_on)
-        ]  # fmt: skip
-        rigid_givers = [
-            _Giver(
-                one.job, one.account, list(one.holds), len(one.holds), self._rank(one.job),
-                one.began_at,
-            )
-            for one in self._holders
-            if one.preemptible and up.issuperset(one.holds) and (rules.entitled or rules.preempting)
-        ]  # fmt: skip
-        ready = [*filter(partial(_is_ready, now=now), elastic), *rigid_givers]
-        self._elastic = {giver.name: giver for giver in elastic}  # also those that are changing
-        self._givers = {giver.name: giver for giver in ready}  # that can give up slots now
-        self._owner = {slot: giver for giver in ready for slot in giver.slots}
+        self._elastic: dict[JobId, _Giver] = {}  # also those that are changing
+        self._givers: dict[JobId, _Giver] = {}  # that can give up slots now
         self._givers_on: dict[NodeId, list[_Giver]] = defaultdict(list)
-        for giver in ready:
-            for node in giver.by_node:
-                self._givers_on[node].append(giver)
-        held = {slot for job in view.jobs.values() for slot in job.running_on}
-        held |= {slot for job in self._holders for slot in job.holds}
+        self._owner: dict[SlotId, _Giver] = {}
         self.slots: dict[NodeId, list[SlotId]] = {}
         self.free: dict[NodeId, list[SlotId]] = {}
         self._coming: dict[NodeId, list[SlotId]] = {}  # about to be free
+        self.changed: list[NodeId] = []  # nodes whose slots changed, in order
+
+    @classmethod
+    def of(
+        cls, view: ClusterView, rigid: Sequence[RigidView], now: Seconds, rules: Standing
+    ) -> Turns[Room]:
+        """Return the slots of a view, and which jobs may give up theirs."""
+        room = cls(rigid, now, rules)
+        yield from room._fill(view)
+        return room
+
+    def _fill(self, view: ClusterView) -> Turns[None]:
+        rules, up, held = self._rules, set[SlotId](), set[SlotId]()
+        for job in view.jobs.values():
+            yield
+            held.update(job.running_on)
+        for one in self._holders:
+            yield
+            held.update(one.holds)
         for slot in view.slots:
             name, node = slot.slot, slot.node
             if node not in self.slots:
+                yield
                 self.slots[node], self.free[node], self._coming[node] = [], [], []
             self.slots[node].append(name)
+            if slot.up:
+                up.add(name)
             if name in held:
                 continue
             if slot.usable:
                 self.free[node].append(name)
             elif slot.leaving:
                 self._coming[node].append(name)
+        for job in view.jobs.values():
+            yield
+            if job.running_on and up.issuperset(job.running_on):
+                self._elastic[job.job] = giver = _Giver(
+                    job.job, job.account, list(job.running_on), job.least, self._rank(job.job),
+                    job.submitted_at, job, job.placed_at + TURN_S,
+                )  # fmt: skip
+                if job.movable and job.retry_at <= self._now:
+                    self._add_giver(giver)
+        for one in self._holders if rules.entitled or rules.preempting else ():
+            yield
+            if one.preemptible and up.issuperset(one.holds):
+                giver = _Giver(
+                    one.job, one.account, list(one.holds), len(one.holds), self._rank(one.job),
+                    one.began_at,
+                )  # fmt: skip
+                self._add_giver(giver)
+        yield
         self.nodes = list(self.slots)
         self.index = {node: place for place, node in enumerate(self.nodes)}
-        self.changed: list[NodeId] = []  # nodes whose slots changed, in order
+        self._free_counts = [len(self.free[node]) for node in self.nodes]
+        self._free_order = sorted((-n, place) for place, n in enumerate(self._free_counts) if n)
+        self._ordered = 0  # changes that these include
+
+    def _add_giver(self, giver: _Giver) -> None:
+        self._givers[giver.name] = giver
+        self._owner |= dict.fromkeys(giver.slots, giver)
+        for node in giver.by_node:
+            self._givers_on[node].append(giver)
 
     def _rank(self, job: JobId) -> int:
         return self._rules.ranks.get(job, 0)
@@ -314,15 +338,29 @@ class Room:
 
         Nodes with the most free slots are first.
         """
-        nodes = sorted(self.nodes, key=lambda node: -len(self.free[node]))
-        yield from chain.from_iterable(map(self.free.__getitem__, nodes))
-        yield from chain.from_iterable(map(self._coming.__getitem__, nodes))
+        for _, place in self._by_free_slots():
+            yield from self.free[self.nodes[place]]
+        coming = [node for node in self.nodes if self._coming[node]]
+        for node in sorted(coming, key=lambda node: -len(self.free[node])):
+            yield from self._coming[node]
         givers = sorted(self._givers.values(), key=lambda giver: giver.place)
         for giver in givers:
             yield from reversed(giver.slots[giver.firm :])
         for giver in givers:
             if giver.name in pausable:
                 yield from giver.slots[: giver.firm]
+
+    def _by_free_slots(self) -> Sequence[tuple[int, int]]:
+        """Return the nodes with free slots, those with the most first, as (-free slots, place)."""
+        for node in dict.fromkeys(self.changed[self._ordered :]):
+            place = self.index[node]
+            if before := self._free_counts[place]:
+                del self._free_order[bisect_left(self._free_order, (-before, place))]
+            self._free_counts[place] = count = len(self.free[node])
+            if count:
+                insort(self._free_order, (-count, place))
+        self._ordered = len(self.changed)
+        return self._free_order
 
     def nodes_of(self, jobs: AbstractSet[JobId]) -> Iterable[NodeId]:
         """Return the nodes on which jobs have slots that they can give up."""
@@ -614,12 +652,6 @@ class _Ranking:
 def ends_at(job: RigidView, now: Seconds) -> float:
     """Return the latest end of a claim that starts now."""
     return math.inf if job.run_limit_s is None else now + job.run_limit_s
-
-
-def _is_ready(giver: _Giver, now: Seconds) -> bool:
-    """True if an elastic job can be ordered to give up slots now."""
-    job = giver.elastic
-    return job is not None and job.movable and job.retry_at <= now
 
 
 def _grouped(slots: Iterable[SlotId]) -> dict[NodeId, list[SlotId]]:

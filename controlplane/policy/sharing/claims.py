@@ -36,6 +36,7 @@ from controlplane.policy.sharing.claim_order import Standing
 from controlplane.policy.sharing.claim_room import EPSILON, Head, Room, Taken, ends_at
 from controlplane.policy.sharing.limits import Quota
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 
 MAX_BACKFILL: Final = 256  # claims that are tried after the first one that waits
@@ -62,8 +63,8 @@ def decide(
     *,
     rules: Standing | None = None,
     places: Mapping[NodeId, Mapping[SlotId, float]] | None = None,
-) -> Claims:
-    """Return which claims start now, and which slots are kept or given up for the others.
+) -> Turns[Claims]:
+    """Decide which claims start now, and which slots are kept or given up for the others.
 
     Args:
         view: the elastic jobs, and all slots.
@@ -73,17 +74,17 @@ def decide(
             sets aside for jobs without slots.
     """
     rules = rules or Standing(order=[job for job in rigid if job.waits])
-    room, quota = Room(view, rigid, now, rules), rules.quota
+    room = yield from Room.of(view, rigid, now, rules)
     beside = _Places(places or {}, room)
-    decided = _Decided()
+    decided, quota = _Decided(), rules.quota
     heads: list[Head] = []
     first: dict[int, JobId] = {}  # the first claim that waits, by the slots that fit it
     behind = Counter[int]()  # claims after that one, likewise
     held = sum(len(job.holds) for job in rigid)  # slots of rigid jobs, with those kept for claims
     for job in rules.order:
+        yield
         if job.ready_at > now:
-            decided.reasons[job.job] = backs_off(job.ready_at, now)
-            decided.times.append(job.ready_at)
+            decided.back_off(job, now)
             continue
         share = None if job.job in rules.exempt or not held else rules.share
         refused = _refusal(job, room, quota, now) or _beyond_share(job, held, share)
@@ -178,6 +179,11 @@ class _Decided:
     reasons: dict[JobId, Reason] = field(default_factory=dict)
     kept: set[SlotId] = field(default_factory=set)
     times: list[Seconds] = field(default_factory=list)  # to decide again
+
+    def back_off(self, job: RigidView, now: Seconds) -> None:
+        """Let the claim wait for its next start."""
+        self.reasons[job.job] = backs_off(job.ready_at, now)
+        self.times.append(job.ready_at)
 
     def serve(self, job: RigidView, taken: Taken, head: Head | None) -> None:
         """Start the claim, or keep its slots until they are free."""

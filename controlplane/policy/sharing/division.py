@@ -30,6 +30,7 @@ from controlplane.policy.sharing.caps import (
     words,
 )
 from controlplane.policy.sharing.limits import Limited, Quota, limited_jobs
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.sharing import Sharing
 
@@ -66,26 +67,38 @@ class Division:
         self._usage_at = Seconds(0.0)
         self._usage_for: tuple[Sharing, frozenset[str]] | None = None
         self._known: dict[str, _Account] = {}  # accounts of the last view
+        self._capacity = 0  # slots of the last view
         self._up: frozenset[SlotId] = frozenset()
 
-    def divide(self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds) -> Divided:
-        """Return the view that a policy should see: `view` itself if nothing is divided."""
-        limited = self._limited(view, sharing, ledger, now)
-        known = self._update(view, sharing, ledger, now, limited)
-        accounts = self._accounts(known, _capacity(view), sharing, ledger, now)
+    def divide(
+        self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
+    ) -> Turns[Divided]:
+        """Find the view that a policy should see: `view` itself if nothing is divided.
+
+        Do not start another division before this one has ended.
+        """
+        self._capacity = yield from _capacity(view)
+        limited = yield from self._limited(view, sharing, ledger, now)
+        known = yield from self._update(view, sharing, ledger, now, limited)
+        accounts = yield from self._accounts(known, sharing, ledger, now)
         bound = {name: one for name, one in accounts.items() if one.caps is not None}
         if bound or limited.caps:
+            yield
             up = frozenset(slot.slot for slot in view.slots if slot.up)
             self._up = self._up if up == self._up else up
         fair = sharing.fair_share and len(accounts) > 1
         for name, account in known.items():
+            yield
             account.show(limited.caps, self._up, now, prioritised=fair and name in accounts)
+        yield
         shown = {name: job for one in known.values() for name, job in one.shown.items()}
         if not (bound or limited.caps):
             return Divided(view=_view_with(view, shown, set()))
+        yield
         given_up = {slot for one in known.values() for slot in one.given_up()}
         wake_ats = [Seconds(self._usage_at + sharing.turn_s)]
         wake_ats += [one.wake_at(now) for one in known.values()]
+        yield
         return Divided(
             view=_view_with(view, shown, given_up),
             budgets={name: account.budget for name, account in bound.items()},
@@ -113,46 +126,53 @@ class Division:
 
     def _limited(
         self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds
-    ) -> Limited:
-        """Return the jobs that limits of users and classes bound."""
+    ) -> Turns[Limited]:
+        """Find the jobs that limits of users and classes bound."""
         quota = Quota(sharing, ledger, ledger.holders, projects=False)
         if not quota.bounds_elastic_jobs:
             return Limited()
-        capacity, jobs = _capacity(view), list(view.jobs.values())
-        useful = {job.job: useful_slots(job, capacity, gangs=self._gangs) for job in jobs}
+        jobs = list(view.jobs.values())
+        yield
+        useful = {job.job: useful_slots(job, self._capacity, gangs=self._gangs) for job in jobs}
+        yield
         order = turn_order(jobs, ledger, now, sharing.turn_s)
-        return limited_jobs(order, useful, quota, gangs=self._gangs)
+        return (yield from limited_jobs(order, useful, quota, gangs=self._gangs))
 
     def _update(
         self, view: ClusterView, sharing: Sharing, ledger: Ledger, now: Seconds, limited: Limited
-    ) -> dict[str, _Account]:
-        """Return all accounts that have jobs, in the order of arrival, then those of `outside`."""
+    ) -> Turns[dict[str, _Account]]:
+        """Update all accounts that have jobs, in the order of arrival, then those of `outside`."""
         by_account: dict[str, list[JobView]] = defaultdict(list)
         for job in view.jobs.values():
             by_account[job.account].append(job)
         by_account |= {name: [] for name in sorted(ledger.outside) if name not in by_account}
-        before, capacity = self._known, _capacity(view)
+        before = self._known
         self._known = {name: before.get(name) or _Account(gangs=self._gangs) for name in by_account}
         for name, account in self._known.items():
+            yield
             account.outside, account.caps = ledger.outside.get(name, 0), None
             account.update(
-                by_account[name], ledger, limited, capacity=capacity, turn_s=sharing.turn_s, now=now
+                by_account[name],
+                ledger,
+                limited,
+                capacity=self._capacity,
+                turn_s=sharing.turn_s,
+                now=now,
             )
         return self._known
 
     def _accounts(
         self,
         known: Mapping[str, _Account],
-        capacity: int,
         sharing: Sharing,
         ledger: Ledger,
         now: Seconds,
-    ) -> dict[str, _Account]:
+    ) -> Turns[dict[str, _Account]]:
         """Set budget and caps of each account that can have slots, and return these accounts."""
         accounts = {name: one for name, one in known.items() if one.order or one.outside}
         if len(accounts) < 2 and not sharing.projects:  # noqa: PLR2004
             return {}
-        usage = self._usage_of(frozenset(accounts), sharing, ledger, now)
+        capacity, usage = self._capacity, self._usage_of(frozenset(accounts), sharing, ledger, now)
         claims = {
             name: Claim(
                 demand=one.demand,
@@ -172,6 +192,7 @@ class Division:
         while True:
             unused: dict[str, int] = {}  # account without room for another job -> slots it uses
             for name, account in accounts.items():
+                yield
                 account.budget, account.caps = budgets[name], None
                 if account.budget < min(account.demand, capacity):
                     used = account.deal()
@@ -412,8 +433,9 @@ def _overdue(
     return found
 
 
-def _capacity(view: ClusterView) -> int:
+def _capacity(view: ClusterView) -> Turns[int]:
     lost = {slot.slot for slot in view.slots if not slot.up}
+    yield
     if lost:  # those that a job still holds count
         lost -= {slot for job in view.jobs.values() for slot in job.running_on}
     return len(view.slots) - len(lost)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from controlplane.policy.api import JobView, Reason
 from controlplane.policy.placement.slot_partition import slots_in_words
 from controlplane.policy.sharing.caps import Ledger, words
+from controlplane.policy.sharing.turns import Turns
 from schemas.ids import JobId
 from schemas.sharing import Project, Sharing, UserShare
 
@@ -161,8 +162,8 @@ class Limited(NamedTuple):
 
 def limited_jobs(
     jobs: Sequence[JobView], useful: Mapping[JobId, int], quota: Quota, *, gangs: bool
-) -> Limited:
-    """Return the caps of elastic jobs, which get their minimum in the given order.
+) -> Turns[Limited]:
+    """Find the caps of elastic jobs, which get their minimum in the given order.
 
     The rest goes to them one by one, always to the job with the fewest slots.
     """
@@ -170,6 +171,7 @@ def limited_jobs(
     reasons: dict[JobId, Reason] = {}
     sizes: dict[int, list[tuple[int, JobView]]] = defaultdict(list)  # jobs and places, by cap
     for place, job in enumerate(jobs):
+        yield
         most = useful[job.job]
         if not most:
             continue
@@ -184,6 +186,7 @@ def limited_jobs(
         if size < most:
             sizes[size].append((place, job))
     while sizes:
+        yield
         size = min(sizes)
         places = {job.job: place for place, job in sizes[size]}
         grown = quota.grow([job for _, job in sorted(sizes.pop(size), key=itemgetter(0))])

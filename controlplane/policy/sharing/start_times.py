@@ -25,6 +25,7 @@ from controlplane.policy.sharing.claim_room import TURN_S
 from controlplane.policy.sharing.claims import decide
 from controlplane.policy.sharing.division import Division
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import at_once
 from schemas.ids import JobId, Seconds
 from schemas.sharing import Sharing
 from schemas.wire.client import ExpectedStart
@@ -129,8 +130,8 @@ def _line_of_rigid(present: Present, lengths: _Lengths) -> _Line | ExpectedStart
     """
     view, rigid, now = present.view, present.rigid, present.now
     sharing = present.sharing or Sharing(fair_share=False)
-    rules = standing(view, rigid, sharing, present.ledger, now)
-    decided = decide(view, rigid, now, rules=rules)
+    rules = at_once(standing(view, rigid, sharing, present.ledger, now))
+    decided = at_once(decide(view, rigid, now, rules=rules))
     reason = decided.reasons.get(present.job)
     if reason is not None and reason.code in {"too_large", "limit"}:
         return ExpectedStart(reason=reason.text)
@@ -166,7 +167,7 @@ def _line_of_elastic(present: Present, lengths: _Lengths) -> _Line | ExpectedSta
     view, ledger, now = present.view, present.ledger, present.now
     job = view.jobs[present.job]
     sharing, divided = present.sharing or Sharing(fair_share=False), present.sharing is not None
-    found = Division(gangs=present.gangs).divide(view, sharing, ledger, now)
+    found = at_once(Division(gangs=present.gangs).divide(view, sharing, ledger, now))
     if job.least > len(view.slots):
         return ExpectedStart(reason=f"needs {job.least} slots, the cluster has {len(view.slots)}")
     accounts = {one.account for one in view.jobs.values()} | {*ledger.outside}

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -23,7 +25,7 @@ from controlplane.core.history import Record
 from controlplane.core.inputs import PlanProposed, PolicyChosen
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.model.report_bounds import times_problem, usage_problem
-from controlplane.core.plan_check import difference
+from controlplane.core.plan_check import difference, in_parts
 from controlplane.core.plan_cycle import PlanCycle
 from controlplane.policy.api import (
     ClusterView,
@@ -37,6 +39,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.registry import make
 from controlplane.policy.sharing.start_times import Present
+from controlplane.policy.sharing.turns import Turns, at_once
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner import InlinePlanner, Planner, ProposePlan, ViewNow
 from controlplane.service.planner.policy_check import CheckedPolicy
@@ -108,6 +111,7 @@ def make_planner(
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
     view_now: ViewNow,
     propose: ProposePlan,
+    request_again: Callable[[], None],
     code: Path | None = None,
 ) -> Planner:
     """Return a planner of a policy that `check_policy` accepted.
@@ -130,6 +134,7 @@ def make_planner(
         history=history,
         view_now=view_now,
         propose=propose,
+        request_again=request_again,
         code=code,
     )
 
@@ -165,6 +170,9 @@ def _format_duration(seconds: float) -> str:
 
 
 COOLDOWN_RATIO: Final = 4.0  # pause after a plan, as a multiple of its time in this process
+TURN_S: Final = 0.002  # after which a plan gives way to other work of the event loop
+MAX_STARTS: Final = 16  # jobs that one input starts
+T = TypeVar("T")
 
 
 class PlanCoordinator:
@@ -186,9 +194,16 @@ class PlanCoordinator:
         self._wake: asyncio.TimerHandle | None = None  # timer of the next `wake_at`
         self.planner: Planner | None = None
         self._exchanged = asyncio.Event()
-        self.plan_requested = False  # True while a request is scheduled
+        self._requested = False  # True while a request is scheduled
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
+        self._works: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
+        self._serving: asyncio.Task[None] | None = None  # serves `_works`
+        self._spent_s, self._resumed_at = 0.0, 0.0  # of the present work, before and since a pause
+        # Latest view for the policy, with its time, and its processor time.
+        self._view = ClusterView(version=0, slots=(), jobs={}), Seconds(0.0)
+        self._view_ms = 0.0
+        self._viewing = False  # True while the next view is made
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
         self.latest: Plan | None = None  # complete plan, taken or not
@@ -208,20 +223,26 @@ class PlanCoordinator:
 
     async def run(self) -> None:
         """Run the planner, and each one that replaces it, until cancelled."""
-        while self.planner is not None:
-            self._exchanged.clear()
-            serving = asyncio.create_task(self.planner.run())
-            exchanged = asyncio.create_task(self._exchanged.wait())
-            try:
-                done, _ = await asyncio.wait(
-                    {serving, exchanged}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if exchanged not in done:
-                    serving.result()
-            finally:
-                serving.cancel()
-                exchanged.cancel()
-                await asyncio.wait({serving, exchanged})
+        try:
+            while self.planner is not None:
+                await self._run_one(self.planner)
+        finally:
+            self._works.clear()
+            if self._serving is not None:
+                self._serving.cancel()
+
+    async def _run_one(self, planner: Planner) -> None:
+        self._exchanged.clear()
+        serving = asyncio.create_task(planner.run())
+        exchanged = asyncio.create_task(self._exchanged.wait())
+        try:
+            done, _ = await asyncio.wait({serving, exchanged}, return_when=asyncio.FIRST_COMPLETED)
+            if exchanged not in done:
+                serving.result()
+        finally:
+            serving.cancel()
+            exchanged.cancel()
+            await asyncio.wait({serving, exchanged})
 
     def request_plan(self) -> None:
         """Request a plan once all events of this moment have been handled.
@@ -229,34 +250,110 @@ class PlanCoordinator:
         After a plan the next request is delayed, so that the event loop can do other work. When a
         thousand nodes reconnect, for example, each of them requests a plan.
         """
-        if self.plan_requested:
+        if self._requested:
             return
-        self.plan_requested = True
+        self._requested = True
         if self._next_request_at > self._loop.time():
             self._loop.call_at(self._next_request_at, self._request_now)
         else:
             self._loop.call_soon(self._request_now)
 
-    def _request_now(self) -> None:
-        self.plan_requested = False
-        if self.planner is not None:
-            began = self._clock()
-            self._serve_claims()
-            self.planner.request_plan()
-            took_s = self._clock() - began
-            self._next_request_at = self._loop.time() + COOLDOWN_RATIO * took_s
+    @property
+    def plan_requested(self) -> bool:
+        """True while a request waits or is served, or a plan is accepted."""
+        return self._requested or self._serving is not None
 
-    def _serve_claims(self) -> None:
+    def _request_now(self) -> None:
+        self._requested = False
+        self._begin(self._serve_request)
+
+    async def _serve_request(self) -> None:
+        await self._serve_claims()
+        planner = self.planner
+        if planner is None:
+            return
+        if planner.busy:
+            planner.request_plan()
+            return
+        began, now = self._used_s(), self._commit_loop.now()
+        self._viewing = True
+        try:
+            self._view = await self._in_turns(self._cycle.view(now)), now
+            self._view_ms = (self._used_s() - began) * 1000.0
+            if planner is self.planner:
+                planner.request_plan()
+            else:
+                self.request_plan()
+        finally:
+            self._viewing = False
+
+    async def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, without waiting for the policy."""
         commit_loop = self._commit_loop
         now = commit_loop.now()
-        plan = self._cycle.serve_claims(now)
+        plan = await self._in_turns(self._cycle.serve_claims(now))
         self._wake_at(plan.wake_at, now)
         if plan.empty:
             return
         changes = difference(plan, commit_loop.reactor.state, now, whole=False)
-        if not changes.empty:
-            commit_loop.handle(PlanProposed(plan=changes, stats=None))
+        if len(changes.local_batch) < len(plan.local_batch) and (
+            plan.based_on < commit_loop.reactor.state.version
+        ):
+            self.request_plan()  # the state has changed meanwhile
+        await self._propose(changes, None)
+
+    async def _propose(self, changes: Plan, stats: SearchStats | None) -> None:
+        """Carry out a plan in parts, because thousands of starts in one input would take long."""
+        for part in in_parts(changes, self._commit_loop.reactor.state, MAX_STARTS):
+            self._commit_loop.handle(PlanProposed(plan=part, stats=stats))
+            if self._is_turn_over():
+                await self._pause()
+
+    # --- work that gives way to other work of the event loop
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this after all work that has begun."""
+        self._works.append(work)
+        if self._serving is None:
+            self._serving = self._loop.create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._works:
+                self._spent_s, self._resumed_at = 0.0, self._clock()
+                try:
+                    await self._works.popleft()()
+                except Exception as error:  # noqa: BLE001 - the next request begins anew
+                    what = {"message": "plan failed", "exception": error}
+                    self._loop.call_exception_handler(what)
+                earliest = max(self._next_request_at, self._loop.time())
+                self._next_request_at = earliest + COOLDOWN_RATIO * self._used_s()
+        finally:
+            self._serving = None
+
+    def _used_s(self) -> float:
+        """Return the time that the present work has taken, without its pauses."""
+        return self._spent_s + self._clock() - self._resumed_at
+
+    def _is_turn_over(self) -> bool:
+        return self._clock() - self._resumed_at >= TURN_S
+
+    async def _pause(self) -> None:
+        """Let the event loop do other work."""
+        self._spent_s = self._used_s()
+        await asyncio.sleep(0.0)
+        self._resumed_at = self._clock()
+
+    async def _in_turns(self, work: Turns[T]) -> T:
+        """Return the result of a computation, with pauses."""
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if self._is_turn_over():
+                await self._pause()
 
     def _wake_at(self, at: Seconds | None, now: Seconds) -> None:
         """Request a plan at this time, unless an earlier request is scheduled."""
@@ -290,9 +387,11 @@ class PlanCoordinator:
         return self._cycle.budgets
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
-        """Return the view of the current state that the policy should see, and the time."""
-        now = self._commit_loop.now()
-        return self._cycle.view(now), now
+        """Return a view for the policy, and its time. It is older while another one is made."""
+        if not self._viewing:
+            now = self._commit_loop.now()
+            self._view = at_once(self._cycle.view(now)), now
+        return self._view
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
         """Accept a plan if it changes anything. Only the changes are written to the journal.
@@ -300,12 +399,9 @@ class PlanCoordinator:
         `stats` is None if no search made the plan. If `complete` is True, running jobs that the
         plan omits are stopped. Otherwise they continue.
         """
-        began = self._clock()
-        self._accept(plan, stats, complete=complete)
-        pause_s = COOLDOWN_RATIO * (self._clock() - began)
-        self._next_request_at = max(self._next_request_at, self._loop.time()) + pause_s
+        self._begin(partial(self._accept, plan, stats, complete=complete))
 
-    def _accept(self, plan: Plan, stats: SearchStats | None, *, complete: bool) -> None:
+    async def _accept(self, plan: Plan, stats: SearchStats | None, *, complete: bool) -> None:
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
         plan = self._cycle.merged(plan)
         if complete:
@@ -319,9 +415,11 @@ class PlanCoordinator:
             return
         if stats is not None:
             check_ms = (self._clock() - began) * 1000.0
-            stats = msgspec.structs.replace(stats, check_ms=check_ms)
-        self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
+            view_ms = stats.view_ms + self._view_ms
+            stats = msgspec.structs.replace(stats, check_ms=check_ms, view_ms=view_ms)
+        await self._propose(changes, stats)
         if self.planner is not None:
+            state = self._commit_loop.reactor.state
             jobs = map(state.jobs.__getitem__, state.active)
             waiting = [job.job for job in jobs if job.phase not in HOLDING and not job.withheld]
             slots = {name: tuple(placed) for name, placed in changes.local_batch.items()}

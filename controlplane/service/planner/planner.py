@@ -36,6 +36,11 @@ class Planner(Protocol):
         ...
 
     @property
+    def busy(self) -> bool:
+        """True if a request would have to wait for the reply to an earlier one."""
+        ...
+
+    @property
     def stats(self) -> SearchStats:
         """Latest statistics of the policy's search."""
         ...
@@ -59,6 +64,7 @@ class InlinePlanner:
 
     restarts = 0
     running = True
+    busy = False
 
     policy: Policy
     view_now: ViewNow

@@ -111,7 +111,8 @@ class SearchPlanner:
     """Planner that feeds a search process, proposes its plans, and restarts it when it exits.
 
     While the process is unavailable, the current plan stays and free slots are filled greedily. A
-    restarted process first observes the events that `history` returns, oldest first. If the policy
+    restarted process first observes the events that `history` returns, oldest first.
+    `request_again` has to call `request_plan`, after proposed plans are accepted. If the policy
     `admits` jobs, the fallback starts no job that the policy has not admitted.
     """
 
@@ -122,6 +123,7 @@ class SearchPlanner:
     history: Callable[[], list[tuple[Seconds, PolicyEvent]]]
     view_now: ViewNow
     propose: ProposePlan
+    request_again: Callable[[], None]
     code: Path | None = None  # zip file of the process's code; None: the installed code
 
     def __post_init__(self) -> None:
@@ -144,6 +146,11 @@ class SearchPlanner:
     def running(self) -> bool:
         """True if the process is ready and no reply is overdue."""
         return self._ready and not self._overdue(REPLY_TIMEOUT_S)
+
+    @property
+    def busy(self) -> bool:
+        """True if a request is unanswered."""
+        return bool(self._unanswered)
 
     def request_plan(self) -> None:
         """Request a plan. If the process does not reply, fill free slots with the fallback.
@@ -247,7 +254,7 @@ class SearchPlanner:
             case messages.Ready():
                 self._ready, self._failed_starts = True, 0
                 self._unanswered.clear()
-                self.request_plan()
+                self.request_again()
             case messages.PlanFound(number=number, plan=plan, stats=stats):
                 self.stats = stats
                 if number in self._unanswered:
@@ -260,7 +267,7 @@ class SearchPlanner:
                 self._start_survival_timer()
                 if self._request_again and not self._unanswered:
                     self._request_again = False
-                    self.request_plan()
+                    self.request_again()
             case messages.BatchesChosen(plan=plan):
                 stats = self.stats.in_ms(self.stats.decision_ms / 1000.0)
                 self.propose(plan, stats, complete=False)

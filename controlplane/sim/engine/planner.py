@@ -25,6 +25,7 @@ from controlplane.policy.api import (
     StartForecast,
     StepsSeen,
 )
+from controlplane.policy.sharing.turns import at_once
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
@@ -93,7 +94,7 @@ class SimulatedPlanner:
         if self._plan_pending or self._requested_at == now:
             return
         self._announce_call()
-        plan = self.policy.batches(self._cycle.view(now), now)
+        plan = self.policy.batches(at_once(self._cycle.view(now)), now)
         changes = difference(self._cycle.merged(plan), self.reactor.state, now, whole=False)
         if not changes.empty:
             self.handle(PlanProposed(plan=changes, stats=None))
@@ -112,7 +113,7 @@ class SimulatedPlanner:
             self.ask(now + RETRY_S)
             return
         self._serve_claims()
-        plan = self._cycle.merged(self._decide(self._cycle.view(now)))
+        plan = self._cycle.merged(self._decide(at_once(self._cycle.view(now))))
         if plan.starts and self.hear is not None:
             self.hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
@@ -122,7 +123,7 @@ class SimulatedPlanner:
     def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, as the service does."""
         now = self.kernel.now
-        plan = self._cycle.serve_claims(now)
+        plan = at_once(self._cycle.serve_claims(now))
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         changes = difference(plan, self.reactor.state, now, whole=False)

@@ -12,9 +12,9 @@ import pytest
 
 from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import NodeSuspected, PlanProposed
-from controlplane.core.plan_check import Verdict, check, difference
+from controlplane.core.plan_check import Verdict, check, difference, in_parts
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import StopRule
 from schemas.wire.agent import JOIN, SUSPEND
 from schemas.wire.client import Decision, Size
@@ -757,3 +757,24 @@ def test_a_job_that_a_plan_restarts_is_paused_instead_of_changed(
     assert judged(controller, whole) == (moves, {})
     pauses = changed(controller, whole)  # need no further word
     assert (pauses.local_batch, pauses.restart) == (moves, ())
+
+
+def test_a_plan_of_many_starts_is_carried_out_in_parts_and_the_first_has_all_other_entries() -> (
+    None
+):
+    controller = training(cluster_of(n1=2, n2=3), S0, S1)
+    controller.submit("b"), controller.submit("c"), controller.submit("d")
+    b, c, d = JobId("b-2"), JobId("c-3"), JobId("d-4")
+    t0, t1, t2 = (slot_id(NodeId("n2"), index) for index in range(3))
+    placed: dict[JobId, Placed] = {b: {t0: 8}, c: {t1: 8}, A: {S0: 8}, d: {t2: 8}}
+    changes = changed(controller, plan(controller, placed, c_3=FASTER))
+
+    parts = list(in_parts(changes, controller.state, 1))
+
+    assert [part.local_batch for part in parts] == [
+        {b: {t0: 8}, A: {S0: 8}},
+        {c: {t1: 8}},
+        {d: {t2: 8}},
+    ]
+    assert [part.reasons.get(c) for part in parts] == [None, FASTER, None]
+    assert list(in_parts(changes, controller.state, 3)) == [changes]

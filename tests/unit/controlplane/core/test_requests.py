@@ -12,6 +12,7 @@ from controlplane.core.plan_check import check, difference
 from controlplane.core.plan_cycle import PlanCycle, fitting_plan, fitting_view
 from controlplane.core.slot_index import Fit
 from controlplane.policy.api import Plan, Reason
+from controlplane.policy.sharing.turns import at_once
 from schemas.ids import JobId, Seconds, SlotId, slot_id
 from tests.support.builders import (
     BATCH,
@@ -138,7 +139,7 @@ def serve(controller: Controller) -> PlanCycle:
     """Let claims start, as the service does."""
     cycle = PlanCycle(lambda: controller.reactor)
     now = Seconds(controller.now)
-    plan = difference(cycle.serve_claims(now), controller.state, now, whole=False)
+    plan = difference(at_once(cycle.serve_claims(now)), controller.state, now, whole=False)
     if not plan.empty:
         controller.take(proposal(plan.local_batch, based_on=controller.state.version))
     return cycle

@@ -21,6 +21,7 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check, difference
 from controlplane.core.plan_cycle import PlanCycle
 from controlplane.policy.api import Plan, Reason
+from controlplane.policy.sharing.turns import at_once
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Reservation
 from tests.support.builders import BATCH, N1, N2, S0, S1, T0, T1, A, B, proposal, resized
@@ -70,7 +71,7 @@ def well(controller: Controller) -> None:
 def serve(controller: Controller) -> PlanCycle:
     """Let claims start, as the service does."""
     cycle, now = PlanCycle(lambda: controller.reactor), Seconds(controller.now)
-    plan = difference(cycle.serve_claims(now), controller.state, now, whole=False)
+    plan = difference(at_once(cycle.serve_claims(now)), controller.state, now, whole=False)
     if not plan.empty:
         controller.take(proposal(plan.local_batch, based_on=controller.state.version))
     return cycle
@@ -157,7 +158,7 @@ def test_policies_see_reserved_slots_only_if_a_job_may_use_them() -> None:
     at(controller, begin)
     cycle = PlanCycle(lambda: controller.reactor)
 
-    view = cycle.view(Seconds(controller.now))
+    view = at_once(cycle.view(Seconds(controller.now)))
 
     assert [slot.slot for slot in view.slots if slot.usable] == [T0, T1]
     text = f"needs 3 slots, could have 2 beside the {FOR_VISION} of n1"
@@ -165,7 +166,7 @@ def test_policies_see_reserved_slots_only_if_a_job_may_use_them() -> None:
         A: Reason("reservation", text, {"needs": 3.0, "slots": 2.0}),
     }
     controller.submit("b", project="vision", slots=(1, 4))
-    view = cycle.view(Seconds(controller.now))
+    view = at_once(cycle.view(Seconds(controller.now)))
     assert [slot.slot for slot in view.slots if slot.usable] == [S0, S1, T0, T1]
     plan = Plan(based_on=controller.state.version, local_batch={B: {T0: 32, S0: 32}})
     assert cycle.merged(plan).local_batch == plan.local_batch

@@ -14,6 +14,7 @@ from controlplane.core.model.usage import Usage, slot_seconds
 from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.journal.snapshots import image_of, reactor_from
+from controlplane.policy.sharing.turns import at_once
 from schemas.ids import Seconds
 from schemas.sharing import Sharing
 from tests.support import builders
@@ -105,7 +106,7 @@ def test_without_rules_nothing_is_charged_and_the_view_is_the_state_s() -> None:
     controller = running(cluster_of(n1=1))
     controller.now += H
     controller.take(builders.cancelled(A))
-    seen = PlanCycle(lambda: controller.reactor).view(Seconds(controller.now))
+    seen = at_once(PlanCycle(lambda: controller.reactor).view(Seconds(controller.now)))
 
     assert (controller.state.usage, controller.state.began_at) == ({}, {})
     assert seen == controller.view()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
@@ -13,11 +13,12 @@ import structlog.testing
 
 from controlplane.core.history import Record
 from controlplane.core.inputs import SharingChanged
-from controlplane.policy.api import JobEnded, PolicyEvent, Reason, StartForecast, StepsSeen
+from controlplane.policy.api import JobEnded, Plan, PolicyEvent, Reason, StartForecast, StepsSeen
 from controlplane.policy.min_slots import fallback_plan
 from controlplane.service.api.replies import job_summary
 from controlplane.service.planner.plan_coordinator import (
     COOLDOWN_RATIO,
+    MAX_STARTS,
     PlanCoordinator,
     PolicyObserver,
     with_start_forecast,
@@ -154,6 +155,8 @@ def test_telemetry_of_an_unknown_job_is_dropped(service: Service) -> None:
 class Planner:
     """Takes so many seconds of a clock for an answer."""
 
+    busy = True  # it needs no view
+
     def __init__(self, took_s: float) -> None:
         self.took_s = took_s
         self.clock = 100.0
@@ -172,7 +175,7 @@ class Planner:
 
 
 def coordinator_of(planner: Planner) -> PlanCoordinator:
-    reactor = SimpleNamespace(rigid_views=list)
+    reactor = SimpleNamespace(rigid_views=list, refresh_views=tuple)
     commit_loop = SimpleNamespace(reactor=reactor, now=lambda: Seconds(0.0))
     coordinator = PlanCoordinator(cast("Any", commit_loop), clock=lambda: planner.clock)
     coordinator.planner = cast("Any", planner)
@@ -217,6 +220,8 @@ async def test_a_policy_sees_the_cluster_as_it_is_divided_and_its_plans_get_the_
     plans.planner = cast("Any", SimpleNamespace(observe=lambda *_: None, request_plan=planner))
 
     plans.propose(fallback_plan(view, now), None)
+    while plans.plan_requested:
+        await asyncio.sleep(0.0)
 
     starting = [job.job for job in controller.state.jobs.values() if job.group is not None]
     assert starting == ["a-1", "a-3"]
@@ -252,3 +257,135 @@ def test_a_reason_includes_the_expected_start(now: float, words: str) -> None:
             "start_latest_s": max(0.0, 7300.0 - now),
         },
     )
+
+
+PROGRAM: Final = {
+    "kind": "torchrun", "command": ("python", "train.py"), "slots": 1, "script": "", "batch_size": 1
+}  # fmt: skip
+
+
+class Crowded:
+    """A cluster where programs wait, and a coordinator whose every look at the clock takes 1 ms."""
+
+    def __init__(self, programs: int) -> None:
+        self.controller = cluster_of(n1=programs)
+        for _ in range(programs):
+            self.controller.submit("p", **PROGRAM)
+        self.taken: list[Plan] = []
+        self._clock = 0.0
+        loop = SimpleNamespace(
+            reactor=self.controller.reactor,
+            now=lambda: Seconds(self.controller.now),
+            handle=self._handle,
+        )
+        self.plans = PlanCoordinator(cast("Any", loop), clock=self._tick)
+        planner = SimpleNamespace(
+            busy=True, request_plan=lambda: None, observe=lambda *_: None, run=asyncio.Event().wait
+        )
+        self.plans.use(cast("Any", planner), gangs=False)
+
+    def _tick(self) -> float:
+        self._clock += 0.001
+        return self._clock
+
+    def _handle(self, event: Any) -> None:
+        self.taken.append(event.plan)
+        self.controller.take(event)
+
+    async def turns(self) -> int:
+        """The number of turns of the loop until nothing is left to do."""
+        count = 0
+        while self.plans.plan_requested:
+            count += 1
+            await asyncio.sleep(0.0)
+        return count
+
+    @property
+    def running(self) -> list[JobId]:
+        return [job.job for job in self.controller.state.jobs.values() if job.group is not None]
+
+
+async def test_programs_start_in_parts_and_the_loop_turns_meanwhile() -> None:
+    crowded = Crowded(MAX_STARTS * 2 + 3)
+
+    crowded.plans.request_plan()
+    turns = await crowded.turns()
+
+    assert [len(plan.local_batch) for plan in crowded.taken] == [MAX_STARTS, MAX_STARTS, 3]
+    assert turns > MAX_STARTS * 2
+    assert len(crowded.running) == MAX_STARTS * 2 + 3
+
+
+async def requests_if_cancelled(turn: int) -> int:
+    """The number of requests for plans if a program is cancelled after so many turns, or 0."""
+    crowded, asked = Crowded(3), list[None]()
+    cast("Any", crowded.plans.planner).request_plan = lambda: asked.append(None)
+    crowded.plans.request_plan()
+    for _ in range(turn):
+        await asyncio.sleep(0.0)
+    if crowded.running:
+        return 0
+    crowded.controller.take(builders.cancelled(JobId("p-2")))
+    await crowded.turns()
+
+    assert crowded.running == ["p-1", "p-3"]
+    return len(asked)
+
+
+async def test_a_decision_about_a_program_that_is_cancelled_meanwhile_is_made_again() -> None:
+    found = [await requests_if_cancelled(turn) for turn in range(60)]
+
+    assert sorted(found, key=[1, 2, 0].index) == found  # cancelled before, meanwhile, or after
+    assert {*found} == {0, 1, 2}
+
+
+async def test_a_view_that_is_asked_for_meanwhile_is_the_latest_one() -> None:
+    crowded = Crowded(0)
+    crowded.controller.take(SharingChanged(sharing=Sharing()))
+    before, _ = crowded.plans.view_now()
+    for user in ("ann", "bob"):
+        crowded.controller.submit("a", user=user)
+    cast("Any", crowded.plans.planner).busy = False
+
+    crowded.plans.request_plan()
+    while not crowded.plans._viewing:
+        await asyncio.sleep(0.0)
+    meanwhile, _ = crowded.plans.view_now()
+    await crowded.turns()
+    after, _ = crowded.plans.view_now()
+
+    assert meanwhile is before
+    assert list(after.jobs) == ["a-1", "a-2"]
+
+
+async def test_work_that_is_left_ends_with_the_planner() -> None:
+    crowded = Crowded(MAX_STARTS)
+    running = asyncio.create_task(crowded.plans.run())
+    crowded.plans.request_plan()
+    while crowded.plans._serving is None:
+        await asyncio.sleep(0.0)
+
+    running.cancel()
+    await asyncio.wait({running})
+    await crowded.turns()
+
+    assert crowded.running == []
+
+
+async def test_a_failed_plan_is_told_and_the_next_one_is_made() -> None:
+    crowded = Crowded(1)
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(repr(context["exception"]))
+    )
+    loop: Any = crowded.plans._commit_loop
+    handle, loop.handle = loop.handle, None
+
+    crowded.plans.request_plan()
+    await crowded.turns()
+    loop.handle = handle
+    crowded.plans.request_plan()
+    await crowded.turns()
+
+    assert told == ["TypeError(\"'NoneType' object is not callable\")"]
+    assert crowded.running == ["p-1"]

@@ -12,13 +12,11 @@ from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.sharing.caps import Ledger
-from controlplane.policy.sharing.claim_order import standing
-from controlplane.policy.sharing.claims import decide
 from controlplane.policy.sharing.rigid_view import RigidView
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.sharing import PriorityClass, Project, Sharing, UserLimits, UserShare
 from tests.support.builders import A, B, job_view
-from tests.support.views import row_of, view_of
+from tests.support.views import decide, row_of, standing, view_of
 
 NOW = Seconds(10_000.0)
 G, H, K = JobId("g-7"), JobId("h-8"), JobId("k-9")

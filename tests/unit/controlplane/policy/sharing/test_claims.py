@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.sharing.claim_order import Standing
 from controlplane.policy.sharing.claim_room import Kind, Room
-from controlplane.policy.sharing.claims import decide, mask, without_kept
+from controlplane.policy.sharing.claims import mask, without_kept
 from controlplane.policy.sharing.rigid_view import RigidView
+from controlplane.policy.sharing.turns import at_once
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import A, B, C, job_view
-from tests.support.views import row_of, view_of
+from tests.support.views import decide, row_of, view_of
 
 G, H = JobId("g-7"), JobId("h-8")
 NOW = Seconds(10_000.0)
@@ -578,7 +579,7 @@ def test_what_is_counted_once_stays_right_while_claims_take_slots(
     case: tuple[ClusterView, list[RigidView]], sizes: list[int]
 ) -> None:
     view, rigid = case
-    room = Room(view, rigid, NOW, Standing(borrowed={}))
+    room = at_once(Room.of(view, rigid, NOW, Standing(borrowed={})))
     fits = frozenset(slot.slot for slot in view.slots[::2])
     for number, size in enumerate(sizes):
         fields = ({}, {"fits": fits}, {"exclusive": True}, {"shares": {NodeId("n1"): 2.0}})[size]

@@ -29,7 +29,7 @@ from schemas.ids import JobId, Seconds
 from schemas.sharing import Project, Sharing, UserShare
 from tests.support.builders import job_view
 from tests.support.sizes import examples
-from tests.support.views import NOW, ToldOracle, events_of, row_of, view_of, views
+from tests.support.views import NOW, ToldOracle, divide, events_of, row_of, view_of, views
 
 TURN_S = 1800.0
 SHARING = Sharing()
@@ -52,7 +52,7 @@ def divided(
     *jobs: JobView, now: float = NOW, gangs: bool = False, rules: Sharing = SHARING, **known: Any
 ) -> Divided:
     division = Division(gangs=gangs)
-    return division.divide(view_of(ROW, *jobs), rules, Ledger(**known), Seconds(now))
+    return divide(division, view_of(ROW, *jobs), rules, Ledger(**known), Seconds(now))
 
 
 def most_of(found: Divided) -> dict[str, int]:
@@ -66,7 +66,7 @@ def most_of(found: Divided) -> dict[str, int]:
 def test_a_view_with_one_account_is_returned_as_it_is() -> None:
     view = view_of(ROW, *(a_job(f"a-{n}", "ann", priority=7.0) for n in range(1, 20)))
 
-    found = Division().divide(view, SHARING, Ledger(usage={"bob/bob": 9.0}), NOW)
+    found = divide(Division(), view, SHARING, Ledger(usage={"bob/bob": 9.0}), NOW)
 
     assert found.view is view
     plan = make("fair").plan(view, NOW)
@@ -77,7 +77,7 @@ def test_accounts_that_together_fit_are_not_bounded() -> None:
     jobs = (a_job("a-1", "ann", slots=(1, 4)), a_job("b-2", "bob", slots=(1, 4)))
     view = view_of(ROW, *jobs)
 
-    assert Division().divide(view, SHARING, Ledger(), NOW).view is view
+    assert divide(Division(), view, SHARING, Ledger(), NOW).view is view
 
 
 def test_only_the_account_that_wants_more_than_its_budget_is_bounded() -> None:
@@ -230,7 +230,7 @@ def test_the_usage_counts_anew_once_a_turn() -> None:
 
     def at(now: float, least_used: str) -> list[int]:
         usage = {f"{user}/{user}": 5.0 * (user != least_used) for user in ("ann", "bob", "cid")}
-        found = division.divide(view, SHARING, Ledger(usage=usage), Seconds(now))
+        found = divide(division, view, SHARING, Ledger(usage=usage), Seconds(now))
         return list(found.budgets.values())
 
     assert at(0.0, "ann")[0] == 3
@@ -328,7 +328,7 @@ def test_no_plan_of_any_policy_exceeds_a_budget(
 ) -> None:
     view, events = told
     division = Division(gangs=name in POLICIES and entry(name).gangs)
-    found = division.divide(view, SHARING, Ledger(), NOW)
+    found = divide(division, view, SHARING, Ledger(), NOW)
 
     plan = division.merge(found, plan_of(name, found.view, events))
 
@@ -342,7 +342,7 @@ def test_the_caps_of_an_account_add_up_to_its_budget_at_most(
     view: ClusterView,
     gangs: bool,  # noqa: FBT001 - hypothesis draws it
 ) -> None:
-    found = Division(gangs=gangs).divide(view, SHARING, Ledger(), NOW)
+    found = divide(Division(gangs=gangs), view, SHARING, Ledger(), NOW)
 
     for account, budget in found.budgets.items():
         jobs = [job for job in found.view.jobs.values() if job.account == account]
@@ -354,10 +354,10 @@ def test_the_caps_of_an_account_add_up_to_its_budget_at_most(
 @given(shared_views())
 def test_the_same_question_has_the_same_answer(view: ClusterView) -> None:
     division = Division()
-    first = division.divide(view, SHARING, Ledger(), NOW)
-    again = division.divide(view, SHARING, Ledger(), NOW)
+    first = divide(division, view, SHARING, Ledger(), NOW)
+    again = divide(division, view, SHARING, Ledger(), NOW)
 
-    assert again == first == Division().divide(view, SHARING, Ledger(), NOW)
+    assert again == first == divide(Division(), view, SHARING, Ledger(), NOW)
     for name, job in first.view.jobs.items():
         assert again.view.jobs[name] is job
     assert all(a is b for a, b in zip(first.view.slots, again.view.slots, strict=True))
@@ -373,8 +373,8 @@ def test_what_is_kept_from_earlier_views_changes_no_answer(
         now = Seconds(now + passed_s)
         began = {name: job.moved_at for name, job in view.jobs.items() if job.running_on}
         ledger = Ledger(began_at=began, usage={"p/ann": 100.0})
-        found = division.divide(view, SHARING, ledger, now)
-        fresh = Division().divide(view, SHARING, ledger, now)
+        found = divide(division, view, SHARING, ledger, now)
+        fresh = divide(Division(), view, SHARING, ledger, now)
 
         wake_at = found.wake_at  # it depends on the begin of a turn
         assert found == msgspec.structs.replace(fresh, wake_at=wake_at)
@@ -383,8 +383,8 @@ def test_what_is_kept_from_earlier_views_changes_no_answer(
 @SIZE
 @given(shared_views())
 def test_a_shown_view_is_within_the_budgets_already(view: ClusterView) -> None:
-    shown = Division().divide(view, SHARING, Ledger(), NOW).view
-    again = Division().divide(shown, SHARING, Ledger(), NOW).view
+    shown = divide(Division(), view, SHARING, Ledger(), NOW).view
+    again = divide(Division(), shown, SHARING, Ledger(), NOW).view
 
     sizes = {name: len(job.running_on) for name, job in shown.jobs.items()}
     assert {name: len(job.running_on) for name, job in again.jobs.items()} == sizes
@@ -398,7 +398,7 @@ def test_renamed_users_get_the_same(view: ClusterView) -> None:
         name: msgspec.structs.replace(job, account=names[job.account])
         for name, job in view.jobs.items()})  # fmt: skip
 
-    one, other = (Division().divide(each, SHARING, Ledger(), NOW) for each in (view, renamed))
+    one, other = (divide(Division(), each, SHARING, Ledger(), NOW) for each in (view, renamed))
 
     assert {names[account]: many for account, many in one.budgets.items()} == other.budgets
     assert most_of(one) == most_of(other)

@@ -15,7 +15,7 @@ from controlplane.policy.sharing.division import Division
 from schemas.ids import JobId, Seconds
 from schemas.sharing import PriorityClass, Project, Sharing, UserLimits
 from tests.support.sizes import examples
-from tests.support.views import NOW, view_of
+from tests.support.views import NOW, divide, view_of
 from tests.unit.controlplane.policy.sharing.test_division import ROW, a_job, divided, most_of
 
 TWO = Sharing(user_limits=UserLimits(running=2))
@@ -121,7 +121,7 @@ def test_no_plan_of_a_policy_exceeds_the_limits_of_users_and_classes(
         classes |= {JobId(f"j-{place}"): kind} if kind else {}
     gangs = policy == "tiresias"
     division, view = Division(gangs=gangs), view_of(ROW, *jobs)
-    found = division.divide(view, rules, Ledger(classes=classes), NOW)
+    found = divide(division, view, rules, Ledger(classes=classes), NOW)
 
     plan = division.merge(found, make(policy).plan(found.view, NOW))
 
