@@ -236,6 +236,8 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Sw
         if job.phase is Phase.RUNNING and not picky and claimed.isdisjoint(move.local_batch):
             movers.append(Mover(job, move.local_batch, move.reason))
             claimed |= move.local_batch.keys()
+    if len(movers) < 2:  # noqa: PLR2004
+        return []
     spare = [slot for slot in state.slot_index.available().free if slot not in claimed]
     return swaps_among(movers, [slot for slot in spare if usable.is_free(slot)], usable.is_free)
 

@@ -250,20 +250,29 @@ class PlanCoordinator:
         After a plan the next request is delayed, so that the event loop can do other work. When a
         thousand nodes reconnect, for example, each of them requests a plan.
         """
-        if self._requested:
-            return
-        self._requested = True
-        if self._next_request_at > self._loop.time():
-            self._loop.call_at(self._next_request_at, self._request_now)
-        else:
-            self._loop.call_soon(self._request_now)
+        if not self._requested:
+            self._requested = True
+            self._schedule_request()
 
     @property
     def plan_requested(self) -> bool:
         """True while a request waits or is served, or a plan is accepted."""
         return self._requested or self._serving is not None
 
+    def _schedule_request(self) -> None:
+        if self._serving is not None:
+            return  # `_work` calls this again, because a pause has to follow the present work
+        if self._next_request_at > self._loop.time():
+            self._loop.call_at(self._next_request_at, self._request_now)
+        else:
+            self._loop.call_soon(self._request_now)
+
     def _request_now(self) -> None:
+        if not self._requested:
+            return  # it was served meanwhile
+        if self._serving is not None or self._next_request_at > self._loop.time():
+            self._schedule_request()
+            return
         self._requested = False
         self._begin(self._serve_request)
 
@@ -330,6 +339,8 @@ class PlanCoordinator:
                 self._next_request_at = earliest + COOLDOWN_RATIO * self._used_s()
         finally:
             self._serving = None
+            if self._requested:
+                self._schedule_request()
 
     def _used_s(self) -> float:
         """Return the time that the present work has taken, without its pauses."""

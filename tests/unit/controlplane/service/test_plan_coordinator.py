@@ -204,6 +204,24 @@ async def test_a_slow_planner_is_asked_again_after_a_pause() -> None:
     assert planner.asked[1] - planner.asked[0] >= COOLDOWN_RATIO * 0.02
 
 
+async def test_a_request_during_a_plan_is_served_after_the_pause_too() -> None:
+    planner = Planner(0.02)
+    coordinator = coordinator_of(planner)
+    ask = planner.request_plan
+
+    def ask_and_request() -> None:
+        ask()
+        if len(planner.asked) == 1:
+            coordinator.request_plan()
+
+    cast("Any", planner).request_plan = ask_and_request
+    coordinator.request_plan()
+    await planner.next()
+    await planner.next()
+
+    assert planner.asked[1] - planner.asked[0] >= COOLDOWN_RATIO * 0.02
+
+
 async def test_a_policy_sees_the_cluster_as_it_is_divided_and_its_plans_get_the_reasons() -> None:
     controller = cluster_of(n1=2)
     controller.take(SharingChanged(sharing=Sharing()))
