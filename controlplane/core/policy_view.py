@@ -58,9 +58,10 @@ class ViewBuilder:
         state = self._state
         for slot in list(self._dirty.slots):
             yield
+            nodes = state.slot_index.slots()  # brings `_dirty` up to date
             if slot in self._dirty.slots and not self._dirty.everything:
                 del self._dirty.slots[slot]
-                self._update_slot(slot)
+                self._update_slot(slot, nodes)
         for name in list(self._stale):
             yield
             usual = not (self._all_jobs_stale or state.swaps)
@@ -131,6 +132,7 @@ class ViewBuilder:
             for job in map(state.jobs.__getitem__, state.overrides)
             if job.override and job.override_wait_reason and job.override.reserves_until
         )
+        nodes = slot_index.slots()  # brings `_dirty` up to date
         promised = {slot for swap in state.swaps for slot in swap.slots()}
         if held or self._held or promised or self._swaps or self._dirty.everything:
             self._slot_views = self._rebuild_slots(held, slot_index.releasing(), promised)
@@ -138,19 +140,19 @@ class ViewBuilder:
             self._shown_slots = None
         else:
             for slot in self._dirty.slots:
-                self._update_slot(slot)
+                self._update_slot(slot, nodes)
         self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
         if self._shown_slots is None:
             self._shown_slots = tuple(self._slot_views)
         return self._shown_slots
 
-    def _update_slot(self, slot: SlotId) -> None:
+    def _update_slot(self, slot: SlotId, nodes: Mapping[SlotId, Node]) -> None:
         """Rebuild the view of a slot, if views have it."""
         place, index = self._positions.get(slot), self._state.slot_index
         if place is None:
             return
-        node, before, leaving = index.slots()[slot], self._slot_views[place], index.releasing()
+        node, before, leaving = nodes[slot], self._slot_views[place], index.releasing()
         usable = node.usable and not index.is_taken(slot)
         self._slot_views[place] = self._slot(
             node, slot, before, usable=usable, leaving=slot in leaving

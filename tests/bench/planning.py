@@ -2,7 +2,8 @@
 
 The core of a controller gets nodes of 8 slots and jobs of 20 users. A first plan fills the cluster. Then, again and
 again, a node restarts, and the parts of the next plan are measured. `fifo` stands for a policy: how long a search
-takes is measured by `bin/bench decision`, in a process of its own.
+takes is measured by `bin/bench decision`, in a process of its own. `longest step` is the longest time for which claims,
+or view and division, keep the event loop from other work. It is measured in plans of their own.
 
 kinds of jobs: `elastic` (1 to 16 slots each), `programs` (1 to 16), and `limited` (programs with time limits).
 """
@@ -21,7 +22,7 @@ from controlplane.core.plan_cycle import PlanCycle
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import ClusterView, Plan
 from controlplane.policy.registry import make
-from controlplane.policy.sharing.turns import at_once
+from controlplane.policy.sharing.turns import Turns, at_once
 from controlplane.service.planner.search_messages import view_delta
 from schemas.host.memory import collect_garbage_seldom
 from schemas.ids import NodeId, Seconds, Term
@@ -34,7 +35,14 @@ SLOTS: Final = 8
 SIZES: Final = (1, 2, 4, 8, 16)  # slots of jobs
 USERS: Final = 20
 REPEATS: Final = 9
-PARTS: Final = ("claims", "view and division", "difference for the search", "check", "due")
+PARTS: Final = (
+    "claims",
+    "view and division",
+    "difference for the search",
+    "check",
+    "due",
+    "longest step",
+)
 Result = TypeVar("Result")
 
 
@@ -44,6 +52,7 @@ class Cluster:
     def __init__(self, kind: str, nodes: int, jobs: int) -> None:
         self.reactor, self._now = Reactor(), Seconds(1e9)
         self._sent: ClusterView | None = None
+        self._longest_s: float | None = None  # None: steps are not measured
         self._cycle, self._policy = PlanCycle(lambda: self.reactor), make("fifo", {})
         self.ms: dict[str, list[float]] = defaultdict(list)
         self._handle(ControllerStarted(term=Term(1), release=""))
@@ -63,12 +72,34 @@ class Cluster:
         self.ms[part].append((time.process_time() - began) * 1e3)
         return result
 
+    def _done(self, part: str, work: Turns[Result]) -> Result:
+        """Return the result of a computation, and measure the whole or its longest step."""
+        if self._longest_s is None:
+            return self._timed(part, lambda: at_once(work))
+        began = time.process_time()
+        try:
+            while True:
+                next(work)
+                now = time.process_time()
+                self._longest_s, began = max(self._longest_s, now - began), now
+        except StopIteration as end:
+            self._longest_s = max(self._longest_s, time.process_time() - began)
+            result: Result = end.value
+            return result
+
+    def plan_in_steps(self) -> None:
+        """Make a plan and carry it out, and measure the longest step."""
+        self._longest_s = 0.0
+        self.plan()
+        self.ms["longest step"].append(self._longest_s * 1e3)
+        self._longest_s = None
+
     def plan(self) -> None:
         """Make a plan and carry it out."""
         self._now = Seconds(self._now + 1.0)
         now, cycle = self._now, self._cycle
-        self._apply(self._timed("claims", lambda: at_once(cycle.serve_claims(now))), whole=False)
-        view = self._timed("view and division", lambda: at_once(cycle.view(now)))
+        self._apply(self._done("claims", cycle.serve_claims(now)), whole=False)
+        view = self._done("view and division", cycle.view(now))
         if (sent := self._sent) is not None:
             self._timed("difference for the search", lambda: view_delta(sent, view))
         self._sent = view
@@ -106,6 +137,8 @@ def measure(kind: str, nodes: int, jobs: int, repeats: int) -> dict[str, float]:
     for number in range(repeats):
         cluster.restart(f"n{number}", f"boot-{number + 2}")
         cluster.plan()
+        cluster.restart(f"n{number}", f"boot-{number + 2}-again")
+        cluster.plan_in_steps()
     return {part: median(cluster.ms[part]) for part in PARTS} | {"fills": sum(first.values())}
 
 
