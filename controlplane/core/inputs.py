@@ -99,6 +99,7 @@ class PlanProposed(Input, tag="core.plan_proposed.1"):
 
     plan: Plan
     stats: SearchStats | None = None  # only from a policy that searches
+    later: int = 0  # entries that follow in other inputs, as parts of the same plan
 
 
 class StartExpired(Input, tag="core.start_expired.1"):

@@ -24,7 +24,7 @@ class Ledgers:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rules: Sharing | None = None  # when the latest ledger was made
+        self._rules = Sharing()  # when the latest ledger was made
         self._restart(Seconds(0.0))
 
     def _restart(self, now: Seconds) -> None:
@@ -52,7 +52,7 @@ class Ledgers:
         """Visit changed jobs, so that the next ledger has less to do."""
         for name in list(self._stale):
             yield
-            if name in self._stale and self._rules is not None:
+            if name in self._stale:
                 del self._stale[name]
                 self._update(name, self._rules)
 
@@ -74,7 +74,7 @@ class Ledgers:
         return Ledger(
             usage=self._usage(now, rules.half_life_s),
             outside=outside,
-            began_at=state.began_at,
+            began_at=dict(state.began_at),
             holders=dict(self._holders),
             classes=dict(self._classes),
             ranks={name: rank for name, rank in ranks.items() if rank},

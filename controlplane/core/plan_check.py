@@ -147,7 +147,7 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
 def in_parts(changes: Plan, state: State, most: int) -> Iterator[Plan]:
     """Split the result of `difference` into plans, each of which starts at most `most` jobs.
 
-    A start takes free slots, so it does not depend on other entries. The first part has these.
+    The first part has all other entries. A start takes free slots, so it may follow later.
     """
     placed = changes.local_batch
     starts = [name for name, slots in placed.items() if slots and state.jobs[name].group is None]

@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from controlplane.core.model.job import Job, local_limit
+from controlplane.core.plan_check import difference
 from controlplane.core.policy_view import job_view, places, rigid_view
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
@@ -55,7 +56,8 @@ class PlanCycle:
         """Decide which rigid jobs start now, and which elastic jobs give up slots for them.
 
         The plan applies before the policy is asked. It leaves out jobs that stay. The state may
-        change until the last turn, so entries of the plan may not fit any more.
+        change until the last turn, so entries of the plan may not fit any more, see
+        `changes_for_claims`.
         """
         yield from self._reactor().refresh_views()
         reactor = self._reactor()
@@ -71,6 +73,23 @@ class PlanCycle:
             rules = yield from standing(view, rigid, sharing, reactor.ledger(now), now)
         self._claims = yield from decide(view, rigid, now, rules=rules, places=beside)
         return self._claims.plan
+
+    def changes_for_claims(self, now: Seconds) -> tuple[Plan, bool]:
+        """Return what the latest decision about claims still changes.
+
+        The second value is True if some of it does not fit any more, because the state has changed.
+        No job gives up slots for a claim that has changed.
+        """
+        claims, state = self._claims, self._reactor().state
+        plan = claims.plan
+        fits = {
+            name: slots
+            for name, slots in plan.local_batch.items()
+            if all(_is_same(state, claim, plan.based_on) for claim in claims.takers.get(name, ()))
+        }
+        changes = difference(replace(plan, local_batch=fits), state, now, whole=False)
+        is_late = plan.based_on < state.version and not state.scheduling_paused
+        return changes, is_late and len(changes.local_batch) < len(plan.local_batch)
 
     @property
     def claim_reasons(self) -> Mapping[JobId, Reason]:
@@ -130,6 +149,12 @@ class PlanCycle:
             now=now,
             gangs=self._gangs,
         )
+
+
+def _is_same(state: State, name: JobId, version: int) -> bool:
+    """True if a job has not changed since a version of the state."""
+    job = state.jobs.get(name)
+    return job is not None and not job.ended and job.changed_version <= version
 
 
 # --- elastic jobs with requests

@@ -152,10 +152,10 @@ class ViewBuilder:
         place, index = self._positions.get(slot), self._state.slot_index
         if place is None:
             return
-        node, before, leaving = nodes[slot], self._slot_views[place], index.releasing()
+        node, before = nodes[slot], self._slot_views[place]
         usable = node.usable and not index.is_taken(slot)
         self._slot_views[place] = self._slot(
-            node, slot, before, usable=usable, leaving=slot in leaving
+            node, slot, before, usable=usable, leaving=index.is_releasing(slot)
         )
         self._shown_slots = None
 

@@ -159,18 +159,20 @@ class SlotIndex:
         self._sync()
         return self._reservation
 
+    def is_releasing(self, slot: SlotId) -> bool:
+        """True if `releasing` has the slot. Call another query first."""
+        node = self._slots.get(slot)
+        if slot not in self._releasing or slot in self._reservation:
+            return False
+        return node is not None and node.usable
+
     def releasing(self) -> dict[SlotId, JobId]:
         """Return the slots for which a worker may be prepared, with the jobs that leave them.
 
         The owner is leaving already and waits for no other job, so no cycle of waits can arise.
         """
         self._sync()
-        return {
-            slot: job
-            for slot, job in self._releasing.items()
-            if slot not in self._reservation and slot in self._slots
-            and self._slots[slot].usable
-        }  # fmt: skip
+        return {slot: job for slot, job in self._releasing.items() if self.is_releasing(slot)}
 
     def available(self) -> AvailableSlots:
         """Return the free slots, and the slots that their owners are leaving."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ class Controller:
         self.history: list[tuple[Seconds, bytes]] = []
         self.asked = False  # a plan was asked for and none was made since
         self._said: Counter[tuple[NodeId, BootId]] = Counter()
-        self._refreshing: Iterator[None] = iter(())
+        self._refreshing: Iterable[None] = ()
 
     @property
     def state(self) -> State:
@@ -128,6 +128,10 @@ class Controller:
             (before + place + 1, self.now) for place in range(len(told))
         ]
         return [_unnumbered(command) for command in commands]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has."""
+        return self.__dict__ | {"_refreshing": ()}
 
     def _refresh_some(self) -> None:
         """Update some of what is kept, as the service does between inputs."""

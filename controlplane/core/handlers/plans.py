@@ -298,7 +298,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
         ctx.announce(
             "policy.plan",
             detail={
-                "changes": changes,
+                "changes": changes + event.later,
                 "generations": stats.generations,
                 "best_fitness": stats.best_fitness,
                 "mean_fitness": stats.mean_fitness,

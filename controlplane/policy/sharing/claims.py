@@ -51,6 +51,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan  # starts of rigid jobs, and elastic jobs that give up slots for them
     kept: frozenset[SlotId] = frozenset()  # slots that no other job may start on
     reasons: Mapping[JobId, Reason] = {}  # of claims that wait
+    takers: Mapping[JobId, Sequence[JobId]] = {}  # claims for which a job gives up slots
 
 
 NO_CLAIMS: Final = Claims(plan=Plan(based_on=0))
@@ -179,6 +180,7 @@ class _Decided:
     reasons: dict[JobId, Reason] = field(default_factory=dict)
     kept: set[SlotId] = field(default_factory=set)
     times: list[Seconds] = field(default_factory=list)  # to decide again
+    takers: dict[JobId, list[JobId]] = field(default_factory=dict)
 
     def back_off(self, job: RigidView, now: Seconds) -> None:
         """Let the claim wait for its next start."""
@@ -204,6 +206,7 @@ class _Decided:
         for name, keeps in taken.givers.items():
             gives = f"gives slots to {job.job}, which needs {needs}"
             self.placed[name] = keeps
+            self.takers.setdefault(name, []).append(job.job)
             stops = "stopped" if name in taken.stopped else "paused"
             text = f"{gives}; keeps {len(keeps)}" if keeps else f"{stops}: {gives}"
             numbers = {"slots_then": float(len(keeps))}
@@ -213,7 +216,9 @@ class _Decided:
         """Return the decision for a version of the view."""
         wake_at = min(self.times, default=None)
         plan = Plan(based_on=version, local_batch=self.placed, reasons=self.why, wake_at=wake_at)
-        return Claims(plan=plan, kept=frozenset(self.kept), reasons=self.reasons)
+        return Claims(
+            plan=plan, kept=frozenset(self.kept), reasons=self.reasons, takers=self.takers
+        )
 
 
 def mask(view: ClusterView, kept: frozenset[SlotId]) -> ClusterView:

@@ -194,15 +194,17 @@ class PlanCoordinator:
         self._wake: asyncio.TimerHandle | None = None  # timer of the next `wake_at`
         self.planner: Planner | None = None
         self._exchanged = asyncio.Event()
-        self._requested = False  # True while a request is scheduled
+        self._requested = False  # True while a request waits
+        self._timer: asyncio.Handle | None = None  # of the request
         self._clock = clock
         self._next_request_at = 0.0  # event loop time; earlier requests wait until then
         self._works: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._serving: asyncio.Task[None] | None = None  # serves `_works`
         self._spent_s, self._resumed_at = 0.0, 0.0  # of the present work, before and since a pause
-        # Latest view for the policy, with its time, and its processor time.
+        self._interrupted = False  # True: `run` ended while there was work
+        self._fatal: Exception | None = None  # after which the state must not be used
+        # Latest view for the policy, with its time.
         self._view = ClusterView(version=0, slots=(), jobs={}), Seconds(0.0)
-        self._view_ms = 0.0
         self._viewing = False  # True while the next view is made
         self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
         self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
@@ -211,7 +213,13 @@ class PlanCoordinator:
         self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
 
     def use(self, planner: Planner, *, gangs: bool) -> None:
-        """Exchange the planner. Its first plan changes running jobs only where it differs."""
+        """Exchange the planner. Its first plan changes running jobs only where it differs.
+
+        Plans of the former planner that are not accepted yet are dropped.
+        """
+        if self._works:
+            self._works.clear()
+            self.request_plan()
         self.planner = planner
         self._cycle.use(gangs=gangs)
         self._exchanged.set()
@@ -224,12 +232,20 @@ class PlanCoordinator:
     async def run(self) -> None:
         """Run the planner, and each one that replaces it, until cancelled."""
         try:
+            if self._interrupted:
+                self.request_plan()
             while self.planner is not None:
                 await self._run_one(self.planner)
         finally:
-            self._works.clear()
-            if self._serving is not None:
-                self._serving.cancel()
+            await self._end_work()
+
+    async def _end_work(self) -> None:
+        self._interrupted = self._serving is not None
+        self._works.clear()
+        if (serving := self._serving) is not None:
+            serving.cancel()
+            await asyncio.wait({serving})
+            self._serving = None  # also if it had not begun
 
     async def _run_one(self, planner: Planner) -> None:
         self._exchanged.clear()
@@ -237,6 +253,9 @@ class PlanCoordinator:
         exchanged = asyncio.create_task(self._exchanged.wait())
         try:
             done, _ = await asyncio.wait({serving, exchanged}, return_when=asyncio.FIRST_COMPLETED)
+            if (fatal := self._fatal) is not None:
+                self._fatal = None
+                raise fatal
             if exchanged not in done:
                 serving.result()
         finally:
@@ -252,7 +271,8 @@ class PlanCoordinator:
         """
         if not self._requested:
             self._requested = True
-            self._schedule_request()
+            if self._serving is None:  # else the pause after the present work comes first
+                self._schedule_request()
 
     @property
     def plan_requested(self) -> bool:
@@ -260,20 +280,14 @@ class PlanCoordinator:
         return self._requested or self._serving is not None
 
     def _schedule_request(self) -> None:
-        if self._serving is not None:
-            return  # `_work` calls this again, because a pause has to follow the present work
+        """Serve the request after the pause. Plans that come before do not delay it any more."""
         if self._next_request_at > self._loop.time():
-            self._loop.call_at(self._next_request_at, self._request_now)
+            self._timer = self._loop.call_at(self._next_request_at, self._request_now)
         else:
-            self._loop.call_soon(self._request_now)
+            self._timer = self._loop.call_soon(self._request_now)
 
     def _request_now(self) -> None:
-        if not self._requested:
-            return  # it was served meanwhile
-        if self._serving is not None or self._next_request_at > self._loop.time():
-            self._schedule_request()
-            return
-        self._requested = False
+        self._requested, self._timer = False, None
         self._begin(self._serve_request)
 
     async def _serve_request(self) -> None:
@@ -288,9 +302,8 @@ class PlanCoordinator:
         self._viewing = True
         try:
             self._view = await self._in_turns(self._cycle.view(now)), now
-            self._view_ms = (self._used_s() - began) * 1000.0
             if planner is self.planner:
-                planner.request_plan()
+                planner.request_plan(self._used_s() - began)
             else:
                 self.request_plan()
         finally:
@@ -298,30 +311,32 @@ class PlanCoordinator:
 
     async def _serve_claims(self) -> None:
         """Start rigid jobs, and take slots for them, without waiting for the policy."""
-        commit_loop = self._commit_loop
-        now = commit_loop.now()
-        plan = await self._in_turns(self._cycle.serve_claims(now))
+        plan = await self._in_turns(self._cycle.serve_claims(self._commit_loop.now()))
+        now = self._commit_loop.now()
         self._wake_at(plan.wake_at, now)
         if plan.empty:
             return
-        changes = difference(plan, commit_loop.reactor.state, now, whole=False)
-        if len(changes.local_batch) < len(plan.local_batch) and (
-            plan.based_on < commit_loop.reactor.state.version
-        ):
-            self.request_plan()  # the state has changed meanwhile
-        await self._propose(changes, None)
+        changes, is_outdated = self._cycle.changes_for_claims(now)
+        if is_outdated:
+            self.request_plan()
+        if not changes.empty:
+            await self._propose(changes, None)
 
     async def _propose(self, changes: Plan, stats: SearchStats | None) -> None:
         """Carry out a plan in parts, because thousands of starts in one input would take long."""
+        later = len(changes.local_batch)
         for part in in_parts(changes, self._commit_loop.reactor.state, MAX_STARTS):
-            self._commit_loop.handle(PlanProposed(plan=part, stats=stats))
+            later -= len(part.local_batch)
+            announced = 0 if stats is None else later
+            self._commit_loop.handle(PlanProposed(plan=part, stats=stats, later=announced))
+            stats = None
             if self._is_turn_over():
                 await self._pause()
 
     # --- work that gives way to other work of the event loop
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do this after all work that has begun."""
+        """Do `work` after all work that was begun earlier."""
         self._works.append(work)
         if self._serving is None:
             self._serving = self._loop.create_task(self._work())
@@ -332,14 +347,17 @@ class PlanCoordinator:
                 self._spent_s, self._resumed_at = 0.0, self._clock()
                 try:
                     await self._works.popleft()()
-                except Exception as error:  # noqa: BLE001 - the next request begins anew
-                    what = {"message": "plan failed", "exception": error}
-                    self._loop.call_exception_handler(what)
+                except Exception as error:
+                    if self._commit_loop.is_torn:
+                        self._fatal = error
+                        self._exchanged.set()
+                        return
+                    log.exception("plan failed")  # the next request begins anew
                 earliest = max(self._next_request_at, self._loop.time())
                 self._next_request_at = earliest + COOLDOWN_RATIO * self._used_s()
         finally:
             self._serving = None
-            if self._requested:
+            if self._requested and self._timer is None:
                 self._schedule_request()
 
     def _used_s(self) -> float:
@@ -426,8 +444,7 @@ class PlanCoordinator:
             return
         if stats is not None:
             check_ms = (self._clock() - began) * 1000.0
-            view_ms = stats.view_ms + self._view_ms
-            stats = msgspec.structs.replace(stats, check_ms=check_ms, view_ms=view_ms)
+            stats = msgspec.structs.replace(stats, check_ms=check_ms)
         await self._propose(changes, stats)
         if self.planner is not None:
             state = self._commit_loop.reactor.state

@@ -45,8 +45,11 @@ class Planner(Protocol):
         """Latest statistics of the policy's search."""
         ...
 
-    def request_plan(self) -> None:
-        """Request a plan for the current state. The plan is passed to `propose`."""
+    def request_plan(self, view_s: float = 0.0) -> None:
+        """Request a plan for the current state. The plan is passed to `propose`.
+
+        `view_s` is the time that has been spent on the view already.
+        """
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -75,7 +78,7 @@ class InlinePlanner:
         """Latest statistics of the policy."""
         return self.policy.stats()
 
-    def request_plan(self) -> None:
+    def request_plan(self, view_s: float = 0.0) -> None:
         """Propose a plan at once."""
         self.propose(self.policy.plan(*self.view_now()), None)
 

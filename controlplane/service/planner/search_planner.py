@@ -149,10 +149,10 @@ class SearchPlanner:
 
     @property
     def busy(self) -> bool:
-        """True if a request is unanswered."""
-        return bool(self._unanswered)
+        """True if the process has not answered a request."""
+        return self._ready and bool(self._unanswered)
 
-    def request_plan(self) -> None:
+    def request_plan(self, view_s: float = 0.0) -> None:
         """Request a plan. If the process does not reply, fill free slots with the fallback.
 
         Only one request is unanswered at a time. Events that happen meanwhile cause one further
@@ -169,7 +169,7 @@ class SearchPlanner:
         began = time.perf_counter()
         view, now = self.view_now()
         self._send_view(self._quarantine.visible_part(view))
-        self._view_s = time.perf_counter() - began
+        self._view_s = view_s + time.perf_counter() - began
         self._last_number += 1
         loop = asyncio.get_running_loop()
         self._unanswered[self._last_number] = loop.time()
@@ -301,7 +301,7 @@ class SearchPlanner:
         undecided = self._quarantine.undecided
         self._quarantine.search_survived()
         if undecided:
-            self.request_plan()
+            self.request_again()
 
     def _with_hidden_jobs(self, plan: Plan) -> Plan:
         """Add the hidden jobs to the plan. They keep their slots, or start on free slots."""

@@ -126,7 +126,7 @@ class SimulatedPlanner:
         plan = at_once(self._cycle.serve_claims(now))
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
-        changes = difference(plan, self.reactor.state, now, whole=False)
+        changes, _ = self._cycle.changes_for_claims(now)
         if not changes.empty:
             self.handle(PlanProposed(plan=changes, stats=None))
 

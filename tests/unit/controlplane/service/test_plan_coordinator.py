@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -12,7 +14,7 @@ import structlog
 import structlog.testing
 
 from controlplane.core.history import Record
-from controlplane.core.inputs import SharingChanged
+from controlplane.core.inputs import SchedulingPaused, SharingChanged
 from controlplane.policy.api import JobEnded, Plan, PolicyEvent, Reason, StartForecast, StepsSeen
 from controlplane.policy.min_slots import fallback_plan
 from controlplane.service.api.replies import job_summary
@@ -25,12 +27,12 @@ from controlplane.service.planner.plan_coordinator import (
 )
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.epochs import StepTimes
-from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.ids import JobId, Rank, Seconds, Version, slot_id
 from schemas.sharing import Sharing
 from schemas.wire.agent import StepsReported
 from tests.support import builders
-from tests.support.builders import N1, A
-from tests.support.controller import Controller, cluster_of, running
+from tests.support.builders import N1, S0, A
+from tests.support.controller import Controller, cluster_of, running, training
 
 
 class Service:
@@ -163,7 +165,7 @@ class Planner:
         self.asked: list[float] = []  # of the loop
         self.news = asyncio.Event()
 
-    def request_plan(self) -> None:
+    def request_plan(self, _: float = 0.0) -> None:
         self.clock += self.took_s
         self.asked.append(asyncio.get_running_loop().time())
         self.news.set()
@@ -209,7 +211,7 @@ async def test_a_request_during_a_plan_is_served_after_the_pause_too() -> None:
     coordinator = coordinator_of(planner)
     ask = planner.request_plan
 
-    def ask_and_request() -> None:
+    def ask_and_request(*_: float) -> None:
         ask()
         if len(planner.asked) == 1:
             coordinator.request_plan()
@@ -231,6 +233,7 @@ async def test_a_policy_sees_the_cluster_as_it_is_divided_and_its_plans_get_the_
         reactor=controller.reactor,
         now=lambda: Seconds(controller.now),
         handle=controller.take,
+        is_torn=False,
     )
     plans = PlanCoordinator(cast("Any", loop))
     view, now = plans.view_now()
@@ -282,6 +285,9 @@ PROGRAM: Final = {
 }  # fmt: skip
 
 
+ROW: Final = (S0, slot_id(N1, 1))
+
+
 class Crowded:
     """A cluster where programs wait, and a coordinator whose every look at the clock takes 1 ms."""
 
@@ -295,10 +301,14 @@ class Crowded:
             reactor=self.controller.reactor,
             now=lambda: Seconds(self.controller.now),
             handle=self._handle,
+            is_torn=False,
         )
         self.plans = PlanCoordinator(cast("Any", loop), clock=self._tick)
         planner = SimpleNamespace(
-            busy=True, request_plan=lambda: None, observe=lambda *_: None, run=asyncio.Event().wait
+            busy=True,
+            request_plan=lambda *_: None,
+            observe=lambda *_: None,
+            run=asyncio.Event().wait,
         )
         self.plans.use(cast("Any", planner), gangs=False)
 
@@ -337,7 +347,7 @@ async def test_programs_start_in_parts_and_the_loop_turns_meanwhile() -> None:
 async def requests_if_cancelled(turn: int) -> int:
     """The number of requests for plans if a program is cancelled after so many turns, or 0."""
     crowded, asked = Crowded(3), list[None]()
-    cast("Any", crowded.plans.planner).request_plan = lambda: asked.append(None)
+    cast("Any", crowded.plans.planner).request_plan = lambda *_: asked.append(None)
     crowded.plans.request_plan()
     for _ in range(turn):
         await asyncio.sleep(0.0)
@@ -390,20 +400,106 @@ async def test_work_that_is_left_ends_with_the_planner() -> None:
     assert crowded.running == []
 
 
-async def test_a_failed_plan_is_told_and_the_next_one_is_made() -> None:
-    crowded = Crowded(1)
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: told.append(repr(context["exception"]))
-    )
+@contextmanager
+def failing(crowded: Crowded) -> Iterator[None]:
+    """No input can be handled meanwhile."""
     loop: Any = crowded.plans._commit_loop
     handle, loop.handle = loop.handle, None
-
-    crowded.plans.request_plan()
-    await crowded.turns()
+    yield
     loop.handle = handle
+
+
+async def test_a_failed_plan_is_told_and_the_next_one_is_made() -> None:
+    crowded = Crowded(1)
+
+    with failing(crowded), structlog.testing.capture_logs() as lines:
+        crowded.plans.request_plan()
+        await crowded.turns()
     crowded.plans.request_plan()
     await crowded.turns()
 
-    assert told == ["TypeError(\"'NoneType' object is not callable\")"]
+    assert [line["event"] for line in lines] == ["plan failed"]
     assert crowded.running == ["p-1"]
+
+
+async def test_a_plan_that_tears_the_state_ends_the_daemon() -> None:
+    crowded = Crowded(1)
+    cast("Any", crowded.plans._commit_loop).is_torn = True
+    running = asyncio.create_task(crowded.plans.run())
+
+    with failing(crowded):
+        crowded.plans.request_plan()
+        await asyncio.wait({running}, timeout=60.0)
+
+    assert isinstance(running.exception(), TypeError)
+
+
+async def test_work_that_ends_before_it_begins_is_done_when_the_planner_runs_again() -> None:
+    crowded = Crowded(1)
+    crowded.plans._request_now()
+    await crowded.plans._end_work()
+
+    running = asyncio.create_task(crowded.plans.run())
+    await asyncio.sleep(0.0)
+    await crowded.turns()
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert crowded.running == ["p-1"]
+
+
+async def test_plans_that_keep_coming_delay_no_request() -> None:
+    crowded = Crowded(1)
+    crowded.plans._next_request_at = asyncio.get_running_loop().time() + 0.02
+    crowded.plans.request_plan()
+    plan = fallback_plan(*crowded.plans.view_now())
+
+    while not crowded.running:
+        crowded.plans.propose(plan, None)
+        await asyncio.sleep(0.001)
+
+    assert crowded.plans._next_request_at > asyncio.get_running_loop().time() + 0.02
+
+
+async def test_while_scheduling_is_paused_nothing_is_decided_again_or_journalled() -> None:
+    found = [await requests_if_paused(turn) for turn in range(30)]
+
+    assert {*found} == {1}
+
+
+async def requests_if_paused(turn: int) -> int:
+    """The number of requests if a job is submitted after so many turns of a decision."""
+    crowded, asked = Crowded(2), list[None]()
+    cast("Any", crowded.plans.planner).request_plan = lambda *_: asked.append(None)
+    crowded.controller.take(SchedulingPaused(paused=True, user="root"))
+    crowded.plans.request_plan()
+    for _ in range(turn):
+        await asyncio.sleep(0.0)
+    crowded.controller.submit("late")
+    await crowded.turns()
+
+    assert (crowded.taken, crowded.running) == ([], [])
+    return len(asked)
+
+
+async def slots_of_an_elastic_job(turn: int) -> int:
+    """Its slots, if the program that needs one of them is cancelled after so many turns."""
+    crowded = Crowded(0)
+    controller = crowded.controller = training(cluster_of(n1=2), *ROW)
+    cast("Any", crowded.plans._commit_loop).reactor = controller.reactor
+    controller.submit("p", **PROGRAM)
+    crowded.plans.request_plan()
+    for _ in range(turn):
+        await asyncio.sleep(0.0)
+    if crowded.taken:
+        return 0
+    controller.take(builders.cancelled(JobId("p-2")))
+    await crowded.turns()
+
+    return min((len(plan.local_batch.get(A, ROW)) for plan in crowded.taken), default=len(ROW))
+
+
+async def test_a_job_gives_up_no_slot_for_a_program_that_is_cancelled_meanwhile() -> None:
+    found = [await slots_of_an_elastic_job(turn) for turn in range(60)]
+
+    assert {*found} == {len(ROW), 0}
