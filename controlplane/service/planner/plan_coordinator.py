@@ -344,17 +344,20 @@ class PlanCoordinator:
     async def _work(self) -> None:
         try:
             while self._works:
+                work = self._works.popleft()
                 self._spent_s, self._resumed_at = 0.0, self._clock()
                 try:
-                    await self._works.popleft()()
+                    await work()
                 except Exception as error:
                     if self._commit_loop.is_torn:
                         self._fatal = error
                         self._exchanged.set()
                         return
                     log.exception("plan failed")  # the next request begins anew
-                earliest = max(self._next_request_at, self._loop.time())
-                self._next_request_at = earliest + COOLDOWN_RATIO * self._used_s()
+                now, pause_s = self._loop.time(), COOLDOWN_RATIO * self._used_s()
+                # The pauses of many plans must not add up over several requests.
+                earliest = now if work == self._serve_request else max(self._next_request_at, now)
+                self._next_request_at = earliest + pause_s
         finally:
             self._serving = None
             if self._requested and self._timer is None:
