@@ -8,7 +8,7 @@ repeatedly are replaced by free slots on other nodes, if there are any.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
@@ -158,7 +158,7 @@ def in_parts(changes: Plan, state: State, most: int) -> Iterator[Plan]:
         yield _part(changes, starts[begin : begin + most])
 
 
-def _part(changes: Plan, names: Iterable[JobId]) -> Plan:
+def _part(changes: Plan, names: Sequence[JobId]) -> Plan:
     """Return a plan for some of the jobs."""
     placed = {name: changes.local_batch[name] for name in names}
     reasons = {name: changes.reasons[name] for name in names if name in changes.reasons}
