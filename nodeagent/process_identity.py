@@ -34,8 +34,10 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Return the processes in an exited leader's session. While the leader exists, return none."""
-    return [] if start_ticks(leader) is not None else in_session(leader)
+    """Return the living processes in the session of a leader that has exited, else none."""
+    if not _is_dead(leader):  # it may also be another process with the pid of the leader
+        return []
+    return [pid for pid in in_session(leader) if not _is_dead(pid)]
 
 
 def in_session(leader: int) -> list[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from nodeagent.__main__ import _end_workers, end_workers
 from nodeagent.folders import FRAME, FolderLocks, NodeFolders, WorkerFolder
@@ -21,7 +23,7 @@ from schemas.wire import Message
 from schemas.wire.agent import ScriptReport
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import ExitStatus, ProcessMark
-from tests.support.builders import A, assignment, epoch_end, formed, ready, run
+from tests.support.builders import A, assignment, epoch_end, formed, job_spec, ready, run
 
 REPORTS: list[ScriptReport] = [ready(A), formed(A), epoch_end(A, 1)]
 
@@ -149,6 +151,38 @@ def test_sockets_outside_of_the_run_folder_are_deleted_with_the_workers(
         assert end_workers(folders, grace_s=0.0) == 0
 
     assert (deep.run.exists(), deep.sockets.exists(), short.sockets.exists()) == (True, False, True)
+
+
+SAVES_ON_TERM = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    open(sys.argv[1], "w").write("saved")
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow  # starts a program
+def test_a_program_saves_its_work_although_nobody_has_reaped_its_dead_shell(
+    folders: NodeFolders, tmp_path: Path
+) -> None:
+    folder, work = folders.worker(WorkerId(f"{A}.v1.r0")), tmp_path / "work.txt"
+    command = ("sh", "-c", '"$@"; true', "sh", sys.executable, "-c", SAVES_ON_TERM, str(work))
+    spec = job_spec(kind="command", command=command, script="", batch_size=0, slots=1)
+    folder.write_assignment(structs.replace(assignment(run(A)), spec=spec))
+    shell = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    with shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"ready\n"
+        mark = ProcessMark(pid=shell.pid, started_ticks=start_ticks(shell.pid) or 0)
+        (folder.path / "process").write_bytes(encode(mark))
+
+        assert end_workers(folders, grace_s=10.0) == 1
+
+    assert (work.read_text(), shell.returncode) == ("saved", -signal.SIGTERM)
 
 
 def test_sockets_in_a_folder_of_another_user_are_refused(
