@@ -538,18 +538,22 @@ def track_drains(state: State, node: Node) -> None:
 
 
 def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
-    """Drain a node that said that it will go away. An earlier deadline of a drain stays."""
+    """Drain a node that said that it will go away. An earlier deadline of a drain stays.
+
+    An ordered drain keeps its user and reason: whoever ordered it finds it by them.
+    """
     if not 0.0 <= notice.within_s <= MAX_NOTICE_S:  # also NaN, which the wire lets pass
         return
     deadline, before = Seconds(ctx.now + notice.within_s), node.drain
     if before is not None and before.deadline is not None and before.deadline <= deadline:
         return
+    order = None if before is None or before.noticed else before
     drain = Drain(
-        user=f"notice of {node.node}",
-        reason=notice.reason,
+        user=f"notice of {node.node}" if order is None else order.user,
+        reason=notice.reason if order is None else order.reason,
         since=ctx.now,
         deadline=deadline,
-        noticed=before is None or before.noticed,
+        noticed=order is None,
         until=None if before is None else before.until,
     )
     start_drain(ctx, node, drain, notice.within_s)

@@ -205,7 +205,8 @@ def test_of_two_deadlines_of_a_node_the_earlier_one_counts() -> None:
 
     after = controller.state.nodes[N1].drain
     assert after is not None
-    assert after.deadline == controller.now + 30.0
+    assert (after.user, after.reason) == (before.user, before.reason)
+    assert (after.deadline, after.noticed) == (controller.now + 30.0, False)
 
 
 def test_a_notice_ends_with_the_next_agent_of_its_node_unless_an_operator_drains_it() -> None:
