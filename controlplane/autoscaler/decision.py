@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from schemas.nodes import NOTICE
 from schemas.wire.client import JobSummary, NodeInfo
 
 # Codes of reasons that more nodes may end. Others are of the job itself, or of its user's limits.
@@ -46,10 +47,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request machines, none of which is among `exclude`."""
+    """Request machines."""
 
     count: int
-    exclude: tuple[str, ...]
     why: str
 
 
@@ -137,7 +137,7 @@ def decide(
     actions: list[Action] = []
     usable: list[Allocation] = []
     for one in allocations:
-        state = _state(one, nodes.get(one.node))
+        state = _state(one, nodes.get(one.node), memory)
         if state != "leaving":
             usable.append(one)
         actions += _of_allocation(one, state, nodes.get(one.node), bounds, memory, now=now)
@@ -162,12 +162,8 @@ def decide(
         missing, why = _missing_nodes(waiting, nodes, since, bounds, now)
         missing -= sum(one.node not in nodes for one in usable)  # requested before
     room = bounds.max_nodes - len(usable)
-    exclude = tuple(sorted(
-        name for name, node in nodes.items()
-        if node.state in GOING and MARK not in node.reason
-    ))  # fmt: skip
     if missing > 0 and room > 0 and now >= memory.not_before:
-        actions.append(Request(min(missing, room), exclude, why))
+        actions.append(Request(min(missing, room), why))
         note = why
     elif missing > 0 and room > 0:
         note = f"{why}; next request in {memory.not_before - now:.0f} s, as no agent joined"
@@ -179,7 +175,17 @@ def decide(
     return Outcome(tuple(actions), memory, note)
 
 
-def _state(one: Allocation, node: NodeInfo | None) -> State:
+def excluded(nodes: Mapping[str, NodeInfo]) -> tuple[str, ...]:
+    """Return the nodes that operators have drained, whose machines are not wanted."""
+    return tuple(sorted(
+        name for name, node in nodes.items()
+        if node.state in GOING and MARK not in node.reason and not _gave_notice(node)
+    ))  # fmt: skip
+
+
+def _state(one: Allocation, node: NodeInfo | None, memory: Memory) -> State:
+    if node is not None and _gave_notice(node) and one.id not in memory.joined:
+        node = None  # of an earlier allocation: the notice ends when the agent joins
     if one.leaves or (node is not None and node.state in GOING and not _is_former(one, node)):
         return "leaving"
     if not one.node:
@@ -190,6 +196,11 @@ def _state(one: Allocation, node: NodeInfo | None) -> State:
 def _is_former(one: Allocation, node: NodeInfo) -> bool:
     """True if the node was drained for an earlier allocation of the same machine."""
     return MARK in node.reason and f"{MARK}{one.id}: " not in node.reason
+
+
+def _gave_notice(node: NodeInfo) -> bool:
+    """True if the node itself gave notice that its allocation ends."""
+    return node.state in GOING and f"by {NOTICE}{node.node}" in node.reason
 
 
 def _of_allocation(
@@ -226,7 +237,7 @@ def _remember(
     up = {
         one.id
         for one in allocations
-        if one.node in nodes and _state(one, nodes[one.node]) in {"up", "leaving"}
+        if one.node in nodes and _state(one, nodes[one.node], memory) in {"up", "leaving"}
     }
     running = {one.id for one in allocations if one.node}
     joined = (memory.joined | up) & running
@@ -261,7 +272,7 @@ def _missing_nodes(
     """Return how many nodes the waiting jobs lack, and the reason in words."""
     usable = [node for node in nodes.values() if node.state == "up"]
     needed, free = sum(job.min_slots for job in waiting), sum(node.free for node in usable)
-    each = max((node.slots for node in usable), default=1)
+    each = max((node.slots for node in nodes.values()), default=1)
     lacking = max(1, needed - free)
     waited_s = now - since
     jobs = "1 job waits" if len(waiting) == 1 else f"{len(waiting)} jobs wait"

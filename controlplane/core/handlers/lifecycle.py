@@ -39,6 +39,7 @@ from controlplane.core.state import LeftJob, State, pause_before
 from controlplane.policy.sharing.start_times import PastRun
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.jobs import EndWarning, JobSpec
+from schemas.nodes import NOTICE
 from schemas.wire.agent import MAX_NOTICE_S, SETTLED, GroupDelta, NodeNoticed
 from schemas.wire.client import Decision, Size
 from schemas.wire.feed import Detail
@@ -549,7 +550,7 @@ def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
         return
     order = None if before is None or before.noticed else before
     drain = Drain(
-        user=f"notice of {node.node}" if order is None else order.user,
+        user=f"{NOTICE}{node.node}" if order is None else order.user,
         reason=notice.reason if order is None else order.reason,
         since=ctx.now,
         deadline=deadline,
