@@ -26,7 +26,6 @@ from controlplane.autoscaler.decision import (
     Request,
     Undrain,
     decide,
-    excluded,
 )
 from controlplane.autoscaler.ray import Ray
 from controlplane.autoscaler.slurm import Slurm
@@ -52,11 +51,8 @@ class Engine(Protocol):
     async def allocations(self) -> list[Allocation]:
         """Return the machines and requests of this cluster, oldest first."""
 
-    async def exclude(self, nodes: Sequence[str]) -> None:
-        """Keep requests from these nodes, and from no others, also requests that wait."""
-
-    async def request(self, count: int) -> None:
-        """Request machines, with an agent on each."""
+    async def request(self, count: int, exclude: Sequence[str]) -> None:
+        """Request machines, with an agent on each; none of them is a node in `exclude`."""
 
     async def release(self, allocation: str) -> None:
         """Return a machine, after TERM to its agent, or withdraw its request."""
@@ -129,7 +125,6 @@ class Autoscaler:
         now = time.time()
         prefix = f"{self._engine.prefix}-"
         mine = {str(one.node): one for one in nodes if one.node.startswith(prefix)}
-        await self._engine.exclude(excluded(mine))
         self._bounds = _within(self._settings.bounds, self._engine.most)
         outcome = decide(self._allocations, mine, jobs, self._bounds, self._memory, now=now)
         self._memory, self._note = outcome.memory, outcome.note
@@ -144,8 +139,8 @@ class Autoscaler:
 
     async def _apply(self, action: Action, client: Client) -> None:
         match action:
-            case Request(count=count):
-                await self._engine.request(count)
+            case Request(count=count, exclude=exclude):
+                await self._engine.request(count, exclude)
             case Release(allocation=allocation):
                 await self._engine.release(allocation)
             case Drain(node=node, why=why, within_s=within_s):

@@ -47,9 +47,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request machines."""
+    """Request machines, none of which is among `exclude`."""
 
     count: int
+    exclude: tuple[str, ...]
     why: str
 
 
@@ -163,7 +164,7 @@ def decide(
         missing -= sum(one.node not in nodes for one in usable)  # requested before
     room = bounds.max_nodes - len(usable)
     if missing > 0 and room > 0 and now >= memory.not_before:
-        actions.append(Request(min(missing, room), why))
+        actions.append(Request(min(missing, room), _excluded(nodes), why))
         note = why
     elif missing > 0 and room > 0:
         note = f"{why}; next request in {memory.not_before - now:.0f} s, as no agent joined"
@@ -175,7 +176,7 @@ def decide(
     return Outcome(tuple(actions), memory, note)
 
 
-def excluded(nodes: Mapping[str, NodeInfo]) -> tuple[str, ...]:
+def _excluded(nodes: Mapping[str, NodeInfo]) -> tuple[str, ...]:
     """Return the nodes that operators have drained, whose machines are not wanted."""
     return tuple(sorted(
         name for name, node in nodes.items()

@@ -86,12 +86,9 @@ class Ray:
             if not one.held and not one.drains and _node(one) not in self._excluded
         ]  # fmt: skip
 
-    async def exclude(self, nodes: Sequence[str]) -> None:
-        """Keep requests from these nodes, and from no others."""
-        self._excluded = set(nodes)
-
-    async def request(self, count: int) -> None:
+    async def request(self, count: int, exclude: Sequence[str]) -> None:
         """Start agents on `count` nodes of Ray that have none."""
+        self._excluded |= set(exclude)
         for one in self._free()[:count]:
             short = one.id[:ID_DIGITS]
             head = HEAD.format(

@@ -56,8 +56,6 @@ class Slurm:
         self._settings = settings.slurm
         self._python = settings.python
         self._home = home
-        self._waiting: list[str] = []  # jobs, at the latest report
-        self._excluded: str | None = None  # hosts; None: unknown, so that all jobs are changed
 
     async def allocations(self) -> list[Allocation]:
         """Return the waiting and running jobs of this cluster, oldest first."""
@@ -66,7 +64,6 @@ class Slurm:
             "-S", "i", "-o", "%i|%T|%N|%e|%r",
         )  # fmt: skip
         rows = [line.split("|", 4) for line in text.splitlines()]
-        self._waiting = [job for job, state, *_ in rows if state == "PENDING"]
         hosts = [host for _, state, host, *_ in rows if state != "PENDING" and host]
         leaving = await self._leaving(hosts) if hosts else {}
         return [
@@ -88,18 +85,10 @@ class Slurm:
             host: f"Slurm: {state}, {why}" for host, state, why in rows if state.startswith(LEAVING)
         }
 
-    async def exclude(self, nodes: Sequence[str]) -> None:
-        """Keep requests from these nodes, and from no others, also requests that wait."""
-        hosts = ",".join(name.removeprefix(f"{PREFIX}-") for name in nodes)
-        if hosts == self._excluded:
-            return
-        for job in self._waiting:
-            await _call("scontrol", "update", f"JobId={job}", f"ExcNodeList={hosts}")
-        self._excluded = hosts
-
-    async def request(self, count: int) -> None:
-        """Submit `count` jobs of one machine each."""
+    async def request(self, count: int, exclude: Sequence[str]) -> None:
+        """Submit `count` jobs of one machine each, none on the nodes in `exclude`."""
         said = self._settings
+        hosts = ",".join(name.removeprefix(f"{PREFIX}-") for name in exclude)
         options = [
             "--parsable", "--nodes=1", "--exclusive", "--requeue", f"--job-name={self._name}",
             f"--chdir={self._home}", f"--output={self._home}/logs/slurm-%j.log",
@@ -107,7 +96,7 @@ class Slurm:
             *([f"--partition={said.partition}"] if said.partition else ()),
             *([f"--time={said.time}"] if said.time else ()),
             *([f"--gpus-per-node={said.gpus}"] if said.gpus else ()),
-            *([f"--exclude={self._excluded}"] if self._excluded else ()),
+            *([f"--exclude={hosts}"] if hosts else ()),
             *said.options,
         ]  # fmt: skip
         slots = said.slots or "$SLURM_CPUS_ON_NODE"

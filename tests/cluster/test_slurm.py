@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.autoscaler.settings import AutoscalerSettings
-from controlplane.autoscaler.slurm import Slurm
 from tests.support.cluster import (
     RESIZED,
     RESIZED_SAMPLES,
@@ -113,37 +110,6 @@ def test_machines_are_requested_for_a_waiting_job_and_returned_when_idle(
     whys = [f"{action}: {why}" for action, why in cluster.decisions()]
     assert any(why.startswith("request: 1 job waits for 5 slots since") for why in whys)
     assert sum(": idle for" in why for why in whys if why.startswith("drain: ")) >= 2
-
-
-def test_a_request_that_waits_follows_which_machines_operators_exclude(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = AutoscalerSettings(
-        engine="slurm", name="ones-test", python="false", min_nodes=0, max_nodes=4
-    )
-    engine = Slurm(settings, tmp_path)
-    (tmp_path / "logs").mkdir()
-
-    async def requested_without_n1() -> str:
-        await engine.exclude(["slurm-n1"])
-        await engine.request(1)
-        (request,) = await engine.allocations()
-        assert request.node == ""
-        await engine.exclude([])
-        return request.id
-
-    with slurm(tmp_path / "slurm") as machines:
-        monkeypatch.setenv("SLURM_CONF", machines.environ["SLURM_CONF"])
-        monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the job, which has no agent to start
-        for host in ("n2", "n3", "n4"):
-            machines.call("scontrol", "update", f"NodeName={host}", "State=drain", "Reason=disk")
-
-        job = asyncio.run(requested_without_n1())
-
-        looked(
-            lambda: machines.call("scontrol", "show", "job", job),
-            lambda said: " NodeList=n1\n" in said,
-        )
 
 
 def test_an_allocation_that_ends_during_a_rescale_costs_the_others_nothing(

@@ -19,7 +19,6 @@ from controlplane.autoscaler.decision import (
     Request,
     Undrain,
     decide,
-    excluded,
 )
 from controlplane.core.model.node import Drain as NodeDrain
 from schemas.ids import JobId, Seconds
@@ -80,23 +79,23 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
 @pytest.mark.parametrize(
     ("said", "actions"),
     [
-        ({"allocations": (), "nodes": ()}, (Request(1, "0 of at least 1 nodes"),)),
+        ({"allocations": (), "nodes": ()}, (Request(1, (), "0 of at least 1 nodes"),)),
         ({}, ()),
         ({"jobs": (waits(),)}, ()),  # has not waited for long
         (
             {"jobs": (waits(2), waits(1)), "memory": WAITED},
-            (Request(2, "2 jobs wait for 3 slots since 70 s, 0 are free"),),
+            (Request(2, (), "2 jobs wait for 3 slots since 70 s, 0 are free"),),
         ),
         (
             {"jobs": (waits(9),), "memory": WAITED},  # as many as there may be
-            (Request(2, "1 job waits for 9 slots since 70 s, 0 are free"),),
+            (Request(2, (), "1 job waits for 9 slots since 70 s, 0 are free"),),
         ),
         ({"jobs": (waits(code="budget"),), "memory": WAITED}, ()),  # more nodes do not help
         ({"jobs": (waits(3, kind="command"),), "memory": WAITED}, ()),  # larger than a node
         ({"allocations": (UP, PENDING), "jobs": (waits(2),), "memory": WAITED}, ()),
         (
             {"allocations": (UP, PENDING), "jobs": (waits(3),), "memory": WAITED},
-            (Request(1, "1 job waits for 3 slots since 70 s, 0 are free"),),
+            (Request(1, (), "1 job waits for 3 slots since 70 s, 0 are free"),),
         ),
         (
             {"allocations": (UP, PENDING)},
@@ -111,16 +110,16 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
             {"nodes": (node(state="drained", reason=drained("autoscaler: allocation 1: idle for 400 s")),)},
             (
                 Release("1", "slurm-n1 has no jobs: idle for 400 s"),
-                Request(1, "0 of at least 1 nodes"),
+                Request(1, (), "0 of at least 1 nodes"),
             ),
         ),
         (
             {"allocations": (Allocation(id="1", node="slurm-n1", ends_at=NOW + 60, leaves="Slurm: draining, new disk"),)},
-            (Drain("slurm-n1", OF_1, 60.0), Request(1, "0 of at least 1 nodes")),
+            (Drain("slurm-n1", OF_1, 60.0), Request(1, (), "0 of at least 1 nodes")),
         ),
         (
             {"nodes": (node(state="draining", reason=drained("new disk")),)},  # by an operator
-            (Request(1, "0 of at least 1 nodes"),),
+            (Request(1, ("slurm-n1",), "0 of at least 1 nodes"),),
         ),
         (
             {"allocations": (Allocation(id="4", node="slurm-n1"),),
@@ -131,7 +130,7 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
             {"nodes": (node(state="drained", reason=NOTICED),)},
             (
                 Release("1", "slurm-n1 has no jobs: end-of-time-limit appeared"),
-                Request(1, "0 of at least 1 nodes"),
+                Request(1, (), "0 of at least 1 nodes"),
             ),
         ),
         (
@@ -144,12 +143,12 @@ OF_1: Final = "autoscaler: allocation 1: Slurm: draining, new disk"
              "memory": Memory(waiting_since=NOW - 70.0)},
             (
                 Forget("slurm-n2", "the machine of slurm-n2 was returned"),
-                Request(1, "1 job waits for 4 slots since 70 s, 0 are free"),  # two slots on each
+                Request(1, (), "1 job waits for 4 slots since 70 s, 0 are free"),  # two slots on each
             ),
         ),
         (
             {"nodes": (node(state="lost"),)},
-            (Release("1", "slurm-n1 is lost"), Request(1, "0 of at least 1 nodes")),
+            (Release("1", "slurm-n1 is lost"), Request(1, (), "0 of at least 1 nodes")),
         ),
         (
             {"nodes": (node(), node("slurm-n2", "lost"))},
@@ -163,7 +162,7 @@ def test_a_decision_follows_from_the_reports(
     assert decided(**said) == actions
 
 
-def test_only_machines_that_operators_have_drained_are_excluded() -> None:
+def test_requests_exclude_only_machines_that_operators_have_drained() -> None:
     nodes = (
         node("slurm-n1", "drained", reason=NOTICED),
         node("slurm-n2", "drained", reason=drained(OF_1)),
@@ -171,7 +170,9 @@ def test_only_machines_that_operators_have_drained_are_excluded() -> None:
         node("slurm-n4", "lost"),
     )
 
-    assert excluded({str(one.node): one for one in nodes}) == ("slurm-n3",)
+    *_, request = decided(allocations=(), nodes=nodes)
+
+    assert request == Request(1, ("slurm-n3",), "0 of at least 1 nodes")
 
 
 def test_allocations_without_an_agent_are_returned_and_requests_pause() -> None:
@@ -185,7 +186,7 @@ def test_allocations_without_an_agent_are_returned_and_requests_pause() -> None:
     assert late.actions == (Release("1", "no agent joined from slurm-n1 within 120 s"),)
     assert gone.actions == ()
     assert gone.note == "0 of at least 1 nodes; next request in 6 s, as no agent joined"
-    assert again.actions == (Request(1, "0 of at least 1 nodes"),)
+    assert again.actions == (Request(1, (), "0 of at least 1 nodes"),)
 
 
 def test_each_failure_doubles_the_pause_and_a_join_ends_it() -> None:
