@@ -63,7 +63,11 @@ def until(site: Site, found: Callable[[BlockingClient], Any]) -> Any:
         except OnesError:
             pass
         time.sleep(0.1)
-    raise AssertionError("it never came")
+    logs = [
+        (host.folder / "daemon.log").read_text(errors="replace")[-2000:]
+        for host in site.hosts.values()
+    ]
+    raise AssertionError("\n\n".join(["it never came", *logs]))
 
 
 def job(site: Site, name: str, *, slots: int, epochs: int) -> JobSpec:
