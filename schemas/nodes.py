@@ -13,7 +13,7 @@ from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, WorkerId
 Label = Annotated[str, msgspec.Meta(max_length=256)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
-NOTICE: Final = "notice of "  # begins the user of a drain for which the node itself gave notice
+NOTICE: Final = "notice of "  # prefix of a drain's user if the node itself gave notice
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):

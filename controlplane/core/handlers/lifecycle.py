@@ -541,7 +541,8 @@ def track_drains(state: State, node: Node) -> None:
 def take_notice(ctx: HandlerContext, node: Node, notice: NodeNoticed) -> None:
     """Drain a node that said that it will go away. An earlier deadline of a drain stays.
 
-    An ordered drain keeps its user and reason: whoever ordered it finds it by them.
+    A drain that a user ordered keeps its user and reason. The autoscaler recognises its own drains
+    by the reason.
     """
     if not 0.0 <= notice.within_s <= MAX_NOTICE_S:  # also NaN, which the wire lets pass
         return
